@@ -1,0 +1,23 @@
+"""The named array types of every signature, and the legend of their dimensions.
+
+B  batch: sequences          N  times: steps x stages of the grid
+L  length: tokens            T  width of a time embedding
+D  width of the state        S  frequencies of the time features
+H  query heads               V  vocabulary, padded
+K  key and value heads       G  width of a head
+F  width of the MLP
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int
+
+Tokens = Int[Array, "B L"]
+Positions = Int[Array, "B L"]
+State = Float[Array, "B L D"]
+Logits = Float[Array, "B L V"]
+Mask = Bool[Array, "..."]
+Times = Float[Array, " N"]
+
+# A block's parameter tree; a source's tree has one more, leading axis: times.
+Weights = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Ordinary Linen layers: they own their weights and know nothing of depth or time."""

@@ -1,0 +1,86 @@
+"""Causal multi-head attention, with grouped queries and rotary positions as options."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Positions, State
+from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.layers.rotary import rotate
+
+HEADS = ("batch", "length", "heads", "head_dim")
+
+
+class Attention(nn.Module):
+    """Attention of each token to itself and those before it.
+
+    Attributes:
+      embed_dim: width D of the state.
+      num_heads: query heads H.
+      num_kv_heads: key and value heads K, a divisor of H.
+      fused: q, k and v are one linear, as in GPT (then H = K); else one each, as in Llama.
+      use_bias: biases on all linears.
+      rotary: whether q and k turn with the position.
+      output_std: standard deviation of the output kernel's initialisation.
+      dtype: dtype of the computation.
+    """
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    fused: bool
+    use_bias: bool
+    rotary: bool
+    output_std: float = 0.02
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: State, positions: Positions) -> State:
+        """The attention output, not yet scaled by the step size."""
+        head_dim = self.embed_dim // self.num_heads
+        q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
+        if self.rotary:
+            q, k = rotate(q, positions), rotate(k, positions)
+        q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return Linear(
+            (self.num_heads, head_dim, self.embed_dim),
+            ("heads", "head_dim", "embed"),
+            num_inputs=2,
+            use_bias=self.use_bias,
+            init_std=self.output_std,
+            writes_residual=True,
+            dtype=self.dtype,
+            name="output",
+        )("blhg,hgd->bld", mixed)
+
+    def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
+        """q, k and v from one kernel `[D, 3, H, G]`."""
+        qkv = Linear(
+            (self.embed_dim, 3, self.num_heads, head_dim),
+            ("embed", None, "heads", "head_dim"),
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            name="qkv",
+        )("bld,dchg->blchg", x)
+        return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+
+    def separate_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L _ G"], ...]:
+        """q, k and v from a kernel `[D, H or K, G]` each."""
+
+        def project(name: str, heads: int) -> Float[Array, "B L _ G"]:
+            return Linear(
+                (self.embed_dim, heads, head_dim),
+                ("embed", "heads", "head_dim"),
+                use_bias=self.use_bias,
+                dtype=self.dtype,
+                name=name,
+            )("bld,dhg->blhg", x)
+
+        return (
+            project("query", self.num_heads),
+            project("key", self.num_kv_heads),
+            project("value", self.num_kv_heads),
+        )

@@ -1,0 +1,50 @@
+"""The feed-forward sub-field: GELU as in GPT, SwiGLU as in Llama."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from t5x_diffeq.array_types import State
+from t5x_diffeq.layers.linear import Linear
+
+
+class MLP(nn.Module):
+    """`down(gelu(up(x)))`, or gated, `down(silu(gate(x)) * up(x))` (Shazeer 2020).
+
+    Attributes:
+      embed_dim: width D of the state.
+      mlp_dim: width F between.
+      gated: SwiGLU instead of GELU (tanh form).
+      use_bias: biases on all linears.
+      output_std: standard deviation of the down kernel's initialisation.
+      dtype: dtype of the computation.
+    """
+
+    embed_dim: int
+    mlp_dim: int
+    gated: bool
+    use_bias: bool
+    output_std: float = 0.02
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: State) -> State:
+        """The MLP's output, not yet scaled by the step size."""
+        linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+        widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
+        up = widen(name="up")("bld,df->blf", x)
+        if self.gated:
+            hidden = jax.nn.silu(widen(name="gate")("bld,df->blf", x)) * up
+        else:
+            hidden = jax.nn.gelu(up, approximate=True)
+        hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
+        return linear(
+            (self.mlp_dim, self.embed_dim),
+            ("mlp", "embed"),
+            init_std=self.output_std,
+            writes_residual=True,
+            name="down",
+        )("blf,fd->bld", hidden)

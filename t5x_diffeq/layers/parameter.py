@@ -1,0 +1,76 @@
+"""Parameters that say what they are.
+
+Everything that treats parameters by kind reads it off the parameter itself: the hypernetwork
+(`ode.weights`) generates a leaf by its role, the optimizer decays by role and scales by
+`step_multiplier`, discretisation divides what writes to the residual stream by the step size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding")
+
+
+@struct.dataclass
+class Parameter(nn.LogicallyPartitioned):
+    """A parameter's value in its box of declarations; Linen unboxes it on use.
+
+    Attributes:
+      value: the array.
+      names: logical axis of each dimension (from `nn.LogicallyPartitioned`).
+      role: one of `ROLES`.
+      writes_residual: whether it is the last map before the residual stream, so that scaling
+        it (with its bias) scales the sub-field.
+      fan_in: number of inputs that a kernel sums over; 1 for all else.
+      step_multiplier: factor on the optimizer's step for this parameter.
+    """
+
+    role: str = struct.field(default="kernel", pytree_node=False)
+    writes_residual: bool = struct.field(default=False, pytree_node=False)
+    fan_in: int = struct.field(default=1, pytree_node=False)
+    step_multiplier: float = struct.field(default=1.0, pytree_node=False)
+
+
+def is_parameter(node: object) -> bool:
+    """Whether `node` is a boxed parameter (an `is_leaf` for tree maps)."""
+    return isinstance(node, Parameter)
+
+
+def declare(
+    module: nn.Module,
+    name: str,
+    initializer: Callable[..., jax.Array],
+    shape: Sequence[int],
+    axes: Sequence[str | None],
+    role: str,
+    *,
+    writes_residual: bool = False,
+    fan_in: int = 1,
+    step_multiplier: float = 1.0,
+) -> jax.Array:
+    """`module.param(name)`, boxed with its declarations; float32.
+
+    Raises:
+      ValueError: if `role` is not one of `ROLES`, or axes and shape differ in length.
+    """
+    if role not in ROLES:
+        raise ValueError(f"{name}: unknown role {role!r}; roles are {', '.join(ROLES)}")
+    if len(axes) != len(shape):
+        raise ValueError(f"{name}: {len(axes)} logical axes for {len(shape)} dimensions")
+
+    def boxed(key: jax.Array) -> Parameter:
+        value = initializer(key, tuple(shape), jnp.float32)
+        return Parameter(
+            value,
+            tuple(axes),
+            role=role,
+            writes_residual=writes_residual,
+            fan_in=fan_in,
+            step_multiplier=step_multiplier,
+        )
+
+    return module.param(name, boxed)
