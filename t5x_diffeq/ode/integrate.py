@@ -1,0 +1,110 @@
+"""Integration of the residual stream: a scan of steps over weights that exist already."""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array
+
+from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.ode.solvers import SCHEMES, VectorField
+
+FieldOfKey = Callable[[Array | None], VectorField]
+Step = Callable[[State, tuple[tuple[Weights, ...], Array | None]], State]
+
+# What the backward pass finds stored within a step; the rest it computes again.
+REMAT_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def integrate(
+    field: FieldOfKey,
+    weights: Weights,
+    y: State,
+    *,
+    scheme: str,
+    num_steps: int,
+    step_size: float,
+    remat: str = "none",
+    key: Array | None = None,
+    unroll: bool = False,
+) -> State:
+    """y(1) from y(0).
+
+    Args:
+      field: the vector field, given the dropout key of the step (one key per step, so that all
+        stages of a step drop the same units).
+      weights: leaves `[num_steps * nodes, ...]`, in the order of `solvers.grid`.
+      y: the state at t = 0.
+      scheme: a key of `solvers.SCHEMES`.
+      num_steps: N.
+      step_size: dt.
+      remat: "none", "dots", "full", or "every:k" (one checkpoint per k steps).
+      key: dropout key, or None.
+      unroll: a Python loop instead of a scan.
+
+    Raises:
+      InputError: if `remat` is none of these.
+    """
+    nodes = len(SCHEMES[scheme].nodes)
+    by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
+    keys = None if key is None else jax.random.split(key, num_steps)
+
+    def step(y: State, inputs: tuple[Weights, Array | None]) -> State:
+        W, step_key = inputs
+        stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
+        return SCHEMES[scheme].step(field(step_key), stages, y, step_size)
+
+    if unroll:
+        for n in range(num_steps):
+            y = step(y, jax.tree.map(lambda x, n=n: x[n], (by_step, keys)))
+        return y
+    return scan_steps(step, y, (by_step, keys), num_steps, remat)
+
+
+def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str) -> State:
+    """`lax.scan` of `step` under the remat policy."""
+    if remat == "none":
+        return scan(step, y, inputs)
+    if remat in REMAT_POLICIES:
+        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
+        policy = REMAT_POLICIES[remat]
+        return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
+    every = steps_per_checkpoint(remat)
+    whole = num_steps - num_steps % every
+
+    def chunk(y: State, inputs: object) -> State:
+        return scan(step, y, inputs)
+
+    checkpointed = jax.checkpoint(chunk, prevent_cse=False)
+    chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
+    y = scan(checkpointed, y, chunks)
+    rest = jax.tree.map(lambda x: x[whole:], inputs)
+    return checkpointed(y, rest) if whole < num_steps else y
+
+
+def scan(step: Step, y: State, inputs: object) -> State:
+    """Repeats `step` over the leading axis of `inputs`."""
+    y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
+    return y
+
+
+def steps_per_checkpoint(remat: str) -> int:
+    """k of "every:k".
+
+    Raises:
+      InputError: if it is not of that form.
+    """
+    name, _, k = remat.partition(":")
+    if name != "every" or not k.isdecimal() or int(k) < 1:
+        raise InputError(
+            f"remat is {remat!r}; it is none, {', '.join(REMAT_POLICIES)} or every:k with k >= 1"
+        )
+    return int(k)
+
+
+def uniform_step_size(step_size: str, num_steps: int) -> float:
+    """dt: `"1/N"` is the ODE on [0, 1], `"1"` the classical residual network."""
+    return {"1/N": 1.0 / num_steps, "1": 1.0}[step_size]

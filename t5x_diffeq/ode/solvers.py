@@ -1,0 +1,119 @@
+"""One-step schemes for dy/dt = f(y; W(t)) + g(y; W(t)), each as short as in the textbook.
+
+A scheme says at which times within a step it reads W (its nodes, in units of the step size) and
+how one step advances the state with the weights at those nodes. Steps take
+
+    field: `field.f(W, y)` and `field.g(W, y)` are the sub-fields, `field(W, y)` is their sum
+    W: tuple of weights, one per node
+    y: the state
+    dt: the step size
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.errors import InputError
+
+
+class VectorField(NamedTuple):
+    """A field split in two: attention f and MLP g."""
+
+    f: Callable[[Weights, State], State]
+    g: Callable[[Weights, State], State]
+
+    def __call__(self, W: Weights, y: State) -> State:
+        """f + g."""
+        return self.f(W, y) + self.g(W, y)
+
+
+def euler(field: VectorField, W: tuple[Weights], y: State, dt: float) -> State:
+    """Euler: order 1, one stage; both sub-fields from the same y (the paper's scheme)."""
+    (W1,) = W
+    return y + dt * field(W1, y)
+
+
+def lie_trotter(field: VectorField, W: tuple[Weights], y: State, dt: float) -> State:
+    """Lie-Trotter splitting with Euler substeps: order 1; the classical residual block.
+
+    Lu et al. 2019 read a transformer's layer, attention and then MLP, as this scheme.
+    """
+    (W1,) = W
+    y = y + dt * field.f(W1, y)
+    return y + dt * field.g(W1, y)
+
+
+def strang(field: VectorField, W: tuple[Weights], y: State, dt: float) -> State:
+    """Strang splitting with Euler substeps, MacaronNet's form (Lu et al. 2019): half f, g, half f.
+
+    Strang splitting is of order 2 with substeps of order 2; with these it is of order 1.
+    """
+    (W1,) = W
+    y = y + dt / 2 * field.f(W1, y)
+    y = y + dt * field.g(W1, y)
+    return y + dt / 2 * field.f(W1, y)
+
+
+def midpoint(field: VectorField, W: tuple[Weights, Weights], y: State, dt: float) -> State:
+    """Explicit midpoint, the modified Euler method: order 2, two stages."""
+    W0, Wh = W
+    k1 = field(W0, y)
+    return y + dt * field(Wh, y + dt / 2 * k1)
+
+
+def heun(field: VectorField, W: tuple[Weights, Weights], y: State, dt: float) -> State:
+    """Heun, the explicit trapezoidal rule, RK2: order 2, two stages."""
+    W0, W1 = W
+    k1 = field(W0, y)
+    k2 = field(W1, y + dt * k1)
+    return y + dt / 2 * (k1 + k2)
+
+
+def rk4(field: VectorField, W: tuple[Weights, Weights, Weights], y: State, dt: float) -> State:
+    """The classical Runge-Kutta method (Kutta 1901): order 4, four stages at three nodes."""
+    W0, Wh, W1 = W
+    k1 = field(W0, y)
+    k2 = field(Wh, y + dt / 2 * k1)
+    k3 = field(Wh, y + dt / 2 * k2)
+    k4 = field(W1, y + dt * k3)
+    return y + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A step and the nodes at which it reads the weights, in units of the step size."""
+
+    step: Callable[..., State]
+    nodes: tuple[float, ...]
+    order: int
+
+
+# Euler and the splittings read W at the right end of the step: the official convention. The
+# Runge-Kutta schemes read it at each stage's own time: t = 0 and half nodes, which training with
+# Euler never saw.
+SCHEMES = {
+    "euler": Scheme(euler, nodes=(1.0,), order=1),
+    "lie_trotter": Scheme(lie_trotter, nodes=(1.0,), order=1),
+    "strang": Scheme(strang, nodes=(1.0,), order=1),
+    "midpoint": Scheme(midpoint, nodes=(0.0, 1 / 2), order=2),
+    "heun": Scheme(heun, nodes=(0.0, 1.0), order=2),
+    "rk4": Scheme(rk4, nodes=(0.0, 1 / 2, 1.0), order=4),
+}
+
+
+def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes"]:
+    """The times in [0, 1] at which each step reads its weights: step n runs from n/N to (n+1)/N.
+
+    Raises:
+      InputError: if there is no such scheme, or less than one step.
+    """
+    if scheme not in SCHEMES:
+        raise InputError(f"scheme {scheme!r} is unknown; there are {', '.join(SCHEMES)}")
+    if num_steps < 1:
+        raise InputError(f"num_steps is {num_steps}; integration takes at least 1 step")
+    starts = np.arange(num_steps)[:, None]
+    return ((starts + np.array(SCHEMES[scheme].nodes)) / num_steps).astype(np.float32)

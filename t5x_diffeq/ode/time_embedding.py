@@ -1,0 +1,73 @@
+"""Time features and their embedding (paper, section 4.2)."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Times
+from t5x_diffeq.layers.parameter import declare
+
+
+def time_features(
+    times: Times, num_frequencies: int, time_scale: float
+) -> Float[Array, "N features"]:
+    """gamma(t) = [t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S); 2S + 1 features.
+
+    Float32 whatever the model computes in: times of bfloat16 multiplied by c = 1000 are noise.
+
+    Args:
+      times: depth in [0, 1].
+      num_frequencies: S.
+      time_scale: c, 1000 in the paper.
+    """
+    t = times.astype(jnp.float32)[:, None]
+    w = 10_000.0 ** (-jnp.arange(num_frequencies, dtype=jnp.float32) / num_frequencies)
+    return jnp.concatenate((t, jnp.sin(time_scale * t * w), jnp.cos(time_scale * t * w)), axis=-1)
+
+
+class TimeEmbedding(nn.Module):
+    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32.
+
+    Attributes:
+      width: T, of both linears.
+      hidden_std: standard deviation of Linear1's kernel at the start.
+      output_std: the same of Linear2's.
+      hidden_multiplier: factor on the optimizer's step for Linear1's kernel.
+      output_multiplier: the same for Linear2's.
+    """
+
+    width: int
+    hidden_std: float = 0.02
+    output_std: float = 0.02
+    hidden_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "N features"]) -> Float[Array, "N T"]:
+        """The embedding of each time."""
+        hidden = self.linear("hidden", features, self.hidden_std, self.hidden_multiplier)
+        return self.linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
+
+    def linear(
+        self, name: str, x: Float[Array, "N _"], std: float, step_multiplier: float
+    ) -> Float[Array, "N T"]:
+        """`x @ kernel + bias`, both whole on each device: they are small."""
+        kernel = declare(
+            self,
+            f"{name}_kernel",
+            nn.initializers.normal(std),
+            (x.shape[-1], self.width),
+            (None, "time_embed"),
+            "time_embedding",
+            step_multiplier=step_multiplier,
+        )
+        bias = declare(
+            self,
+            f"{name}_bias",
+            nn.initializers.zeros,
+            (self.width,),
+            ("time_embed",),
+            "time_embedding",
+        )
+        return jnp.dot(x, kernel, precision="highest") + bias

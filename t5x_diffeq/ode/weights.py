@@ -1,0 +1,294 @@
+"""The three weight sources: t -> W(t), for any Linen block.
+
+A source reads the block's parameter tree, shapes, logical axes and roles from the block itself
+and returns, for N times, that same tree with a leading axis of N: the weights of a whole forward
+pass at once, before the solver's loop and never inside it.
+
+    TimeDependentWeights   W(t) = W0 + P e(t)          the paper's hypernetwork
+    LayerWeights           one set of weights per node  GPT, Llama; a discretised ODE
+    SharedWeights          one set for all times        Zhong et al. 2022; ALBERT
+
+Initialisation and step multipliers of `TimeDependentWeights` (S frequencies, T wide embedding;
+s = 0.5 / sqrt(fan_in) is the scale at which W(t) starts):
+
+    parameter               init="paper"      init="invariant"       multiplier ("invariant")
+    Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1
+    Linear2 kernel          N(0, 0.02^2)      N(0, 1 / (0.36 T))     5 / T
+    P of a kernel           N(0, 0.02^2)      N(0, s^2 / T)          5 / T
+    P of a bias             N(0, 1e-4^2)      0                      5 / T
+    P of a norm             0                 0                      5 / T
+    W0, biases of Linears   0                 0                      1
+
+Under "invariant" the features have unit variance after Linear1, and so has e(t); 0.36 is the
+second moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
+whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that sum grows with T:
+dividing by T keeps the step of W(t) the same for every T, as muP (Yang et al. 2022) does for width.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Times, Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
+from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+
+# What W(t) is when e(t) contributes nothing; the roles that a source can generate.
+OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
+SILU_SECOND_MOMENT = 0.36
+
+
+def block_parameters(
+    block: nn.Module, inputs: tuple[jax.ShapeDtypeStruct, ...]
+) -> dict[tuple[str, ...], Parameter]:
+    """The block's parameters by path, with shapes for values; nothing is computed.
+
+    Raises:
+      ValueError: for a leaf that does not declare what it is, or whose role no source generates.
+    """
+    variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
+    leaves = flatten_dict(variables["params"], is_leaf=lambda _, node: is_parameter(node))
+    for path, leaf in leaves.items():
+        role = leaf.role if is_parameter(leaf) else None
+        if role not in OFFSET:
+            raise ValueError(
+                f"the block's parameter {'/'.join(path)} has role {role!r}; "
+                f"a weight source generates {', '.join(OFFSET)} (see layers.parameter.declare)"
+            )
+    return leaves
+
+
+def compute_dtype(role: str, dtype: DTypeLike) -> DTypeLike:
+    """Kernels and biases are used in the model's dtype, norms in float32."""
+    return dtype if role in ("kernel", "bias") else jnp.float32
+
+
+def contract(
+    e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: tuple[str | None, ...], dtype: DTypeLike
+) -> Float[Array, "N ..."]:
+    """P e(t) for all times: one flat matrix product on each device's own shard of P.
+
+    P is sharded like the kernel that it makes, so nothing is communicated; backward, only the
+    [N, T] sums for e(t) are. Flat because a contraction over several output axes copies P, and
+    under `shard_map` because flattening a kernel that is sharded on two axes would gather it.
+    """
+
+    def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
+        flat = e.astype(dtype) @ P.reshape(P.shape[0], -1).astype(dtype)
+        return flat.reshape(e.shape[0], *P.shape[1:])
+
+    if jax.sharding.get_abstract_mesh().empty:
+        return product(e, P)
+    spec = PartitionSpec(None, *nn.logical_to_mesh_axes(axes))
+    return jax.shard_map(product, in_specs=(PartitionSpec(), spec), out_specs=spec)(e, P)
+
+
+@dataclass(frozen=True)
+class HyperInit:
+    """Scales and step multipliers of the hypernetwork: one column of the table above.
+
+    Attributes:
+      init: "paper" or "invariant".
+      T: width of the time embedding.
+      S: number of frequencies.
+    """
+
+    init: str
+    T: int
+    S: int
+
+    @property
+    def multiplier(self) -> float:
+        """Factor on the optimizer's step for what is summed over T."""
+        return 1.0 if self.init == "paper" else 5 / self.T
+
+    def std(self, leaf: Parameter) -> float:
+        """Standard deviation of the P that makes `leaf`."""
+        if leaf.role == "kernel":
+            return 0.02 if self.init == "paper" else 0.5 / sqrt(leaf.fan_in * self.T)
+        return 1e-4 if self.init == "paper" and leaf.role == "bias" else 0.0
+
+    def embedding(self) -> TimeEmbedding:
+        """A time embedding at these scales."""
+        if self.init == "paper":
+            return TimeEmbedding(self.T, name="time_embedding")
+        return TimeEmbedding(
+            self.T,
+            hidden_std=sqrt(1 / self.S),
+            output_std=sqrt(1 / (SILU_SECOND_MOMENT * self.T)),
+            output_multiplier=self.multiplier,
+            name="time_embedding",
+        )
+
+
+class GeneratedLayer(nn.Module):
+    """The leaves of one linear or norm of the block, as functions of time.
+
+    Attributes:
+      leaves: what the linear or norm declares, by name.
+      scales: how its parameters start and step.
+      dtype: dtype of the generated kernels and biases.
+    """
+
+    leaves: dict[str, Parameter]
+    scales: HyperInit
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(
+        self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
+    ) -> dict[str, Float[Array, "N ..."]]:
+        """Its leaves at each time; from an embedding of its own unless `e` is given."""
+        e = self.scales.embedding()(features) if e is None else e
+        return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}
+
+    def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:
+        """`offset + W0 + P e`."""
+        declarations = {"role": leaf.role, "writes_residual": leaf.writes_residual}
+        P = declare(
+            self,
+            name,
+            nn.initializers.normal(self.scales.std(leaf)),
+            (self.scales.T, *leaf.value.shape),
+            ("time_embed", *leaf.names),
+            step_multiplier=self.scales.multiplier,
+            **declarations,
+        )
+        dtype = compute_dtype(leaf.role, self.dtype)
+        generated = contract(e, P, leaf.names, dtype) + jnp.asarray(OFFSET[leaf.role], dtype)
+        if leaf.role != "kernel":
+            return generated
+        shape, zeros = leaf.value.shape, nn.initializers.zeros
+        base = declare(self, f"{name}_base", zeros, shape, leaf.names, **declarations)
+        return generated + base.astype(dtype)
+
+
+class TimeDependentWeights(nn.Module):
+    """W(t) = W0 + P e(t) for kernels, P e(t) for biases and shifts, 1 + P e(t) for norm scales.
+
+    Paper, section 4.2 and equation 6.
+
+    Attributes:
+      block: the block whose weights are generated.
+      inputs: shapes of the block's inputs, for reading its parameters.
+      scales: T, S, and how the parameters start and step.
+      time_scale: factor on t in the sinusoids.
+      shared_embedding: one time embedding for all linears and norms (paper, appendix D.2),
+        instead of one each.
+      dtype: dtype of the generated kernels and biases.
+    """
+
+    block: nn.Module
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    scales: HyperInit
+    time_scale: float = 1000.0
+    shared_embedding: bool = False
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, times: Times) -> Weights:
+        """The block's parameter tree at `times`: each leaf `[N, ...]`."""
+        features = time_features(times, self.scales.S, self.time_scale)
+        shared = self.scales.embedding()(features) if self.shared_embedding else None
+        generated = {}
+        for path, leaves in self.layers():
+            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=".".join(path))
+            generated[path] = layer(features, shared)
+        return unflatten_dict(generated)
+
+    def layers(self) -> list[tuple[tuple[str, ...], dict[str, Parameter]]]:
+        """The block's linears and norms: path of the module, its leaves by name."""
+        leaves = sorted(block_parameters(self.block, self.inputs).items())
+        groups = groupby(leaves, key=lambda item: item[0][:-1])
+        return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
+
+
+class LayerWeights(nn.Module):
+    """One set of weights per node of the grid, each initialised as the block itself is.
+
+    Attributes:
+      block: the block.
+      inputs: shapes of the block's inputs.
+      num_nodes: nodes of the grid that the weights stand for.
+      dtype: dtype of kernels and biases in use.
+    """
+
+    block: nn.Module
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    num_nodes: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, times: Times) -> Weights:
+        """The weights of all nodes; `times` must be as many.
+
+        Raises:
+          InputError: if they are not: layer weights have no W(t) off their grid.
+        """
+        if len(times) != self.num_nodes:
+            raise InputError(
+                f"per-layer weights exist at their own {self.num_nodes} nodes alone, and "
+                f"{len(times)} were asked for; time-dependent and shared weights can change grid"
+            )
+        stacked = self.param("weights", self.init_stacked)
+        return cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
+
+    def init_stacked(self, key: jax.Array) -> Weights:
+        """`num_nodes` independent initialisations, stacked on a leading axis `steps`."""
+        init = jax.vmap(lambda key: init_block(self.block, self.inputs, key))
+        return jax.tree.map(
+            lambda leaf: leaf.replace(names=("steps", *leaf.names)),
+            init(jax.random.split(key, self.num_nodes)),
+            is_leaf=is_parameter,
+        )
+
+
+class SharedWeights(nn.Module):
+    """One set of weights for all times.
+
+    Attributes:
+      block: the block.
+      inputs: shapes of the block's inputs.
+      dtype: dtype of kernels and biases in use.
+    """
+
+    block: nn.Module
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, times: Times) -> Weights:
+        """The same weights at each of `times`."""
+        weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
+        weights = cast_by_role(weights, block_parameters(self.block, self.inputs), self.dtype)
+        return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
+
+
+def init_block(
+    block: nn.Module, inputs: tuple[jax.ShapeDtypeStruct, ...], key: jax.Array
+) -> Weights:
+    """One initialisation of the block's parameters, as the block declares it."""
+    zeros = (jnp.zeros(x.shape, x.dtype) for x in inputs)
+    return block.clone(parent=None, name=None).init(key, *zeros)["params"]
+
+
+def cast_by_role(
+    weights: Weights, declared: dict[tuple[str, ...], Parameter], dtype: DTypeLike
+) -> Weights:
+    """Each leaf in the dtype that it is used in, so that this is what devices exchange."""
+    flat = flatten_dict(weights)
+    return unflatten_dict(
+        {
+            path: leaf.astype(compute_dtype(declared[path].role, dtype))
+            for path, leaf in flat.items()
+        }
+    )

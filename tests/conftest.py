@@ -1,0 +1,85 @@
+"""Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import sys
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+install_import_hook("t5x_diffeq", "typecheck.checked")
+
+from ml_collections import ConfigDict
+
+from configs import default
+from t5x_diffeq import train
+from t5x_diffeq.training import run, setup
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also train and kill whole processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="slow: run with --slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_setup_per_config():
+    """Runs of equal configs share their compiled steps: compilation is what takes the time."""
+    setups = {}
+
+    def shared_setup(config: ConfigDict, vocab_size: int) -> setup.Setup:
+        changing = ("log_every", "eval_every", "checkpoint_every")
+        train = {k: v for k, v in config.train.items() if k not in changing}
+        key = repr((config.model, config.data, config.optimizer, config.mesh, train, config.seed))
+        if (key, vocab_size) not in setups:
+            setups[key, vocab_size] = setup.make_setup(config, vocab_size)
+        return setups[key, vocab_size]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_setup", shared_setup)
+        patch.setattr(run, "make_setup", shared_setup)
+        yield
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> ConfigDict:
+    """A run of seconds: bytes of a little text, width 16, two steps."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    return small_config(text)
+
+
+def small_config(text: Path) -> ConfigDict:
+    config = default.get_config()
+    config.model.update(
+        num_steps=2,
+        embed_dim=16,
+        num_heads=2,
+        mlp_dim=32,
+        time_embed_dim=4,
+        num_frequencies=4,
+        remat="none",
+    )
+    config.data.update(source="text_files", path=str(text), tokenizer="bytes", sequence_length=16)
+    config.train.update(
+        total_steps=6,
+        batch_size=8,
+        eval_batch_size=16,
+        log_every=1,
+        eval_every=3,
+        checkpoint_every=2,
+    )
+    return config

@@ -1,0 +1,48 @@
+"""Order of accuracy, measured on a field that depends on time and whose parts don't commute."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.ode.solvers import SCHEMES, VectorField, grid
+
+A0, A1, B0, B1 = np.random.default_rng(0).normal(size=(4, 3, 3))
+FIELD = VectorField(f=lambda W, y: y @ W["A"].T, g=lambda W, y: y @ W["B"].T)
+
+
+def matrices(t):
+    return {"A": A0 + np.sin(3 * t) * A1, "B": B0 + np.cos(2 * t) * B1}
+
+
+def integrate(scheme, num_steps):
+    y = jnp.ones((1, 1, 3))
+    starts = np.arange(num_steps)[:, None]
+    for times in (starts + np.array(SCHEMES[scheme].nodes)) / num_steps:
+        y = SCHEMES[scheme].step(FIELD, tuple(matrices(t) for t in times), y, 1 / num_steps)
+    return y[0, 0]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_order(scheme):
+    def field(t, y):
+        return sum(matrices(t).values()) @ y
+
+    exact = solve_ivp(field, (0, 1), np.ones(3), rtol=1e-12, atol=1e-12).y[:, -1]
+    with jax.enable_x64(True):
+        errors = [np.linalg.norm(integrate(scheme, n) - exact) for n in (64, 128)]
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(SCHEMES[scheme].order, abs=0.15)
+
+
+def test_grid_is_the_official_one():
+    np.testing.assert_allclose(grid("euler", 4)[:, 0], [0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(grid("rk4", 2), [[0, 0.25, 0.5], [0.5, 0.75, 1]])
+
+
+def test_bad_grid():
+    with pytest.raises(InputError, match="num_steps is 0"):
+        grid("euler", 0)
+    with pytest.raises(InputError, match="'eular' is unknown; there are euler"):
+        grid("eular", 3)

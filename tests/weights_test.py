@@ -1,0 +1,125 @@
+"""The weight sources, on a block that they have never seen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.layers.parameter import declare
+from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
+from t5x_diffeq.training.partitioning import sharded, unbox
+
+INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)
+TIMES = jnp.array([0.25, 0.5, 1.0])
+SCALES = HyperInit("invariant", T=5, S=3)
+
+
+class Odd(nn.Module):
+    """A block of another architecture: one norm, one linear with a two-axis output."""
+
+    @nn.compact
+    def __call__(self, y):
+        y = Norm(centred=True, use_shift=True, epsilon=1e-5, name="norm")(y)
+        linear = Linear((8, 2, 6), ("embed", "heads", "mlp"), use_bias=True, name="linear")
+        return linear("bld,dhf->blhf", y)
+
+
+class Undeclared(nn.Module):
+    @nn.compact
+    def __call__(self, y):
+        return nn.Dense(4)(y)
+
+
+class Tabled(nn.Module):
+    @nn.compact
+    def __call__(self, y):
+        declare(self, "table", nn.initializers.ones, (4,), (None,), "embedding")
+        return y
+
+
+def random_params(source, key=0):
+    declared = source.init(jax.random.key(key), TIMES)["params"]
+    leaves, tree = jax.tree.flatten(unbox(declared))
+    rng = np.random.default_rng(key)
+    return tree.unflatten([jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype) for x in leaves])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_time_dependent_weights_are_the_formula(shared):
+    source = TimeDependentWeights(Odd(), INPUTS, SCALES, shared_embedding=shared)
+    params = random_params(source)
+    generated = flatten_dict(source.apply({"params": params}, TIMES))
+
+    def embed(layer):
+        p = params["time_embedding"] if shared else params[layer]["time_embedding"]
+        t = np.asarray(TIMES)[:, None]
+        w = 10_000.0 ** (-np.arange(3) / 3)
+        gamma = np.concatenate((t, np.sin(1000 * t * w), np.cos(1000 * t * w)), -1)
+        hidden = gamma @ p["hidden_kernel"] + p["hidden_bias"]
+        hidden = hidden / (1 + np.exp(-hidden))
+        return hidden @ p["output_kernel"] + p["output_bias"]
+
+    e, n = embed("linear"), embed("norm")
+    linear, norm = params["linear"], params["norm"]
+    expected = {
+        ("linear", "kernel"): linear["kernel_base"] + np.tensordot(e, linear["kernel"], axes=1),
+        ("linear", "bias"): np.tensordot(e, linear["bias"], axes=1),
+        ("norm", "scale"): 1 + n @ norm["scale"],
+        ("norm", "shift"): n @ norm["shift"],
+    }
+    assert generated.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_allclose(generated[path], value, atol=2e-5, err_msg=str(path))
+
+
+@pytest.mark.parametrize("block", [Undeclared(), Tabled()])
+def test_a_leaf_of_unknown_role_is_an_error(block):
+    with pytest.raises(ValueError, match=r"has role .*; a weight source generates kernel, bias"):
+        TimeDependentWeights(block, INPUTS, SCALES).init(jax.random.key(0), TIMES)
+
+
+def test_layer_weights_are_independent_and_bound_to_their_grid():
+    source = LayerWeights(Odd(), INPUTS, num_nodes=3)
+    variables = source.init(jax.random.key(0), TIMES)
+    kernel = variables["params"]["weights"]["linear"]["kernel"]
+    assert kernel.names == ("steps", "embed", "heads", "mlp")
+    assert not np.allclose(kernel.value[0], kernel.value[1])
+    with pytest.raises(InputError, match="own 3 nodes alone, and 2 were asked for"):
+        source.apply(variables, TIMES[:2])
+
+
+def test_shared_weights_are_the_same_at_every_time():
+    source = SharedWeights(Odd(), INPUTS)
+    kernel = source.apply({"params": random_params(source)}, TIMES)["linear"]["kernel"]
+    assert kernel.shape == (3, 8, 2, 6)
+    np.testing.assert_array_equal(kernel[0], kernel[2])
+
+
+def test_weights_in_compute_dtype_norms_in_float32():
+    source = TimeDependentWeights(Odd(), INPUTS, SCALES, dtype=jnp.bfloat16)
+    dtypes = jax.tree.map(lambda w: w.dtype, source.apply({"params": random_params(source)}, TIMES))
+    assert dtypes["linear"] == {"kernel": jnp.bfloat16, "bias": jnp.bfloat16}
+    assert dtypes["norm"] == {"scale": jnp.float32, "shift": jnp.float32}
+
+
+def test_sharded_generation_equals_whole_and_moves_nothing():
+    source = TimeDependentWeights(Odd(), INPUTS, SCALES)
+    params = random_params(source)
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rules = (("embed", "fsdp"), ("heads", "tensor"), ("mlp", None), ("time_embed", None))
+    names = nn.get_partition_spec(source.init(jax.random.key(0), TIMES))["params"]
+    shardings = nn.logical_to_mesh_sharding(names, mesh, rules)
+    with sharded(mesh, rules):
+        generate = jax.jit(lambda p: source.apply({"params": p}, TIMES), in_shardings=(shardings,))
+        compiled = generate.lower(params).compile()
+        kernel = compiled(jax.device_put(params, shardings))["linear"]["kernel"]
+    whole = source.apply({"params": params}, TIMES)["linear"]["kernel"]
+    np.testing.assert_allclose(kernel, whole, atol=1e-6)
+    assert tuple(kernel.sharding.spec)[:3] == (None, "fsdp", "tensor")
+    for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
+        assert collective not in compiled.as_text()
