@@ -1,0 +1,1 @@
+"""Models: a config, the blocks, and the language model around them."""

@@ -1,0 +1,65 @@
+"""The block: the two sub-fields f (attention) and g (MLP) of a transformer's vector field."""
+
+from functools import partial
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from t5x_diffeq.array_types import Positions, State
+from t5x_diffeq.layers.attention import Attention
+from t5x_diffeq.layers.mlp import MLP
+from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.models.config import ModelConfig
+
+
+class Block(nn.Module):
+    """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
+
+    With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
+    It knows no time, step size or residual stream: those are the scheme's.
+    """
+
+    config: ModelConfig
+
+    def setup(self):  # noqa: D102
+        c = self.config
+        gpt = c.architecture == "gpt"
+        norm = partial(
+            Norm,
+            centred=gpt,
+            use_shift=gpt or c.norm_shift,
+            epsilon=c.norm_eps,
+            dtype=c.compute_dtype,
+        )
+        # N residual additions of size 1 each grow the stream; those of size 1/N do not.
+        output_std = 0.02 / sqrt(2 * c.num_steps) if c.step_size == "1" else 0.02
+        layer = {"use_bias": gpt, "output_std": output_std, "dtype": c.compute_dtype}
+        self.attention_norm = norm()
+        self.attention = Attention(
+            c.embed_dim, c.num_heads, c.kv_heads, fused=gpt, rotary=not gpt, **layer
+        )
+        self.mlp_norm = norm()
+        self.mlp = MLP(c.embed_dim, c.mlp_dim, gated=not gpt, **layer)
+        self.attention_dropout = nn.Dropout(c.dropout_rate)
+        self.mlp_dropout = nn.Dropout(c.dropout_rate)
+
+    def f(self, y: State, positions: Positions, deterministic: bool = True) -> State:
+        """The attention sub-field."""
+        output = self.attention(self.attention_norm(y), positions)
+        return self.attention_dropout(output, deterministic=deterministic)
+
+    def g(self, y: State, deterministic: bool = True) -> State:
+        """The MLP sub-field."""
+        x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
+        return self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
+
+    def __call__(self, y: State, positions: Positions) -> State:
+        """f + g."""
+        return self.f(y, positions) + self.g(y)
+
+    def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The smallest inputs with which its parameters can be made."""
+        state = jax.ShapeDtypeStruct((1, 1, self.config.embed_dim), self.config.compute_dtype)
+        return state, jax.ShapeDtypeStruct((1, 1), jnp.int32)

@@ -1,0 +1,131 @@
+"""The model's configuration: frozen, checked once, passed whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.ode.integrate import uniform_step_size
+from t5x_diffeq.ode.solvers import SCHEMES, grid
+
+VOCAB_MULTIPLE = 128
+CHOICES = {
+    "architecture": ("gpt", "llama"),
+    "weights": ("time_dependent", "per_layer", "shared"),
+    "scheme": tuple(SCHEMES),
+    "step_size": ("1/N", "1"),
+    "time_embedding": ("per_layer", "shared"),
+    "init": ("paper", "invariant"),
+    "mlp_input": ("state", "attention_norm"),
+    "dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The keys of `config.model` (each explained in configs/default.py) and the length.
+
+    Attributes:
+      max_length: the longest sequence, in tokens: `config.data.sequence_length`.
+    """
+
+    architecture: str
+    weights: str
+    scheme: str
+    step_size: str
+    num_steps: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int | None
+    mlp_dim: int
+    time_embed_dim: int
+    num_frequencies: int
+    time_scale: float
+    time_embedding: str
+    init: str
+    norm_eps: float
+    final_norm_eps: float
+    norm_shift: bool
+    mlp_input: str
+    dropout_rate: float
+    vocab_size: int
+    dtype: str
+    remat: str
+    max_length: int
+
+    @classmethod
+    def of(cls, keys: Mapping[str, object], vocab_size: int, max_length: int) -> "ModelConfig":
+        """From the keys of `config.model`, the tokenizer's vocabulary and the sequence length.
+
+        Raises:
+          InputError: if a value can't be used, or states another vocabulary.
+        """
+        if keys["vocab_size"] not in (None, vocab_size):
+            raise InputError(
+                f"model.vocab_size is {keys['vocab_size']}, and the tokenizer has {vocab_size} "
+                "tokens; leave it None to take the tokenizer's"
+            )
+        return cls(**{**keys, "vocab_size": vocab_size, "max_length": max_length})
+
+    def __post_init__(self):
+        for key, choices in CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise InputError(
+                    f"model.{key} is {getattr(self, key)!r}; it can be {', '.join(choices)}"
+                )
+        self.check_sizes()
+        if not 0 <= self.dropout_rate < 1:
+            raise InputError(f"model.dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
+
+    def check_sizes(self):
+        """Sizes are positive and divide where they must."""
+        sizes = ("embed_dim", "num_heads", "mlp_dim", "time_embed_dim", "num_frequencies")
+        for key in (*sizes, "num_steps", "vocab_size", "max_length"):
+            if getattr(self, key) < 1:
+                raise InputError(f"model.{key} is {getattr(self, key)}; it must be at least 1")
+        if self.embed_dim % self.num_heads:
+            raise InputError(
+                f"model.embed_dim={self.embed_dim} is not divisible by "
+                f"model.num_heads={self.num_heads}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise InputError(
+                f"model.num_heads={self.num_heads} is not divisible by "
+                f"model.num_kv_heads={self.kv_heads}"
+            )
+        if self.architecture == "gpt" and self.kv_heads != self.num_heads:
+            raise InputError(
+                f"model.num_kv_heads={self.kv_heads}: gpt's q, k and v are one linear, so it must "
+                f"equal model.num_heads={self.num_heads} (or be None); llama can have fewer"
+            )
+        if self.architecture == "llama" and self.embed_dim // self.num_heads % 2:
+            raise InputError(
+                f"model.embed_dim={self.embed_dim} over model.num_heads={self.num_heads} gives "
+                "heads of odd width, which rotary positions cannot turn; make it even"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The vocabulary rounded up to a multiple of 128, whatever the mesh."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def dt(self) -> float:
+        """The step size."""
+        return uniform_step_size(self.step_size, self.num_steps)
+
+    @property
+    def num_nodes(self) -> int:
+        """Times at which a forward pass reads the weights."""
+        return grid(self.scheme, self.num_steps).size
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """Dtype of the computation; parameters are float32."""
+        return jnp.dtype(self.dtype)

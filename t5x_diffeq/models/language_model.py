@@ -1,0 +1,114 @@
+"""The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array
+
+from t5x_diffeq.array_types import Logits, Positions, State, Tokens, Weights
+from t5x_diffeq.layers.embedding import Embedding
+from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.models.block import Block
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.integrate import integrate
+from t5x_diffeq.ode.solvers import VectorField, grid
+from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
+
+
+def make_source(config: ModelConfig, block: Block) -> nn.Module:
+    """The weight source that `config.weights` names."""
+    common = {"block": block, "inputs": block.input_shapes(), "dtype": config.compute_dtype}
+    if config.weights == "per_layer":
+        return LayerWeights(num_nodes=config.num_nodes, **common)
+    if config.weights == "shared":
+        return SharedWeights(**common)
+    return TimeDependentWeights(
+        scales=HyperInit(config.init, T=config.time_embed_dim, S=config.num_frequencies),
+        time_scale=config.time_scale,
+        shared_embedding=config.time_embedding == "shared",
+        **common,
+    )
+
+
+class LanguageModel(nn.Module):
+    """An autoregressive language model over the padded vocabulary."""
+
+    config: ModelConfig
+
+    def setup(self):  # noqa: D102
+        c = self.config
+        gpt = c.architecture == "gpt"
+        table = partial(Embedding, embed_dim=c.embed_dim, dtype=c.compute_dtype)
+        self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if gpt else 1.0)
+        if gpt:
+            self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
+        else:
+            self.head = Linear(
+                (c.embed_dim, c.padded_vocab_size), ("embed", "vocab"), dtype=c.compute_dtype
+            )
+        self.embedding_dropout = nn.Dropout(c.dropout_rate)
+        self.source = make_source(c, Block(c, parent=None))
+        self.final_norm = Norm(
+            centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
+        )
+
+    def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
+        """The logits of each token's successor."""
+        return self.logits(self.hidden(tokens, self.weights(), deterministic))
+
+    def weights(self) -> Weights:
+        """The weights of a whole pass: leaves `[num_nodes, ...]`."""
+        c = self.config
+        return self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
+
+    def hidden(self, tokens: Tokens, weights: Weights, deterministic: bool = True) -> State:
+        """The state at t = 1, normalised."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        y = self.embed(tokens, positions)
+        y = self.embedding_dropout(y, deterministic=deterministic)
+        c = self.config
+        y = integrate(
+            self.field(positions, deterministic),
+            weights,
+            y,
+            scheme=c.scheme,
+            num_steps=c.num_steps,
+            step_size=c.dt,
+            remat=c.remat,
+            key=None if deterministic else self.make_rng("dropout"),
+        )
+        return self.final_norm(y)
+
+    def embed(self, tokens: Tokens, positions: Positions) -> State:
+        """The state at t = 0."""
+        y = self.token_embedding(tokens)
+        return y + self.position_embedding(positions) if self.config.architecture == "gpt" else y
+
+    def field(self, positions: Positions, deterministic: bool):
+        """The vector field, given a step's dropout key."""
+        block = Block(self.config, parent=None)
+
+        def with_key(key: Array | None) -> VectorField:
+            def call(method: str, W: Weights, y: State, *args) -> State:
+                rngs = None if deterministic else {"dropout": key}
+                y = nn.with_logical_constraint(y, ("batch", "length", None))
+                return block.apply(
+                    {"params": W}, y, *args, deterministic=deterministic, rngs=rngs, method=method
+                )
+
+            return VectorField(
+                f=lambda W, y: call("f", W, y, positions), g=lambda W, y: call("g", W, y)
+            )
+
+        return with_key
+
+    def logits(self, y: State) -> Logits:
+        """Logits over the padded vocabulary; padding has those of probability zero."""
+        gpt = self.config.architecture == "gpt"
+        logits = self.token_embedding.attend(y) if gpt else self.head("bld,dv->blv", y)
+        logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
+        logits = logits.astype(jnp.float32)
+        real = jnp.arange(logits.shape[-1]) < self.config.vocab_size
+        return jnp.where(real, logits, jnp.finfo(jnp.float32).min)
