@@ -1,0 +1,1 @@
+"""From documents to batches that are a pure function of seed and step."""
