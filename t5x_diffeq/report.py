@@ -1,0 +1,36 @@
+"""What a person is told, on standard error; standard output is for results."""
+
+import sys
+
+import jax
+
+
+def say(*lines: str) -> None:
+    """Prints lines on process 0."""
+    if jax.process_index() == 0:
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+
+def table(title: str, rows: dict[str, str]) -> None:
+    """A title and aligned rows."""
+    width = max(map(len, rows))
+    say(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+
+
+def count(number: float) -> str:
+    """A number that a person can take in: 950, 12.3k, 1.24M, 6.50B."""
+    for size, unit, digits in ((1e12, "T", 2), (1e9, "B", 2), (1e6, "M", 2), (1e3, "k", 1)):
+        if abs(number) >= size:
+            return f"{number / size:.{digits}f}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `1:02:03`, `2d 03:04:05`."""
+    days, rest = divmod(round(seconds), 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, seconds = divmod(rest, 60)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,76 @@
+"""AdamW with the clip, the schedule and the decay of the paper (appendix C)."""
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.parameter import ROLES, is_parameter
+
+# The roles that weight decay falls on, for each value of `optimizer.decay`.
+DECAYED = {"embeddings": {"embedding"}, "kernels": {"embedding", "kernel"}, "all": set(ROLES)}
+
+
+def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Schedule:
+    """Linear warm-up from 0, then a cosine to `min_lr_ratio` of the peak at the last step."""
+    warmup = round(optimizer.warmup_fraction * total_steps)
+    peak = optimizer.learning_rate
+    return optax.warmup_cosine_decay_schedule(
+        init_value=peak / (warmup + 1),
+        peak_value=peak,
+        warmup_steps=warmup,
+        decay_steps=max(total_steps, warmup + 1),
+        end_value=peak * optimizer.min_lr_ratio,
+    )
+
+
+def make_optimizer(
+    optimizer: ConfigDict, declared: dict, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+    """Clip by global norm -> Adam -> decoupled decay -> each parameter's multiplier -> schedule.
+
+    Args:
+      optimizer: `config.optimizer`.
+      declared: the parameters in their boxes, which say what decays and how it is scaled.
+      schedule: of the learning rate.
+
+    Raises:
+      InputError: if a value is out of its range.
+    """
+    check(optimizer)
+
+    def of_declared(read):
+        return jax.tree.map(read, declared, is_leaf=is_parameter)
+
+    decays = of_declared(lambda leaf: leaf.role in DECAYED[optimizer.decay])
+    multipliers = of_declared(lambda leaf: leaf.step_multiplier)
+    return optax.chain(
+        optax.clip_by_global_norm(optimizer.max_grad_norm),
+        optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
+        optax.add_decayed_weights(optimizer.weight_decay, decays),
+        scale_each(multipliers),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+def check(optimizer: ConfigDict) -> None:
+    """Values are in their ranges."""
+    if optimizer.decay not in DECAYED:
+        raise InputError(f"optimizer.decay is {optimizer.decay!r}; it can be {', '.join(DECAYED)}")
+    for key in ("beta1", "beta2", "warmup_fraction", "min_lr_ratio"):
+        if not 0 <= optimizer[key] <= 1:
+            raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be in [0, 1]")
+    for key in ("learning_rate", "max_grad_norm", "epsilon"):
+        if not optimizer[key] > 0:
+            raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be greater than 0")
+    if not optimizer.weight_decay >= 0:
+        raise InputError(
+            f"optimizer.weight_decay is {optimizer.weight_decay}; it must be 0 or greater"
+        )
+
+
+def scale_each(multipliers: dict) -> optax.GradientTransformation:
+    """Scales each parameter's update by its own constant."""
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(lambda m, u: m * u, multipliers, updates)
+    )

@@ -1,0 +1,161 @@
+"""The device mesh, and shardings from logical axes."""
+
+import contextlib
+from collections.abc import Iterator
+from math import prod
+
+import jax
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.parameter import Parameter, is_parameter
+
+AXES = ("data", "fsdp", "tensor")
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+
+
+def make_mesh(mesh: ConfigDict, batch_size: int) -> Mesh:
+    """The mesh over all devices; an axis of -1 takes what the others leave.
+
+    A filled mesh takes no more devices than the batch can be divided by, on one machine.
+
+    Args:
+      mesh: `config.mesh`.
+      batch_size: global sequences of a batch.
+
+    Raises:
+      InputError: if the axes don't make up the devices, or don't divide the batch.
+    """
+    sizes = {axis: mesh[axis] for axis in AXES}
+    if any(size < 1 and size != -1 for size in sizes.values()):
+        raise InputError(f"mesh axes are {describe(sizes)}; each is at least 1, or -1 to fill")
+    filled = [axis for axis, size in sizes.items() if size == -1]
+    if len(filled) > 1:
+        raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
+    if filled:
+        sizes[filled[0]] = fill(sizes, filled[0], batch_size)
+    check_mesh(sizes, batch_size)
+    devices = jax.devices()[: prod(sizes.values())]
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        AXES,
+        axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
+        devices=devices,
+    )
+
+
+def fill(sizes: dict[str, int], axis: str, batch_size: int) -> int:
+    """The size of the axis that fills the mesh.
+
+    Raises:
+      InputError: if the other axes alone don't divide the devices.
+    """
+    others = prod(size for size in sizes.values() if size != -1)
+    if jax.device_count() % others:
+        raise InputError(
+            f"mesh {describe(sizes)}: {jax.device_count()} devices are not divisible by the "
+            f"{others} of the other axes; change one of them"
+        )
+    size = jax.device_count() // others
+    if axis == "tensor" or jax.process_count() > 1:
+        return size
+    rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
+    return next((n for n in range(size, 0, -1) if batch_size % (n * rest) == 0), size)
+
+
+def check_mesh(sizes: dict[str, int], batch_size: int) -> None:
+    """The devices suffice and the batch divides.
+
+    Raises:
+      InputError: with both numbers, if not.
+    """
+    needed, present = prod(sizes.values()), jax.device_count()
+    if needed > present or (needed < present and jax.process_count() > 1):
+        raise InputError(
+            f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
+            "set one axis to -1 to fill it"
+        )
+    shards = sizes["data"] * sizes["fsdp"]
+    if batch_size % shards:
+        raise InputError(
+            f"batch size {batch_size} is not divisible by {shards} devices (mesh.data "
+            f"{sizes['data']} x mesh.fsdp {sizes['fsdp']}); change one of them"
+        )
+
+
+def describe(sizes: dict[str, int]) -> str:
+    """`data 1 x fsdp 4 x tensor 2`."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+def logical_rules(mesh: ConfigDict) -> Rules:
+    """The table of `config.mesh.rules`, as Linen takes it.
+
+    Raises:
+      InputError: if it names a mesh axis that isn't.
+    """
+
+    def normal(target: str | list[str] | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        return tuple(target) if isinstance(target, list | tuple) else target
+
+    rules = tuple((logical, normal(target)) for logical, target in mesh.rules)
+    for logical, target in rules:
+        for axis in (target,) if isinstance(target, str) else target or ():
+            if axis not in AXES:
+                raise InputError(
+                    f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
+                )
+    return rules
+
+
+@contextlib.contextmanager
+def sharded(mesh: Mesh, rules: Rules) -> Iterator[None]:
+    """The context in which logical axes mean mesh axes.
+
+    Not `with mesh:`, under which every Linen constraint is silently ignored.
+    """
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        yield
+
+
+def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
+    """Sharding of a batch's rows."""
+    return NamedSharding(mesh, nn.logical_to_mesh_axes(("batch",), rules))
+
+
+def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
+    """A tree of shardings for a tree in which parameters are boxed; all else is replicated.
+
+    Raises:
+      InputError: naming both numbers, if a dimension isn't divisible by its mesh axes.
+    """
+
+    def sharding(path: tuple, leaf: object) -> NamedSharding:
+        if not is_parameter(leaf):
+            return NamedSharding(mesh, PartitionSpec())
+        spec = nn.logical_to_mesh_axes(leaf.names, rules)
+        check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(sharding, declared, is_leaf=is_parameter)
+
+
+def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
+    """Every sharded dimension of `leaf` is a multiple of its mesh axes."""
+    for size, logical, target in zip(leaf.value.shape, leaf.names, spec, strict=True):
+        axes = (target,) if isinstance(target, str) else target or ()
+        shards = prod(mesh.shape[axis] for axis in axes)
+        if size % shards:
+            raise InputError(
+                f"{path}: its axis {logical!r} of size {size} is not divisible by {shards} "
+                f"(mesh.{' x mesh.'.join(axes)}); change the model's size, the mesh or mesh.rules"
+            )
+
+
+def unbox(tree: object) -> object:
+    """The tree with parameters out of their boxes."""
+    return jax.tree.map(
+        lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree, is_leaf=is_parameter
+    )

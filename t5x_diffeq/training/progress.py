@@ -1,0 +1,172 @@
+"""What a run says of itself: the account at the start, a line per report, the way on at the end."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from t5x_diffeq.errors import RunError
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.report import count, duration, say, table
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.setup import Setup
+
+
+@runtime_checkable
+class CorpusFacts(Protocol):
+    """What the account tells of a corpus."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+
+
+class Clock:
+    """Rates over the time since the last report, and the time left.
+
+    Args:
+      total_steps: where training ends.
+      tokens_per_step: of the global batch.
+      step: where it begins.
+    """
+
+    def __init__(self, total_steps: int, tokens_per_step: int, step: int):
+        self.total_steps, self.tokens_per_step = total_steps, tokens_per_step
+        self.step, self.time = step, time.perf_counter()
+        self.pauses = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what is not spent on training steps."""
+        begun = time.perf_counter()
+        yield
+        self.pauses += time.perf_counter() - begun
+
+    def rate(self, step: int) -> float:
+        """Tokens per second of training since the last call."""
+        now = time.perf_counter()
+        seconds = max(now - self.time - self.pauses, 1e-9)
+        rate = (step - self.step) * self.tokens_per_step / seconds
+        self.step, self.time, self.pauses = step, now, 0.0
+        return rate
+
+    def line(self, step: int, loss: float, rate: float) -> str:
+        """`step 200/300  67%  loss 3.1416  21.0k tokens/s  0:42 left`."""
+        left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
+        width = len(str(self.total_steps))
+        return (
+            f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
+            f"loss {loss:.4f}  {count(rate)} tokens/s  {duration(left)} left"
+        )
+
+
+def eval_line(step: int, values: dict[str, float]) -> str:
+    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
+    return (
+        f"eval at step {step}: loss {values['loss']:.4f}, "
+        f"perplexity {values['perplexity']:.2f} on {count(values['tokens'])} tokens"
+    )
+
+
+def check_finite(step: int, values: dict[str, float], last_checkpoint: int | None) -> None:
+    """Stops a run whose state can't be trusted any more.
+
+    Raises:
+      RunError: with the step, the last good checkpoint, and what to try.
+    """
+    bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
+    if bad:
+        good = (
+            "no checkpoint was saved yet"
+            if last_checkpoint is None
+            else (f"the last good checkpoint is {last_checkpoint}")
+        )
+        raise RunError(
+            f"at step {step} {' and '.join(bad)}; {good}, and this state was not saved; try a "
+            "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
+            "optimizer.max_grad_norm in a new --workdir"
+        )
+
+
+def say_account(
+    config: ConfigDict, setup: Setup, corpus: CorpusFacts, windows: int, workdir: Path, start: int
+) -> None:
+    """What is about to happen: devices, data, model, parameters, steps, and where."""
+    batch_size, total_steps = config.train.batch_size, config.train.total_steps
+    tokens_per_step = batch_size * config.data.sequence_length
+    c = setup.model.config
+    table(
+        f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
+        {
+            "devices": describe_devices(setup.mesh),
+            "data": f"{corpus.name}: {count(len(corpus.train))} tokens train, "
+            f"{count(len(corpus.validation))} validate; vocabulary {c.vocab_size}",
+            "model": describe_model(c),
+            "parameters": describe_parameters(setup.abstract_state.params),
+            "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
+            f"{count(total_steps * tokens_per_step)} in all, "
+            f"{total_steps * batch_size / windows:.2f} epochs",
+        },
+    )
+
+
+def describe_devices(mesh: Mesh) -> str:
+    """`8 cpu devices, mesh data 1 x fsdp 8 x tensor 1`, and how many are left out."""
+    kind = jax.devices()[0].device_kind
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    left_out = jax.device_count() - mesh.size
+    unused = (
+        f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""
+    )
+    return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{unused}"
+
+
+def describe_model(c: ModelConfig) -> str:
+    """The three choices that make the model, and its size."""
+    source = {
+        "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
+        "per_layer": "one set of weights per layer",
+        "shared": "one set of weights for all steps",
+    }[c.weights]
+    return (
+        f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
+        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}"
+    )
+
+
+def describe_parameters(params: dict) -> str:
+    """`1.24M: source 983.0k, token_embedding 262.1k, ...`: each part's share, largest first."""
+    parts = {
+        name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
+        for name, part in params.items()
+    }
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {count(size)}" for name, size in largest)
+    return f"{count(sum(parts.values()))}: {shares}"
+
+
+def say_summary(workdir: Path, seconds: float) -> None:
+    """How the run went, and the way on."""
+    curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
+    say(
+        f"done in {duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
+        f"(lowest {min(curve):.4f})"
+    )
+    say_next(workdir)
+
+
+def say_next(workdir: Path) -> None:
+    """Where everything lies, and the commands that one would try next."""
+    say(
+        f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
+        f"  python -m t5x_diffeq.evaluate --workdir={workdir}",
+        f"  python -m t5x_diffeq.generate --workdir={workdir} --prompt='...'",
+        f"  tensorboard --logdir={workdir}/events",
+    )

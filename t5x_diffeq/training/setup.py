@@ -1,0 +1,120 @@
+"""A config made concrete: model, optimizer, mesh and the sharded shape of the train state."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array
+from ml_collections import ConfigDict
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training import optimizer as optimizers
+from t5x_diffeq.training import partitioning
+from t5x_diffeq.training.state import TrainState, declared_params, init_state
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything about a run that is known before a single array exists.
+
+    Attributes:
+      model: the language model.
+      optimizer: of its parameters.
+      schedule: of the learning rate.
+      mesh: of devices.
+      rules: from logical to mesh axes.
+      rows: sharding of a batch.
+      abstract_state: shape, dtype and sharding of each array of the train state.
+      dropout_key: decides dropout, with the step.
+      init_key: decides the initial parameters.
+    """
+
+    model: LanguageModel
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    mesh: Mesh
+    rules: partitioning.Rules
+    rows: NamedSharding
+    abstract_state: TrainState
+    init_key: Array
+    dropout_key: Array
+
+    def context(self) -> AbstractContextManager:
+        """Within it, arrays are sharded by the rules over the mesh."""
+        return partitioning.sharded(self.mesh, self.rules)
+
+    def init_state(self) -> TrainState:
+        """A new state, each array made where it will live; call within `context`."""
+        return self.compiled_init(self.init_key)
+
+    @cached_property
+    def compiled_init(self) -> Callable[[Array], TrainState]:
+        """The function from a key to a new state."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+
+        def init(key: Array) -> TrainState:
+            return partitioning.unbox(init_state(self.model, self.optimizer, key))
+
+        return jax.jit(init, out_shardings=shardings)
+
+    def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of a global batch."""
+        shape = (batch_size, self.model.config.max_length)
+        dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "mask": jnp.float32}
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.rows)
+            for name, dtype in dtypes.items()
+        }
+
+    def eval_rows(self, batch_size: int) -> int:
+        """`batch_size` rounded up to what the mesh divides; the rows more are masked."""
+        shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return -(-batch_size // shards) * shards
+
+
+def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
+    """The setup of `config`, for a tokenizer with `vocab_size` tokens.
+
+    Raises:
+      InputError: if any of its values can't be used, alone or together.
+    """
+    check_counts(config)
+    model = LanguageModel(
+        ModelConfig.of(config.model.to_dict(), vocab_size, config.data.sequence_length)
+    )
+    mesh = partitioning.make_mesh(config.mesh, config.train.batch_size)
+    rules = partitioning.logical_rules(config.mesh)
+    schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)
+    optimizer = optimizers.make_optimizer(config.optimizer, declared_params(model), schedule)
+    init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+    declared = jax.eval_shape(lambda key: init_state(model, optimizer, key), init_key)
+    shardings = partitioning.state_shardings(declared, mesh, rules)
+    abstract_state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        partitioning.unbox(declared),
+        shardings,
+    )
+    rows = partitioning.batch_sharding(mesh, rules)
+    return Setup(
+        model, optimizer, schedule, mesh, rules, rows, abstract_state, init_key, dropout_key
+    )
+
+
+def check_counts(config: ConfigDict) -> None:
+    """Counts are positive.
+
+    Raises:
+      InputError: naming one that isn't.
+    """
+    counts = {f"train.{key}": value for key, value in config.train.items()}
+    counts["data.sequence_length"] = config.data.sequence_length
+    for key, value in counts.items():
+        if value is not None and value < 1:
+            raise InputError(f"{key} is {value}; it must be at least 1")

@@ -1,0 +1,106 @@
+"""The workdir of a run: its config, as run, and whether another command may continue it."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import write_whole
+
+CONFIG_FILE = "config.json"
+
+
+@contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Makes the workdir and holds it against other trainers; a killed one lets go by itself.
+
+    Raises:
+      InputError: if it can't be made, or another process trains there.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"--workdir={workdir} can't be written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"another process is training in --workdir={workdir}; wait for it or stop it"
+            ) from error
+        yield
+
+
+def check_config(config: ConfigDict, workdir: Path) -> bool:
+    """Whether the workdir is new; if not, that `config` continues the run it holds.
+
+    Keys of the mesh, `train.total_steps` and how often things are done may differ: they don't
+    change what is learnt from what.
+
+    Raises:
+      InputError: naming the keys that differ and may not.
+    """
+    if not (workdir / CONFIG_FILE).exists():
+        return True
+    differing = [
+        f"{key} was {old!r}, is {new!r}"
+        for key, (old, new) in differences(read_config(workdir), as_json(config)).items()
+        if not may_change(key)
+    ]
+    if differing:
+        raise InputError(
+            f"workdir {workdir} belongs to another config: {'; '.join(differing)}; "
+            "restore these or choose a new --workdir"
+        )
+    return False
+
+
+def save_config(config: ConfigDict, workdir: Path) -> None:
+    """Writes `config.json`, once nothing speaks against the run any more."""
+    write_whole(workdir / CONFIG_FILE, json.dumps(as_json(config), indent=2).encode())
+
+
+def as_json(config: ConfigDict) -> dict:
+    """The config as `config.json` gives it back: tuples become lists."""
+    return json.loads(config.to_json())
+
+
+def may_change(key: str) -> bool:
+    """Whether runs of one workdir may differ in `key`."""
+    return (
+        key.startswith("mesh.")
+        or key.endswith("_every")
+        or key in ("train.total_steps", "train.keep_checkpoints", "train.eval_batch_size")
+    )
+
+
+def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
+    """Dotted keys whose values differ: old and new."""
+    found = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found[f"{prefix}{key}"] = (old, new)
+    return found
+
+
+def read_config(workdir: Path) -> dict:
+    """`config.json` of a workdir.
+
+    Raises:
+      InputError: if there is none, or it is no JSON.
+    """
+    path = workdir / CONFIG_FILE
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
