@@ -1,0 +1,112 @@
+"""Every key, with what it means. Experiment files change some; the command line, any of them."""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    """A small ODE transformer of GPT's shape, on text that every machine has."""
+    config = ConfigDict()
+    config.seed = 0  # decides initial parameters, the order of examples, and dropout
+
+    config.model = model = ConfigDict()
+    model.architecture = "gpt"  # gpt: LayerNorm, GELU, biases, learned positions | llama
+    model.weights = "time_dependent"  # W(t): time_dependent | per_layer (a baseline) | shared
+    model.scheme = "euler"  # euler | lie_trotter | strang | midpoint | heun | rk4
+    model.step_size = "1/N"  # "1/N": an ODE on [0, 1] | "1": the classical residual network
+    model.num_steps = 12  # N, steps of the solver; for a baseline, its layers
+    model.embed_dim = 256  # width of the state
+    model.num_heads = 4  # query heads
+    model.num_kv_heads = placeholder(int)  # key and value heads; None: as many as query heads
+    model.mlp_dim = 1024  # width inside the MLP
+    model.time_embed_dim = 48  # T, width of each time embedding
+    model.num_frequencies = 64  # S, frequencies of the time features
+    model.time_scale = 1000.0  # factor on t in the sinusoids
+    model.time_embedding = "per_layer"  # one per linear and norm | shared: one for all
+    model.init = "invariant"  # the hypernetwork's scales: see t5x_diffeq/ode/weights.py | paper
+    model.norm_eps = 1e-5  # epsilon of the block's norms
+    model.final_norm_eps = 1e-5  # epsilon of the norm before the logits
+    model.norm_shift = False  # llama: whether block norms have a shift (gpt's always do)
+    model.mlp_input = "state"  # what the MLP reads | attention_norm: the attention's normed input
+    model.dropout_rate = 0.0  # on embeddings and on the output of attention and MLP
+    model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
+    model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
+    model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
+
+    config.data = data = ConfigDict()
+    data.source = "stdlib"  # the running Python's standard library | text_files
+    data.path = placeholder(str)  # of text_files: a file, a folder or a glob
+    data.tokenizer = "sentencepiece"  # trained on the data on the first run | bytes
+    data.tokenizer_vocab_size = 4096  # of a trained tokenizer
+    data.sequence_length = 256  # tokens of an example
+
+    config.train = train = ConfigDict()
+    train.total_steps = 2000  # optimizer steps
+    train.batch_size = 16  # sequences of a step, over all devices
+    train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices
+    train.eval_batches = placeholder(int)  # evaluate so many batches; None: the whole split
+    train.log_every = 20  # steps between reports
+    train.eval_every = 500  # steps between evaluations
+    train.checkpoint_every = 500  # steps between checkpoints
+    train.keep_checkpoints = 3  # newest checkpoints to keep
+
+    config.optimizer = optimizer = ConfigDict()
+    optimizer.learning_rate = 1e-3  # peak
+    optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
+    optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares
+    optimizer.epsilon = 1e-8  # Adam's epsilon
+    optimizer.weight_decay = 0.1  # decoupled
+    optimizer.decay = "embeddings"  # what decays: embeddings | kernels (and embeddings) | all
+    optimizer.warmup_fraction = 0.01  # of total_steps, linear
+    optimizer.min_lr_ratio = 0.1  # the last learning rate over the peak, at the cosine's end
+    optimizer.max_grad_norm = 1.0  # clip by global norm
+
+    config.mesh = mesh = ConfigDict()
+    mesh.data = 1  # devices over which batches are split and parameters repeated
+    mesh.fsdp = -1  # over which batches and parameters are split; -1: all that are left
+    mesh.tensor = 1  # over which heads, MLP and vocabulary are split
+    # Where each logical axis of parameters and activations lies on the mesh. An axis of the mesh
+    # serves once per array: of a kernel ("embed", "mlp"), fsdp splits the first and tensor the
+    # second; activations are split by batch, so their width is not named "embed" but left whole.
+    mesh.rules = (
+        ("batch", ("data", "fsdp")),  # sequences
+        ("length", None),  # tokens of a sequence
+        ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
+        ("embed", "fsdp"),  # width of the state, in parameters alone
+        ("heads", "tensor"),  # attention heads
+        ("head_dim", None),  # width of a head
+        ("mlp", "tensor"),  # width inside the MLP
+        ("steps", None),  # steps of the solver: stacked weights are scanned, never split
+        ("time_embed", None),  # T: whole, so that W(t) is made without communication
+    )
+    return config.lock()
+
+
+# What the word after the colon of an experiment file sets, all at once.
+VARIANTS = {
+    "ode": {
+        "weights": "time_dependent",
+        "scheme": "euler",
+        "step_size": "1/N",
+        "decay": "embeddings",
+    },
+    "baseline": {
+        "weights": "per_layer",
+        "scheme": "lie_trotter",
+        "step_size": "1",
+        "decay": "kernels",
+    },
+}
+
+
+def set_variant(config: ConfigDict, variant: str) -> None:
+    """Sets weights, scheme, step size and decay together.
+
+    Raises:
+      ValueError: if there is no such variant.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r} is unknown; there are {', '.join(VARIANTS)}")
+    values = dict(VARIANTS[variant])
+    config.optimizer.decay = values.pop("decay")
+    config.model.update(values)

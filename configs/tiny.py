@@ -1,0 +1,32 @@
+"""The first run: a small ODE transformer on the standard library's source text, in minutes.
+
+    launch/local.sh configs/tiny.py
+
+Two CPU cores train it in under two minutes. What to expect stands in the README.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+
+def get_config() -> ConfigDict:
+    """6 Euler steps, width 128."""
+    config = default.get_config()
+    config.model.num_steps = 6
+    config.model.embed_dim = 128
+    config.model.mlp_dim = 512
+    config.model.time_embed_dim = 24
+    config.model.num_frequencies = 32
+    config.model.remat = "none"
+    config.data.tokenizer_vocab_size = 2048
+    config.data.sequence_length = 128
+    config.train.total_steps = 300
+    config.train.batch_size = 16
+    config.train.eval_batches = 16
+    config.train.eval_every = 100
+    config.train.checkpoint_every = 100
+    config.train.log_every = 20
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.warmup_fraction = 0.1
+    return config

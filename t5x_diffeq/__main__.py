@@ -1,0 +1,32 @@
+"""Lists the verbs."""
+
+import ast
+import sys
+from pathlib import Path
+
+from t5x_diffeq import __version__
+
+VERBS = ("train", "evaluate", "generate")
+
+
+def summary(verb: str) -> str:
+    """The first line of a verb's docstring, without importing it."""
+    source = Path(__file__).with_name(f"{verb}.py").read_text()
+    return ast.get_docstring(ast.parse(source)).splitlines()[0]
+
+
+def main() -> None:
+    """Prints the version, or a line per verb."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"t5x_diffeq {__version__}")
+        return
+    print("python -m t5x_diffeq.<verb> --help")
+    for verb in VERBS:
+        print(f"  {verb:<9} {summary(verb)}")
+    if sys.argv[1:] and sys.argv[1:] not in (["--help"], ["-h"]):
+        print(f"error: {sys.argv[1]!r} is not understood; see the verbs above", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""How every verb starts and ends: flags, quiet libraries, exit statuses, one clear last line.
+
+0    done
+1    the run failed
+2    the arguments, the config or the input can't be used
+42   saved on preemption: start me again
+130  stopped by Ctrl-C, saved
+"""
+
+import importlib
+import logging as python_logging
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+
+from absl import flags, logging
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import __version__
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.training.stop import EXIT_INTERRUPTED
+
+ROOT = Path(__file__).resolve().parents[1]  # where `configs` lies
+
+
+def run(verb: Callable[[], int | None], doc: str) -> None:
+    """Parses the flags, runs the verb, and exits.
+
+    Args:
+      verb: its work; returns its exit status, None for 0.
+      doc: what `--help` prints above the flags.
+    """
+    quieten()
+    if "--version" in sys.argv[1:]:
+        print(f"t5x_diffeq {__version__}")
+        sys.exit(0)
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(doc.strip(), help_on_flags(), sep="\n\n")
+        sys.exit(0)
+    try:
+        parse(sys.argv)
+        status = verb() or 0
+    except InputError as error:
+        status = fail(2, error)
+    except RunError as error:
+        status = fail(1, error)
+    except KeyboardInterrupt:
+        status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
+    except Exception as error:
+        traceback.print_exc()
+        status = fail(1, f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def help_on_flags() -> str:
+    """A line per flag of the verb."""
+    width = max(len(flag.name) for flag in own_flags()) + 2
+    return "\n".join(f"  --{flag.name:<{width}}{flag.help}" for flag in own_flags())
+
+
+def own_flags() -> list[flags.Flag]:
+    """The flags that the verb itself defines."""
+    return flags.FLAGS.get_key_flags_for_module("__main__")
+
+
+def fail(status: int, error: object) -> int:
+    """Prints the one last line; returns the status."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def quieten() -> None:
+    """A normal run shows our lines and none of the libraries'; warnings come with -W."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.set_verbosity(logging.ERROR)
+    python_logging.getLogger("jax").setLevel(python_logging.ERROR)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+def parse(argv: list[str]) -> None:
+    """Parses all flags; the config's too, if the verb has one.
+
+    Raises:
+      InputError: naming the flag or key, the value, and the way out.
+    """
+    sys.path.insert(0, str(ROOT))  # so that a config can say `from configs import default`
+    check_keys(argv)
+    try:
+        rest = flags.FLAGS(argv)[1:]
+        configs = [f.value for f in own_flags() if config_flags.is_config_flag(f)]
+        for config in filter(None, configs):
+            check_complete(config)
+    except flags.UnrecognizedFlagError as error:
+        names = [flag.name for flag in own_flags()]
+        near = get_close_matches(error.flagname.split(".")[0], names, n=1)
+        hint = f"did you mean --{near[0]}?" if near else "see --help"
+        raise InputError(f"--{error.flagname} is no flag of this verb; {hint}") from error
+    except (flags.Error, OSError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+        raise InputError(explain(str(error))) from error
+    if rest:
+        raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
+
+
+def check_keys(argv: list[str]) -> None:
+    """Every `--config.KEY` on the command line exists.
+
+    Raises:
+      InputError: with the nearest that does.
+    """
+    known = list(flatten(default_config()))
+    groups = {key.rpartition(".")[0] for key in known}
+    for argument in argv[1:]:
+        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
+        if key and key.group(1) not in known and key.group(1) not in groups:
+            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "configs/default.py has all keys"
+            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
+
+
+def explain(message: str) -> str:
+    """One line from what the flag and config libraries say."""
+    message = " ".join(message.split())
+    value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
+    if value:
+        default = flatten(default_config())[value.group(1)]
+        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
+        return f"config.{value.group(1)}={value.group(2)} can't be used; it takes {wanted}"
+    if "positional argument" in message and "get_config() takes" in message:
+        return "--config: this file has no variants; leave out the colon and what follows"
+    if missing := re.search(r"No such file or directory: '(.*?)'", message):
+        return f"--config={missing.group(1)}: there is no such file"
+    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
+    return f"{raised.group(1)}: {raised.group(2)}" if raised else message
+
+
+def default_config() -> ConfigDict:
+    """`configs/default.py`."""
+    return importlib.import_module("configs.default").get_config()
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+    """Values by dotted key."""
+    flat = {}
+    for key in config:
+        value = config[key]
+        deeper = isinstance(value, ConfigDict)
+        flat.update(flatten(value, f"{prefix}{key}.") if deeper else {f"{prefix}{key}": value})
+    return flat
+
+
+def check_complete(config: ConfigDict) -> None:
+    """A config has exactly the keys of `configs/default.py`.
+
+    Raises:
+      InputError: naming one that is missing or unknown.
+    """
+    known, given = flatten(default_config()).keys(), flatten(config).keys()
+    for key in sorted(known ^ given):
+        wrong = "is missing" if key in known else "does not exist"
+        raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")

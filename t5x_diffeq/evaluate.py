@@ -1,0 +1,76 @@
+"""Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
+
+Prints one JSON object per grid on standard output.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.data.corpus import load_prepared
+from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.report import say
+from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.run import load_run
+from t5x_diffeq.training.step import make_eval_step
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+NUM_STEPS = flags.DEFINE_list("num_steps", None, "Numbers of steps, 6,12,24; the trained one.")
+SCHEME = flags.DEFINE_string("scheme", None, "Scheme; the trained one.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Sequences of a batch, over all devices.")
+CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Step of the checkpoint; the newest.")
+
+
+def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
+    """Loss and perplexity on the whole validation split with so many steps."""
+    corpus = load_prepared(workdir)
+    run = load_run(
+        workdir,
+        corpus.tokenizer.vocab_size,
+        batch_size=jax.device_count(),
+        num_steps=num_steps,
+        scheme=SCHEME.value,
+        checkpoint=CHECKPOINT.value,
+    )
+    model = run.setup.model.config
+    windows = Windows(corpus.validation, model.max_length, "validation", ragged=True)
+    with run.setup.context():
+        rows = run.setup.eval_rows(BATCH_SIZE.value)
+        batches = eval_batches(windows, rows, run.setup.rows)
+        values = evaluate(make_eval_step(run.setup.model), run.params, batches)
+    grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
+    return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
+
+
+def parse_num_steps(values: list[str] | None) -> list[int | None]:
+    """The numbers of `--num_steps`; [None] for the trained one.
+
+    Raises:
+      InputError: if one isn't a positive number.
+    """
+    for value in values or ():
+        if not value.isdecimal() or int(value) < 1:
+            raise InputError(f"--num_steps={value!r} is not a number of steps, 1 or more")
+    return [int(value) for value in values] if values else [None]
+
+
+def main() -> None:
+    """The verb."""
+    if WORKDIR.value is None:
+        raise InputError("evaluate needs --workdir=DIR; see --help")
+    if BATCH_SIZE.value < 1:
+        raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")
+    for num_steps in parse_num_steps(NUM_STEPS.value):
+        values = evaluate_grid(Path(WORKDIR.value).expanduser(), num_steps)
+        say(f"{values['num_steps']} steps: perplexity {values['eval/perplexity']:.2f}")
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__)

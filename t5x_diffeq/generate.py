@@ -1,0 +1,100 @@
+"""Continues a prompt with a trained run: --workdir=DIR --prompt=TEXT.
+
+Prints the prompt and what follows on standard output.
+"""
+
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.data.corpus import load_prepared
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.sampling import generate
+from t5x_diffeq.report import say
+from t5x_diffeq.training.run import load_run
+
+OPENING = 16  # tokens of the validation text that are the prompt if none is given
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+PROMPT = flags.DEFINE_string("prompt", None, "Text to continue; the validation text's opening.")
+MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "At most so many tokens more.")
+TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0: always the likeliest token.")
+TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many likeliest tokens; all.")
+NUM_STEPS = flags.DEFINE_integer("num_steps", None, "Number of steps; the trained one.")
+SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.")
+CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Step of the checkpoint; the newest.")
+
+
+def check_flags() -> None:
+    """Flags are in their ranges.
+
+    Raises:
+      InputError: naming one that isn't.
+    """
+    if WORKDIR.value is None:
+        raise InputError("generate needs --workdir=DIR; see --help")
+    if PROMPT.value == "":
+        raise InputError("--prompt is empty; give at least one character")
+    for flag in (MAX_TOKENS, TOP_K):
+        if flag.value is not None and flag.value < 1:
+            raise InputError(f"--{flag.name}={flag.value} must be at least 1")
+    if not TEMPERATURE.value >= 0:
+        raise InputError(f"--temperature={TEMPERATURE.value} must be 0 or greater")
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
+    """The prompt's tokens.
+
+    Raises:
+      InputError: if they leave no room in the model's length.
+    """
+    (tokens,) = tokenizer.encode([text])
+    if len(tokens) >= max_length:
+        raise InputError(
+            f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
+            "shorten the prompt"
+        )
+    return tokens.tolist()
+
+
+def main() -> None:
+    """The verb."""
+    check_flags()
+    workdir = Path(WORKDIR.value).expanduser()
+    corpus = load_prepared(workdir)
+    tokenizer = corpus.tokenizer
+    run = load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=1,
+        num_steps=NUM_STEPS.value,
+        checkpoint=CHECKPOINT.value,
+    )
+    model = run.setup.model
+    text = tokenizer.decode(corpus.validation[:OPENING]) if PROMPT.value is None else PROMPT.value
+    prompt = encode_prompt(tokenizer, text, model.config.max_length)
+    room = model.config.max_length - len(prompt)
+    if MAX_TOKENS.value > room:
+        say(f"--max_tokens={MAX_TOKENS.value} is more than fits: {room} follow the prompt")
+    tokens = []
+    with run.setup.context():
+        for token in generate(
+            model,
+            run.params,
+            prompt,
+            min(MAX_TOKENS.value, room),
+            temperature=TEMPERATURE.value,
+            top_k=TOP_K.value,
+            key=jax.random.key(SEED.value),
+        ):
+            if token == tokenizer.end_of_text:
+                break
+            tokens.append(token)
+    print(tokenizer.decode(prompt + tokens), flush=True)
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__)

@@ -1,0 +1,140 @@
+"""Trains a model, or continues a run: --config=configs/tiny.py --workdir=DIR.
+
+Any key is changed by --config.KEY=VALUE. The same command again continues at the last checkpoint;
+a finished run says so.
+"""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.pipeline import eval_batches, train_batches
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.report import say
+from t5x_diffeq.training import progress
+from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.metrics import MetricWriter
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
+from t5x_diffeq.training.stop import StopSignals
+from t5x_diffeq.training.workdir import check_config, held, save_config
+
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, with :variant if it has any."
+)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made, or continued.")
+
+
+def train(config: ConfigDict, workdir: Path) -> int:
+    """Trains to `config.train.total_steps`.
+
+    Returns:
+      The exit status: 0 when done, 42 or 130 when stopped and saved.
+
+    Raises:
+      InputError: before anything long starts, if the config or data can't be used.
+      RunError: if the run fails.
+    """
+    # ------------------------------------------------------------------ checks and data
+    started = time.perf_counter()
+    new = check_config(config, workdir)
+    make_setup(config, config.model.vocab_size or 1)  # refuses what it can before data is read
+    corpus = prepare_corpus(config.data, workdir, new)
+    setup = make_setup(config, corpus.tokenizer.vocab_size)
+    length, batch_size = config.data.sequence_length, config.train.batch_size
+    windows = Windows(corpus.train, length, "train")
+    eval_windows = Windows(corpus.validation, length, "validation", ragged=True)
+    save_config(config, workdir)
+
+    with setup.context(), StopSignals() as stop, ExitStack() as stack:
+        # -------------------------------------------------------------- state, new or restored
+        checkpoints = stack.enter_context(Checkpoints(workdir, config.train.keep_checkpoints))
+        state, start = checkpoints.restore(setup.abstract_state) or (setup.init_state(), 0)
+        total_steps = config.train.total_steps
+        progress.say_account(config, setup, corpus, len(windows), workdir, start)
+        if start >= total_steps:
+            say(f"already finished: {start} of {total_steps} steps are done")
+            progress.say_next(workdir)
+            return 0
+
+        # -------------------------------------------------------------- compiled steps
+        eval_step = make_eval_step(setup.model)
+        train_step = compile_train_step(setup, batch_size)
+        say(f"ready after {time.perf_counter() - started:.1f} s, compilation included")
+
+        # -------------------------------------------------------------- what happens between steps
+        writer = stack.enter_context(MetricWriter(workdir, start))
+        clock = progress.Clock(total_steps, batch_size * length, start)
+
+        def due(step: int, every: int) -> bool:
+            return step % every == 0 or step == total_steps
+
+        def report(step: int, metrics: TrainMetrics) -> None:
+            values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
+            progress.check_finite(step, values, checkpoints.latest_step)
+            if due(step, config.train.log_every):
+                rate = clock.rate(step)
+                named = {f"train/{name}": value for name, value in values.items()}
+                writer.write(step, {**named, "train/tokens_per_second": rate})
+                say(clock.line(step, values["loss"], rate))
+
+        def evaluate_now(step: int) -> None:
+            with clock.paused():
+                rows = setup.eval_rows(config.train.eval_batch_size)
+                batches = eval_batches(eval_windows, rows, setup.rows, config.train.eval_batches)
+                values = evaluate(eval_step, state.params, batches)
+                writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+                say(progress.eval_line(step, values))
+
+        # -------------------------------------------------------------- loop
+        batches = train_batches(windows, batch_size, config.seed, start, setup.rows)
+        if start == 0:
+            evaluate_now(0)
+        in_flight = None
+        for step in range(start + 1, total_steps + 1):
+            state, metrics = train_step(state, next(batches))
+            if in_flight:
+                report(*in_flight)  # the step before, while this one runs
+            in_flight = (step, metrics)
+            stopping = stop.status is not None
+            evaluating = due(step, config.train.eval_every)
+            saving = due(step, config.train.checkpoint_every) or stopping
+            if evaluating or saving:
+                report(*in_flight)  # finite, and on disk, before the state is
+                in_flight = None
+            if evaluating:
+                evaluate_now(step)
+            if saving:
+                with clock.paused():
+                    checkpoints.save(step, state, corpus.fingerprint)
+            if stopping:
+                break
+
+    # ------------------------------------------------------------------ end: all is on disk
+    if step < total_steps:
+        say(f"stopped by {stop.name} after step {step}, saved; the same command continues")
+        return stop.status
+    progress.say_summary(workdir, time.perf_counter() - started)
+    return 0
+
+
+def main() -> int:
+    """The verb."""
+    if CONFIG.value is None or WORKDIR.value is None:
+        raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
+    workdir = Path(WORKDIR.value).expanduser()
+    with held(workdir):
+        return train(CONFIG.value, workdir)
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__)

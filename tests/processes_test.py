@@ -1,0 +1,105 @@
+"""Whole processes: killed at any moment and started again; the README's first command."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+RATES = {"train/tokens_per_second"}
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
+
+
+def command(text, workdir):
+    return [
+        sys.executable,
+        "-m",
+        "t5x_diffeq.train",
+        "--config=configs/shakespeare.py",
+        f"--workdir={workdir}",
+        f"--config.data.path={text}",
+        "--config.model.embed_dim=32",
+        "--config.model.num_steps=2",
+        "--config.model.dropout_rate=0.1",
+        "--config.train.total_steps=400",
+        "--config.train.log_every=7",
+        "--config.train.eval_every=60",
+        "--config.train.checkpoint_every=25",
+    ]
+
+
+def lines(workdir):
+    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in report.items() if k not in RATES} for report in reports]
+
+
+def start(arguments):
+    return subprocess.Popen(arguments, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    return path
+
+
+@pytest.mark.slow
+def test_killed_ten_times_equals_undisturbed(text, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    begun = time.monotonic()
+    process = start(command(text, undisturbed))
+    assert process.wait() == 0, process.stderr.read()
+    duration = time.monotonic() - begun
+    chance = random.Random(0)
+    for _ in range(10):
+        process = start(command(text, killed))
+        time.sleep(chance.uniform(0.2, 0.9) * duration)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    last = subprocess.run(
+        command(text, killed), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    assert last.returncode == 0, last.stderr
+    assert lines(killed) == lines(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_signals_save_and_exit(text, tmp_path, number, status):
+    process = start(command(text, tmp_path / "run"))
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if line.startswith("step "):
+            process.send_signal(number)
+            break
+    told += process.stderr.readlines()
+    assert process.wait() == status
+    assert "saved; the same command continues" in told[-1]
+
+
+@pytest.mark.slow
+def test_local_sh(tmp_path):
+    """Trains, evaluates and prints a sample; the second time there is nothing to train."""
+    arguments = [
+        ROOT / "launch" / "local.sh",
+        "configs/tiny.py",
+        f"--workdir={tmp_path / 'run with space'}",
+        "--config.train.total_steps=20",
+        "--config.model.num_steps=2",
+    ]
+    environment = {**ENVIRONMENT, "VENV": sys.prefix}
+    for told in ("done in", "already finished: 20 of 20"):
+        ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        assert told in ended.stderr
+        assert "arning" not in ended.stderr
+        evaluation, *sample = ended.stdout.splitlines()
+        assert json.loads(evaluation)["step"] == 20
+        assert "".join(sample).strip()

@@ -1,0 +1,179 @@
+"""Whole runs: stopped and resumed, refused, fallen back, sharded."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from conftest import small_config
+
+from t5x_diffeq import train as train_verb
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.train import train
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.run import load_run
+
+RATES = {"train/tokens_per_second"}
+
+
+def lines(workdir):
+    return [{k: v for k, v in line.items() if k not in RATES} for line in read_metrics(workdir)]
+
+
+def losses(workdir):
+    return [line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(text, tmp_path_factory):
+    """A finished run, with dropout, on one device."""
+    config = small_config(text)
+    config.model.dropout_rate = 0.1
+    config.mesh.fsdp = 1
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    assert train(config, workdir) == 0
+    return config, workdir
+
+
+def send_after(monkeypatch, number, steps):
+    """Sends this process a signal as the batch after `steps` is drawn."""
+    batches = train_verb.train_batches
+
+    def disturbed(windows, batch_size, seed, start, sharding):
+        for n, batch in enumerate(batches(windows, batch_size, seed, start, sharding)):
+            if n == steps:
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(train_verb, "train_batches", disturbed)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_stopped_and_resumed_equals_undisturbed(
+    undisturbed, tmp_path, monkeypatch, capsys, number, status
+):
+    config, workdir = undisturbed
+    with monkeypatch.context() as patch:
+        send_after(patch, number, steps=2)
+        assert train(config, tmp_path) == status
+    assert "after step 3, saved; the same command continues" in capsys.readouterr().err
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3, 3]
+    assert train(config, tmp_path) == 0
+    assert "continuing at step 3" in capsys.readouterr().err
+    assert lines(tmp_path) == lines(workdir)
+    params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+def test_metrics_written_and_falling(undisturbed):
+    _, workdir = undisturbed
+    assert [line["step"] for line in lines(workdir) if "eval/loss" in line] == [0, 3, 6]
+    assert losses(workdir)[0] == pytest.approx(np.log(256), abs=0.2)
+    assert losses(workdir)[-1] < losses(workdir)[0]
+    assert list((workdir / "events").glob("events.out.tfevents.*"))
+    assert json.loads((workdir / "config.json").read_text())["model"]["embed_dim"] == 16
+
+
+def test_a_finished_run_says_so(undisturbed, capsys):
+    config, workdir = undisturbed
+    before = (workdir / "metrics.jsonl").read_bytes()
+    assert train(config, workdir) == 0
+    assert "already finished: 6 of 6 steps" in capsys.readouterr().err
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_is_refused_and_how_often_may_change(undisturbed):
+    config, workdir = undisturbed
+    other = config.copy_and_resolve_references()
+    other.optimizer.learning_rate = 0.5
+    with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.001, is 0.5"):
+        train(other, workdir)
+    often = config.copy_and_resolve_references()
+    often.train.log_every = 2
+    assert train(often, workdir) == 0
+
+
+def test_other_data_is_refused(small, tmp_path):
+    prepare_corpus(small.data, tmp_path / "run", new=True)
+    prepare_corpus(small.data, tmp_path / "run", new=False)
+    with open(small.data.path, "a") as file:
+        file.write("more\n")
+    with pytest.raises(InputError, match="restore that data or choose a new --workdir"):
+        prepare_corpus(small.data, tmp_path / "run", new=False)
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_eight_devices_equal_one(undisturbed, tmp_path, mesh):
+    config, workdir = undisturbed
+    sharded = config.copy_and_resolve_references()
+    sharded.mesh.update(mesh)
+    assert train(sharded, tmp_path) == 0
+    np.testing.assert_allclose(losses(tmp_path), losses(workdir), atol=1e-5)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
+    small.optimizer.learning_rate = 1e30
+    small.optimizer.warmup_fraction = 0.0
+    small.train.checkpoint_every = 1
+    with pytest.raises(RunError, match=r"at step \d .*last good checkpoint is 1.*learning_rate"):
+        train(small, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+
+
+def damage(workdir, step):
+    for path in (workdir / "checkpoints" / str(step) / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"not a checkpoint")
+
+
+def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
+    config, workdir = undisturbed
+    assert train(config, tmp_path) == 0
+    damage(tmp_path, 6)
+    assert train(config, tmp_path) == 0
+    told = capsys.readouterr().err
+    assert "checkpoint 6 can't be read" in told
+    assert "continuing at step 4" in told
+    assert lines(tmp_path) == lines(workdir)
+    assert (tmp_path / "unreadable_checkpoints" / "6").is_dir()
+    for step in (2, 4, 6):
+        damage(tmp_path, step)
+    with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
+        train(config, tmp_path)
+    for step in (2, 4, 6):
+        assert (tmp_path / "unreadable_checkpoints" / str(step)).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("train.batch_size", 0, "train.batch_size is 0; it must be at least 1"),
+        ("train.batch_size", 10, "10 is not divisible by 8 devices"),
+        ("model.embed_dim", 15, "embed_dim=15 is not divisible by model.num_heads=2"),
+        ("model.scheme", "eular", "'eular'; it can be euler, lie_trotter"),
+        ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
+        ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
+        ("model.remat", "every:0", "remat is 'every:0'; it is none"),
+        ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),
+        ("optimizer.learning_rate", 0.0, "learning_rate is 0.0; it must be greater than 0"),
+        ("data.sequence_length", 100_000, r"needs 100000 \+ 1 tokens"),
+        ("data.path", "/nowhere", "data.path=/nowhere: there is no file"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, value, message):
+    small.mesh.fsdp = 8
+    with small.ignore_type():
+        small.update_from_flattened_dict({key: value})
+    with pytest.raises(InputError, match=message):
+        train(small, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
