@@ -1,0 +1,61 @@
+# Sourced by the other scripts: makes $VENV with the project installed, once.
+#
+#   PYTHON   the interpreter to use (default: the first of python3, python3.13, .12, .11 that is
+#            new enough)
+#   VENV     where the environment lies (default: .venv in the project)
+#
+# It is made again when pyproject.toml or the extras change; else this takes no time.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${VENV:-$ROOT/.venv}"
+
+die() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+# True for an interpreter of version 3.11 or later.
+new_enough() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+    if command -v "$candidate" >/dev/null && new_enough "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+    [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python 3.11 or later"
+  done
+  die "no Python 3.11 or later was found; install one, or set PYTHON to it"
+}
+
+# setup [extra ...]: installs the project, editable, with these extras.
+setup() {
+  local extras stamp want python
+  extras="$(IFS=,; echo "$*")"
+  stamp="$VENV/.installed"
+  want="$(cat "$ROOT/pyproject.toml")|$ROOT"
+  # An environment with more extras than asked for will do.
+  if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp-$extras" 2>/dev/null)" = "$want" ]; then
+    return
+  fi
+  python="$(find_python)"
+  echo "installing into $VENV, once ..." >&2
+  if [ ! -x "$VENV/bin/python" ]; then
+    "$python" -m venv "$VENV" || die "$python can't make a virtual environment (on Debian: apt install python3-venv)"
+  fi
+  install "$ROOT${extras:+[$extras]}" || die "the installation into $VENV failed; the lines above say why"
+  printf '%s' "$want" >"$stamp-$extras"
+}
+
+# With uv where it is or can be had, else with pip, which takes ten times as long.
+install() {
+  local uv
+  uv="$(command -v uv)" || { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null && uv="$VENV/bin/uv"; } || true
+  if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install --quiet --editable "$1"; then
+    return
+  fi
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$1"
+}
