@@ -23,8 +23,7 @@ def get_config() -> ConfigDict:
     config.data.sequence_length = 128
     config.train.total_steps = 300
     config.train.batch_size = 16
-    config.train.eval_batches = 16
-    config.train.eval_every = 100
+    config.train.eval_every = 150
     config.train.checkpoint_every = 100
     config.train.log_every = 20
     config.optimizer.learning_rate = 3e-3

@@ -89,14 +89,16 @@ def test_local_sh(tmp_path):
     """Trains, evaluates and prints a sample; the second time there is nothing to train."""
     arguments = [
         ROOT / "launch" / "local.sh",
-        "configs/tiny.py",
-        f"--workdir={tmp_path / 'run with space'}",
+        ROOT / "configs" / "tiny.py",
+        "--workdir=run with space",  # relative to where one stands
         "--config.train.total_steps=20",
         "--config.model.num_steps=2",
     ]
     environment = {**ENVIRONMENT, "VENV": sys.prefix}
     for told in ("done in", "already finished: 20 of 20"):
-        ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
+        ended = subprocess.run(
+            arguments, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert ended.returncode == 0, ended.stderr
         assert told in ended.stderr
         assert "arning" not in ended.stderr

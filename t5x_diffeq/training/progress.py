@@ -1,5 +1,8 @@
 """What a run says of itself: the account at the start, a line per report, the way on at the end."""
 
+import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,9 +167,11 @@ def say_summary(workdir: Path, seconds: float) -> None:
 
 def say_next(workdir: Path) -> None:
     """Where everything lies, and the commands that one would try next."""
+    folder = shlex.quote(str(workdir))
+    python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
     say(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
-        f"  python -m t5x_diffeq.evaluate --workdir={workdir}",
-        f"  python -m t5x_diffeq.generate --workdir={workdir} --prompt='...'",
-        f"  tensorboard --logdir={workdir}/events",
+        f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",
+        f"  {python} -m t5x_diffeq.generate --workdir={folder} --prompt='...'",
+        f"  tensorboard --logdir={folder}/events",
     )
