@@ -4,7 +4,7 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Logits, Positions, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
@@ -12,7 +12,7 @@ from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.integrate import integrate
+from t5x_diffeq.ode.integrate import integrate, trajectory
 from t5x_diffeq.ode.solvers import VectorField, grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
@@ -54,22 +54,35 @@ class LanguageModel(nn.Module):
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
 
-    def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
+    def __call__(self, tokens: Tokens, deterministic: bool = True, unroll: bool = False) -> Logits:
         """The logits of each token's successor."""
-        return self.logits(self.hidden(tokens, self.weights(), deterministic))
+        return self.logits(self.hidden(tokens, self.weights(), deterministic, unroll))
 
     def weights(self) -> Weights:
         """The weights of a whole pass: leaves `[num_nodes, ...]`."""
         c = self.config
         return self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
 
-    def hidden(self, tokens: Tokens, weights: Weights, deterministic: bool = True) -> State:
-        """The state at t = 1, normalised."""
+    def hidden(
+        self, tokens: Tokens, weights: Weights, deterministic: bool = True, unroll: bool = False
+    ) -> State:
+        """The state at t = 1, normalised: what the head reads."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         y = self.embed(tokens, positions)
         y = self.embedding_dropout(y, deterministic=deterministic)
+        return self.final_norm(self.integrate(y, positions, weights, deterministic, unroll))
+
+    def integrate(
+        self,
+        y: State,
+        positions: Positions,
+        weights: Weights,
+        deterministic: bool = True,
+        unroll: bool = False,
+    ) -> State:
+        """The state at t = 1 from that at t = 0."""
         c = self.config
-        y = integrate(
+        return integrate(
             self.field(positions, deterministic),
             weights,
             y,
@@ -78,8 +91,21 @@ class LanguageModel(nn.Module):
             step_size=c.dt,
             remat=c.remat,
             key=None if deterministic else self.make_rng("dropout"),
+            unroll=unroll,
         )
-        return self.final_norm(y)
+
+    def trajectory(self, tokens: Tokens, weights: Weights) -> Float[Array, "states B L D"]:
+        """The states at t = 0, dt, ..., 1."""
+        c = self.config
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        return trajectory(
+            self.field(positions, deterministic=True),
+            weights,
+            self.embed(tokens, positions),
+            scheme=c.scheme,
+            num_steps=c.num_steps,
+            step_size=c.dt,
+        )
 
     def embed(self, tokens: Tokens, positions: Positions) -> State:
         """The state at t = 0."""

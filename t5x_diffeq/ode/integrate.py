@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.errors import InputError
@@ -48,20 +49,53 @@ def integrate(
     Raises:
       InputError: if `remat` is none of these.
     """
-    nodes = len(SCHEMES[scheme].nodes)
-    by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
-    keys = None if key is None else jax.random.split(key, num_steps)
-
-    def step(y: State, inputs: tuple[Weights, Array | None]) -> State:
-        W, step_key = inputs
-        stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
-        return SCHEMES[scheme].step(field(step_key), stages, y, step_size)
-
+    step = step_function(field, scheme, step_size)
+    inputs = step_inputs(weights, scheme, num_steps, key)
     if unroll:
         for n in range(num_steps):
-            y = step(y, jax.tree.map(lambda x, n=n: x[n], (by_step, keys)))
+            y = step(y, jax.tree.map(lambda x, n=n: x[n], inputs))
         return y
-    return scan_steps(step, y, (by_step, keys), num_steps, remat)
+    return scan_steps(step, y, inputs, num_steps, remat)
+
+
+def trajectory(
+    field: FieldOfKey,
+    weights: Weights,
+    y: State,
+    *,
+    scheme: str,
+    num_steps: int,
+    step_size: float,
+) -> Float[Array, "states B L D"]:
+    """The states at t = 0, dt, ..., 1; arguments as those of `integrate`."""
+    step = step_function(field, scheme, step_size)
+
+    def keep(y: State, x: object) -> tuple[State, State]:
+        return step(y, x), y
+
+    y, before = jax.lax.scan(keep, y, step_inputs(weights, scheme, num_steps, key=None))
+    return jnp.concatenate((before, y[None]))
+
+
+def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
+    """One step of the scheme, from a state and the step's slice of `step_inputs`."""
+    nodes = len(SCHEMES[scheme].nodes)
+
+    def step(y: State, inputs: tuple[Weights, Array | None]) -> State:
+        W, key = inputs
+        stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
+        return SCHEMES[scheme].step(field(key), stages, y, step_size)
+
+    return step
+
+
+def step_inputs(
+    weights: Weights, scheme: str, num_steps: int, key: Array | None
+) -> tuple[Weights, Array | None]:
+    """Each step's weights, leaves `[num_steps, nodes, ...]`, and its dropout key."""
+    nodes = len(SCHEMES[scheme].nodes)
+    by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
+    return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
 def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str) -> State:

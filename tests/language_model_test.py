@@ -1,0 +1,184 @@
+"""The whole model against plain NumPy, and what must be true of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model
+import pytest
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.partitioning import unbox
+
+SMALL = ModelConfig(
+    architecture="gpt",
+    weights="time_dependent",
+    scheme="euler",
+    step_size="1/N",
+    num_steps=3,
+    embed_dim=16,
+    num_heads=4,
+    num_kv_heads=None,
+    mlp_dim=24,
+    time_embed_dim=5,
+    num_frequencies=4,
+    time_scale=1000.0,
+    time_embedding="per_layer",
+    init="invariant",
+    norm_eps=1e-5,
+    final_norm_eps=1e-5,
+    norm_shift=False,
+    mlp_input="state",
+    dropout_rate=0.0,
+    vocab_size=50,
+    dtype="float32",
+    remat="none",
+    max_length=10,
+)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
+
+
+def small(**changes):
+    return LanguageModel(dataclasses.replace(SMALL, **changes))
+
+
+def random_params(model, seed=0, scale=0.3):
+    """Every leaf random, so that none hides behind a zero or a one."""
+    declared = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(scale * rng.normal(size=x.shape), jnp.float32), unbox(declared)
+    )
+
+
+def logits(model, params, tokens=TOKENS, **kwargs):
+    return jax.jit(lambda p, t: model.apply({"params": p}, t, **kwargs))(params, tokens)
+
+
+LLAMA = {"architecture": "llama", "num_kv_heads": 2}
+OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "norm_eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"time_embedding": "shared"},
+        {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
+        {"weights": "shared", "scheme": "strang"},
+        {"scheme": "midpoint"},
+        {"scheme": "heun"},
+        {"scheme": "rk4"},
+        {"weights": "per_layer", "scheme": "rk4"},
+        LLAMA,
+        OFFICIAL_LLAMA,
+        {**LLAMA, "weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())) or "default",
+)
+def test_equals_numpy(changes):
+    model = small(**changes)
+    params = random_params(model)
+    found = logits(model, params)
+    in_float64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    for row, tokens in zip(found, np.asarray(TOKENS), strict=True):
+        expected = numpy_model.logits(model.config, in_float64, tokens)
+        np.testing.assert_allclose(row[:, :50], expected, atol=1e-4 * np.abs(expected).max())
+        assert (row[:, 50:] < -1e38).all()  # the padding of the vocabulary
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+def test_causal_by_gradients(architecture):
+    model = small(architecture=architecture)
+    params = random_params(model)
+
+    def output(y0, j):
+        positions = jnp.broadcast_to(jnp.arange(10), (1, 10))
+        weights = model.apply({"params": params}, method="weights")
+        return model.apply({"params": params}, y0, positions, weights, method="integrate")[
+            0, j
+        ].sum()
+
+    y0 = jnp.asarray(np.random.default_rng(1).normal(size=(1, 10, 16)), jnp.float32)
+    for j in (0, 4, 9):
+        sensitivity = jnp.abs(jax.grad(output)(y0, j)).sum((0, 2))
+        assert (sensitivity[: j + 1] > 0).all()
+        assert (sensitivity[j + 1 :] == 0).all()
+
+
+@pytest.mark.parametrize("remat", ["dots", "full", "every:1", "every:2", "every:3", "every:7"])
+def test_remat_changes_nothing(remat):
+    plain, remade = small(dropout_rate=0.1), small(dropout_rate=0.1, remat=remat)
+    params = random_params(plain)
+
+    def gradient(model):
+        def loss(params):
+            rngs = {"dropout": jax.random.key(3)}
+            out = model.apply({"params": params}, TOKENS, deterministic=False, rngs=rngs)
+            return jnp.square(out[..., :50]).mean()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    for expected, found in zip(*map(jax.tree.leaves, map(gradient, (plain, remade))), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5 * float(jnp.abs(expected).max()))
+
+
+def test_unrolled_equals_scanned():
+    model = small()
+    params = random_params(model)
+    unrolled = logits(model, params, unroll=True)
+    np.testing.assert_allclose(unrolled, logits(model, params), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+@pytest.mark.parametrize("scheme", ["euler", "heun"])
+def test_discretised_ode_has_its_weights_bit_for_bit(architecture, scheme):
+    ode = small(architecture=architecture, scheme=scheme)
+    layers = small(architecture=architecture, scheme=scheme, weights="per_layer")
+    params = random_params(ode)
+    weights = jax.jit(lambda p: ode.apply({"params": p}, method="weights"))(params)
+    discretised = {**params, "source": {"weights": weights}}
+    again = jax.jit(lambda p: layers.apply({"params": p}, method="weights"))(discretised)
+    jax.tree.map(np.testing.assert_array_equal, again, weights)
+    np.testing.assert_allclose(
+        logits(layers, discretised), logits(ode, params), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_bfloat16_is_near_float32():
+    params = random_params(small(), scale=0.1)
+    exact, near = (logits(small(dtype=d), params)[..., :50] for d in ("float32", "bfloat16"))
+    assert near.dtype == jnp.float32
+    error = jnp.abs(near - exact).max() / jnp.abs(exact).max()
+    assert 0 < error < 0.03
+
+
+def test_dropout():
+    model = small(dropout_rate=0.5)
+    params = random_params(model)
+
+    def dropped(key):
+        rngs = {"dropout": jax.random.key(key)}
+        return logits(model, params, deterministic=False, rngs=rngs)
+
+    assert (dropped(0) == dropped(0)).all()
+    assert (dropped(0) != dropped(1)).any()
+    np.testing.assert_array_equal(logits(model, params), logits(small(), params))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 2}, "num_kv_heads=2: gpt's q, k and v are one linear"),
+        ({"architecture": "llama", "num_kv_heads": 3}, "num_heads=4 is not divisible by .*=3"),
+        ({"architecture": "llama", "embed_dim": 12}, "heads of odd width"),
+        ({"num_steps": 0}, "model.num_steps is 0; it must be at least 1"),
+        ({"weights": "hyper"}, "'hyper'; it can be time_dependent, per_layer, shared"),
+    ],
+)
+def test_bad_configs(changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(SMALL, **changes)

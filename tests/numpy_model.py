@@ -1,0 +1,152 @@
+"""The equations once more, in plain NumPy and float64: what every model must compute.
+
+Written from the equations alone: loops over steps and heads, no sharing with the project's code.
+Weights are those of one time, as the block's parameter tree; norms, attention and MLP as in
+Vaswani et al. 2017, GPT-2 and Llama.
+"""
+
+import jax
+import numpy as np
+
+
+def norm(p, y, eps, centred):
+    if centred:
+        y = y - y.mean(-1, keepdims=True)
+    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + eps) * p["scale"]
+    return y + p.get("shift", 0)
+
+
+def rotary(x, base=10_000.0):
+    """[L, G]: the complex number x[i] + i x[i + G/2] is turned by position * base^(-2i/G)."""
+    L, G = x.shape
+    z = x[:, : G // 2] + 1j * x[:, G // 2 :]
+    angles = np.arange(L)[:, None] * base ** (-2 * np.arange(G // 2) / G)
+    z = z * np.exp(1j * angles)
+    return np.concatenate((z.real, z.imag), axis=-1)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(p, y, gpt):
+    """[L, D] -> [L, D]."""
+    L = len(y)
+    out = p["output"]["kernel"]
+    heads, head_dim = out.shape[:2]
+    mixed = np.zeros((L, heads, head_dim))
+    for h in range(heads):
+        if gpt:
+            kernel, bias = p["qkv"]["kernel"], p["qkv"]["bias"]
+            q, k, v = (y @ kernel[:, c, h] + bias[c, h] for c in range(3))
+        else:
+            shared = h * p["key"]["kernel"].shape[1] // heads
+            q = rotary(y @ p["query"]["kernel"][:, h])
+            k = rotary(y @ p["key"]["kernel"][:, shared])
+            v = y @ p["value"]["kernel"][:, shared]
+        scores = q @ k.T / np.sqrt(head_dim)
+        scores[np.triu_indices(L, 1)] = -np.inf
+        mixed[:, h] = softmax(scores) @ v
+    return np.einsum("lhg,hgd->ld", mixed, out) + p["output"].get("bias", 0)
+
+
+def mlp(p, y, gpt):
+    if gpt:
+        h = y @ p["up"]["kernel"] + p["up"]["bias"]
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        return h @ p["down"]["kernel"] + p["down"]["bias"]
+    gate = y @ p["gate"]["kernel"]
+    return (gate / (1 + np.exp(-gate)) * (y @ p["up"]["kernel"])) @ p["down"]["kernel"]
+
+
+def fields(c):
+    """f(W, y) and g(W, y) for the model config c."""
+    gpt = c.architecture == "gpt"
+
+    def f(W, y):
+        return attention(W["attention"], norm(W["attention_norm"], y, c.norm_eps, gpt), gpt)
+
+    def g(W, y):
+        if c.mlp_input == "attention_norm":
+            y = norm(W["attention_norm"], y, c.norm_eps, gpt)
+        return mlp(W["mlp"], norm(W["mlp_norm"], y, c.norm_eps, gpt), gpt)
+
+    return f, g
+
+
+def step(c, W, y):
+    """One step of the scheme; W(c) is the weights at node c of this step."""
+    f, g = fields(c)
+    dt = 1 / c.num_steps if c.step_size == "1/N" else 1.0
+
+    def both(node, y):
+        return f(W(node), y) + g(W(node), y)
+
+    if c.scheme == "euler":
+        return y + dt * both(1, y)
+    if c.scheme == "lie_trotter":
+        y = y + dt * f(W(1), y)
+        return y + dt * g(W(1), y)
+    if c.scheme == "strang":
+        y = y + dt / 2 * f(W(1), y)
+        y = y + dt * g(W(1), y)
+        return y + dt / 2 * f(W(1), y)
+    if c.scheme == "midpoint":
+        return y + dt * both(0.5, y + dt / 2 * both(0, y))
+    if c.scheme == "heun":
+        k1 = both(0, y)
+        return y + dt / 2 * (k1 + both(1, y + dt * k1))
+    k1 = both(0, y)
+    k2 = both(0.5, y + dt / 2 * k1)
+    k3 = both(0.5, y + dt / 2 * k2)
+    return y + dt / 6 * (k1 + 2 * k2 + 2 * k3 + both(1, y + dt * k3))
+
+
+def hypernetwork(p, t, S, time_scale):
+    """The block's tree at time t from the parameters of `TimeDependentWeights`."""
+    w = 10_000.0 ** (-np.arange(S) / S)
+    gamma = np.concatenate(([t], np.sin(time_scale * t * w), np.cos(time_scale * t * w)))
+    tree = {}
+    for name, layer in p.items():
+        if name == "time_embedding":
+            continue
+        e = embed(layer.get("time_embedding", p.get("time_embedding")), gamma)
+        leaves = tree
+        for part in name.split("."):
+            leaves = leaves.setdefault(part, {})
+        for leaf in ("kernel", "bias", "scale", "shift"):
+            if leaf in layer:
+                base = layer.get(f"{leaf}_base", 1.0 if leaf == "scale" else 0.0)
+                leaves[leaf] = base + np.tensordot(e, layer[leaf], axes=1)
+    return tree
+
+
+def embed(p, gamma):
+    hidden = gamma @ p["hidden_kernel"] + p["hidden_bias"]
+    return (hidden / (1 + np.exp(-hidden))) @ p["output_kernel"] + p["output_bias"]
+
+
+def weights_at(c, params, n, node):
+    """The weights that step n reads at its node."""
+    source = params["source"]
+    if c.weights == "time_dependent":
+        return hypernetwork(source, (n + node) / c.num_steps, c.num_frequencies, c.time_scale)
+    if c.weights == "shared":
+        return source["weights"]
+    nodes = {"midpoint": (0, 0.5), "heun": (0, 1), "rk4": (0, 0.5, 1)}.get(c.scheme, (1,))
+    index = n * len(nodes) + nodes.index(node)
+    return jax.tree.map(lambda leaf: leaf[index], source["weights"])
+
+
+def logits(c, params, tokens):
+    """[L] -> [L, V] of the whole model, in float64."""
+    gpt = c.architecture == "gpt"
+    y = params["token_embedding"]["table"][tokens]
+    if gpt:
+        y = y + params["position_embedding"]["table"][: len(tokens)]
+    for n in range(c.num_steps):
+        y = step(c, lambda node, n=n: weights_at(c, params, n, node), y)
+    y = norm(params["final_norm"], y, c.final_norm_eps, gpt)
+    head = params["token_embedding"]["table"].T if gpt else params["head"]["kernel"]
+    return (y @ head)[:, : c.vocab_size]
