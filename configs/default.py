@@ -45,6 +45,8 @@ def get_config() -> ConfigDict:
     train.batch_size = 16  # sequences of a step, over all devices
     train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # evaluate so many batches; None: the whole split
+    train.loss_chunk = 2048  # tokens per device whose logits exist at once
+    train.z_loss = 0.0  # factor of the squared log of the softmax's normaliser in the loss
     train.log_every = 20  # steps between reports
     train.eval_every = 500  # steps between evaluations
     train.checkpoint_every = 500  # steps between checkpoints
@@ -89,6 +91,12 @@ VARIANTS = {
         "scheme": "euler",
         "step_size": "1/N",
         "decay": "embeddings",
+    },
+    "shared": {
+        "weights": "shared",
+        "scheme": "euler",
+        "step_size": "1/N",
+        "decay": "kernels",
     },
     "baseline": {
         "weights": "per_layer",

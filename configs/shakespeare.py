@@ -7,7 +7,7 @@ The text is not part of the project: it is the 1.1 MB file that this benchmark i
 first 90% train and the rest validates. The well-known validation loss of the per-layer baseline is
 1.88 nats per character.
 
-Variants: `:ode` (default), `:baseline`.
+Variants: `:ode` (default), `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict

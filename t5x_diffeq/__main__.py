@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t5x_diffeq import __version__
 
-VERBS = ("train", "evaluate", "generate")
+VERBS = ("train", "evaluate", "generate", "benchmark")
 
 
 def summary(verb: str) -> str:

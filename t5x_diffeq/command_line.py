@@ -29,22 +29,23 @@ from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 ROOT = Path(__file__).resolve().parents[1]  # where `configs` lies
 
 
-def run(verb: Callable[[], int | None], doc: str) -> None:
+def run(verb: Callable[[], int | None], doc: str, own: flags.FlagValues) -> None:
     """Parses the flags, runs the verb, and exits.
 
     Args:
       verb: its work; returns its exit status, None for 0.
       doc: what `--help` prints above the flags.
+      own: the verb's flags. Each verb has its own, so that one program can import two.
     """
     quieten()
     if "--version" in sys.argv[1:]:
         print(f"t5x_diffeq {__version__}")
         sys.exit(0)
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(doc.strip(), help_on_flags(), sep="\n\n")
+        print(doc.strip(), help_on(own), sep="\n\n")
         sys.exit(0)
     try:
-        parse(sys.argv)
+        parse(sys.argv, own)
         status = verb() or 0
     except InputError as error:
         status = fail(2, error)
@@ -59,15 +60,10 @@ def run(verb: Callable[[], int | None], doc: str) -> None:
     sys.exit(status)
 
 
-def help_on_flags() -> str:
+def help_on(own: flags.FlagValues) -> str:
     """A line per flag of the verb."""
-    width = max(len(flag.name) for flag in own_flags()) + 2
-    return "\n".join(f"  --{flag.name:<{width}}{flag.help}" for flag in own_flags())
-
-
-def own_flags() -> list[flags.Flag]:
-    """The flags that the verb itself defines."""
-    return flags.FLAGS.get_key_flags_for_module("__main__")
+    width = max(map(len, own)) + 2
+    return "\n".join(f"  --{name:<{width}}{own[name].help}" for name in own)
 
 
 def fail(status: int, error: object) -> int:
@@ -85,8 +81,8 @@ def quieten() -> None:
         warnings.simplefilter("ignore")
 
 
-def parse(argv: list[str]) -> None:
-    """Parses all flags; the config's too, if the verb has one.
+def parse(argv: list[str], own: flags.FlagValues) -> None:
+    """Parses the verb's flags; the config's too, if it has one.
 
     Raises:
       InputError: naming the flag or key, the value, and the way out.
@@ -94,13 +90,13 @@ def parse(argv: list[str]) -> None:
     sys.path.insert(0, str(ROOT))  # so that a config can say `from configs import default`
     check_keys(argv)
     try:
-        rest = flags.FLAGS(argv)[1:]
-        configs = [f.value for f in own_flags() if config_flags.is_config_flag(f)]
+        flags.FLAGS(argv[:1])  # the libraries', at their defaults
+        rest = own(argv)[1:]
+        configs = [own[name].value for name in own if config_flags.is_config_flag(own[name])]
         for config in filter(None, configs):
             check_complete(config)
     except flags.UnrecognizedFlagError as error:
-        names = [flag.name for flag in own_flags()]
-        near = get_close_matches(error.flagname.split(".")[0], names, n=1)
+        near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see --help"
         raise InputError(f"--{error.flagname} is no flag of this verb; {hint}") from error
     except (flags.Error, OSError, AttributeError, TypeError, ValueError, SyntaxError) as error:

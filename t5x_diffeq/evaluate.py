@@ -19,11 +19,18 @@ from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.step import make_eval_step
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-NUM_STEPS = flags.DEFINE_list("num_steps", None, "Numbers of steps, 6,12,24; the trained one.")
-SCHEME = flags.DEFINE_string("scheme", None, "Scheme; the trained one.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Sequences of a batch, over all devices.")
-CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Step of the checkpoint; the newest.")
+FLAGS = flags.FlagValues()
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+NUM_STEPS = flags.DEFINE_list(
+    "num_steps", None, "Numbers of steps, 6,12,24; the trained one.", flag_values=FLAGS
+)
+SCHEME = flags.DEFINE_string("scheme", None, "Scheme; the trained one.", flag_values=FLAGS)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "Sequences of a batch, over all devices.", flag_values=FLAGS
+)
+CHECKPOINT = flags.DEFINE_integer(
+    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+)
 
 
 def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
@@ -40,9 +47,10 @@ def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
     model = run.setup.model.config
     windows = Windows(corpus.validation, model.max_length, "validation", ragged=True)
     with run.setup.context():
+        eval_step = make_eval_step(run.setup.model, run.setup.loss_chunk)
         rows = run.setup.eval_rows(BATCH_SIZE.value)
         batches = eval_batches(windows, rows, run.setup.rows)
-        values = evaluate(make_eval_step(run.setup.model), run.params, batches)
+        values = evaluate(eval_step, run.params, batches)
     grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
 
@@ -73,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__)
+    command_line.run(main, __doc__, FLAGS)

@@ -18,14 +18,27 @@ from t5x_diffeq.training.run import load_run
 
 OPENING = 16  # tokens of the validation text that are the prompt if none is given
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-PROMPT = flags.DEFINE_string("prompt", None, "Text to continue; the validation text's opening.")
-MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "At most so many tokens more.")
-TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0: always the likeliest token.")
-TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many likeliest tokens; all.")
-NUM_STEPS = flags.DEFINE_integer("num_steps", None, "Number of steps; the trained one.")
-SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.")
-CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Step of the checkpoint; the newest.")
+FLAGS = flags.FlagValues()
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+PROMPT = flags.DEFINE_string(
+    "prompt", None, "Text to continue; the validation text's opening.", flag_values=FLAGS
+)
+MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", 64, "At most so many tokens more.", flag_values=FLAGS
+)
+TEMPERATURE = flags.DEFINE_float(
+    "temperature", 0.8, "0: always the likeliest token.", flag_values=FLAGS
+)
+TOP_K = flags.DEFINE_integer(
+    "top_k", None, "Draw among so many likeliest tokens; all.", flag_values=FLAGS
+)
+NUM_STEPS = flags.DEFINE_integer(
+    "num_steps", None, "Number of steps; the trained one.", flag_values=FLAGS
+)
+SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.", flag_values=FLAGS)
+CHECKPOINT = flags.DEFINE_integer(
+    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+)
 
 
 def check_flags() -> None:
@@ -97,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__)
+    command_line.run(main, __doc__, FLAGS)

@@ -28,10 +28,13 @@ from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval
 from t5x_diffeq.training.stop import StopSignals
 from t5x_diffeq.training.workdir import check_config, held, save_config
 
+FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, with :variant if it has any."
+    "config", None, "Config file, with :variant if it has any.", flag_values=FLAGS
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made, or continued.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run; made, or continued.", flag_values=FLAGS
+)
 
 
 def train(config: ConfigDict, workdir: Path) -> int:
@@ -67,7 +70,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
             return 0
 
         # -------------------------------------------------------------- compiled steps
-        eval_step = make_eval_step(setup.model)
+        eval_step = make_eval_step(setup.model, setup.loss_chunk)
         train_step = compile_train_step(setup, batch_size)
         say(f"ready after {time.perf_counter() - started:.1f} s, compilation included")
 
@@ -137,4 +140,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__)
+    command_line.run(main, __doc__, FLAGS)

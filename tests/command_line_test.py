@@ -44,11 +44,11 @@ def test_bad_arguments(arguments, message):
     assert ended.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "benchmark"])
 def test_help(verb):
     ended = run(f"t5x_diffeq.{verb}", "--help")
     assert ended.returncode == 0
-    assert "--workdir" in ended.stdout
+    assert "  --" in ended.stdout
 
 
 def test_verbs_are_listed():
@@ -58,6 +58,7 @@ def test_verbs_are_listed():
         "train",
         "evaluate",
         "generate",
+        "benchmark",
     ]
     assert run("t5x_diffeq", "trian").returncode == 2
 

@@ -148,5 +148,5 @@ def logits(c, params, tokens):
     for n in range(c.num_steps):
         y = step(c, lambda node, n=n: weights_at(c, params, n, node), y)
     y = norm(params["final_norm"], y, c.final_norm_eps, gpt)
-    head = params["token_embedding"]["table"].T if gpt else params["head"]["kernel"]
+    head = params["token_embedding"]["table"].T if gpt else params["head"]
     return (y @ head)[:, : c.vocab_size]

@@ -1,6 +1,7 @@
 """The official implementation's own numbers: arrays recorded from it, where they are at hand."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,7 @@ def llama_params(arrays):
     flat = {("source", "weights", *path): arrays[stacked + name] for path, name in names.items()}
     flat["final_norm", "scale"] = arrays["param/transformer.norm.weight"]
     flat["token_embedding", "table"] = padded(arrays["param/embeddings.token_embeddings"])
-    flat["head", "kernel"] = padded(arrays["param/lm_head.weight"]).T
+    flat["head",] = padded(arrays["param/lm_head.weight"]).T
     return jax.tree.map(jnp.asarray, unflatten_dict(flat))
 
 
@@ -163,7 +164,8 @@ def test_gradients_of_every_parameter(gpt):
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
 
     def loss(params):
-        losses = token_losses(model.apply({"params": params}, tokens[:, :-1]), tokens[:, 1:])
+        y, head = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
+        losses, _ = token_losses(y, head, tokens[:, 1:], vocab_size=97, chunk=7)
         return losses.mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
@@ -183,8 +185,10 @@ def test_llama_baseline():
     arrays = load("llama_vanilla.npz")
     model = LanguageModel(LLAMA)
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
-    logits = jax.jit(model.apply)({"params": llama_params(arrays)}, tokens)
+    params = {"params": llama_params(arrays)}
+    logits = jax.jit(model.apply)(params, tokens)
     np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
-    losses = token_losses(logits[:, :-1], tokens[:, 1:])
+    y, head = jax.jit(partial(model.apply, method="state_and_head"))(params, tokens)
+    losses, _ = token_losses(y[:, :-1], head, tokens[:, 1:], vocab_size=97, chunk=100)
     expected = arrays["output/loss_per_position"][:, :-1]
     np.testing.assert_allclose(losses, expected, atol=1e-5)

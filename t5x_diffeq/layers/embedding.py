@@ -1,4 +1,4 @@
-"""Tables of vectors: tokens (also read backwards, as a tied head) and learned positions."""
+"""Tables of vectors, for tokens and for learned positions."""
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -41,7 +41,3 @@ class Embedding(nn.Module):
         table = nn.with_logical_constraint(self.table.astype(self.dtype), (self.axis, None))
         vectors = jnp.take(table, indices, axis=0)
         return nn.with_logical_constraint(vectors, ("batch", "length", None))
-
-    def attend(self, y: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
-        """Inner products with every row: the logits of a tied head."""
-        return jnp.einsum("bld,vd->blv", y, self.table.astype(self.dtype))

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Logits, Positions, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
-from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import integrate, trajectory
@@ -45,8 +45,14 @@ class LanguageModel(nn.Module):
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
         else:
-            self.head = Linear(
-                (c.embed_dim, c.padded_vocab_size), ("embed", "vocab"), dtype=c.compute_dtype
+            self.head = declare(
+                self,
+                "head",
+                nn.initializers.normal(0.02),
+                (c.embed_dim, c.padded_vocab_size),
+                ("embed", "vocab"),
+                "kernel",
+                fan_in=c.embed_dim,
             )
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c, Block(c, parent=None))
@@ -57,6 +63,12 @@ class LanguageModel(nn.Module):
     def __call__(self, tokens: Tokens, deterministic: bool = True, unroll: bool = False) -> Logits:
         """The logits of each token's successor."""
         return self.logits(self.hidden(tokens, self.weights(), deterministic, unroll))
+
+    def state_and_head(
+        self, tokens: Tokens, deterministic: bool = True, unroll: bool = False
+    ) -> tuple[State, Float[Array, "V D"]]:
+        """What the loss is made of: the last state, and the vectors it is compared with."""
+        return self.hidden(tokens, self.weights(), deterministic, unroll), self.head_vectors()
 
     def weights(self) -> Weights:
         """The weights of a whole pass: leaves `[num_nodes, ...]`."""
@@ -130,10 +142,15 @@ class LanguageModel(nn.Module):
 
         return with_key
 
+    def head_vectors(self) -> Float[Array, "V D"]:
+        """A vector per token of the padded vocabulary: logits are its products with the state."""
+        gpt = self.config.architecture == "gpt"
+        vectors = self.token_embedding.table if gpt else self.head.T
+        return vectors.astype(self.config.compute_dtype)
+
     def logits(self, y: State) -> Logits:
         """Logits over the padded vocabulary; padding has those of probability zero."""
-        gpt = self.config.architecture == "gpt"
-        logits = self.token_embedding.attend(y) if gpt else self.head("bld,dv->blv", y)
+        logits = jnp.einsum("bld,vd->blv", y, self.head_vectors())
         logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
         logits = logits.astype(jnp.float32)
         real = jnp.arange(logits.shape[-1]) < self.config.vocab_size

@@ -1,14 +1,100 @@
-"""Next-token cross entropy, in nats per token."""
+"""Next-token cross entropy, in nats per token, whose logits never all exist at once."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Logits, Tokens
+from t5x_diffeq.array_types import State, Tokens
+
+Axes = tuple[str, ...]
 
 
-def token_losses(logits: Logits, targets: Tokens) -> Float[Array, "B L"]:
-    """-log p(target) of each token, float32."""
-    logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+def token_losses(
+    y: State,
+    head: Float[Array, "V D"],
+    targets: Tokens,
+    *,
+    vocab_size: int,
+    chunk: int,
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"]]:
+    """-log p(target) of each token, and log of the softmax's normaliser; float32.
+
+    Each device gathers the head along its width once, then goes through its own tokens chunk by
+    chunk; logits are made again backward. Under automatic sharding every chunk would gather the
+    head. Where the vocabulary is split, only sums over it are exchanged.
+
+    Args:
+      y: the model's last state, normalised.
+      head: a vector per token of the padded vocabulary.
+      targets: the tokens to be predicted.
+      vocab_size: tokens that exist; the rest is padding and has probability 0.
+      chunk: tokens per device whose logits exist at once.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return local_losses(y, head, targets, (), (), vocab_size, chunk)
+    rows, (vocab, width) = mesh_axes("batch"), (mesh_axes("vocab"), mesh_axes("embed"))
+    by_row = PartitionSpec(rows or None)
+    return jax.shard_map(
+        lambda y, head, targets: local_losses(y, head, targets, vocab, width, vocab_size, chunk),
+        in_specs=(by_row, PartitionSpec(vocab or None, width or None), by_row),
+        out_specs=(by_row, by_row),
+    )(y, head, targets)
+
+
+def mesh_axes(logical: str) -> Axes:
+    """The mesh axes of a logical axis, under the rules of the context."""
+    (target,) = nn.logical_to_mesh_axes((logical,))
+    return (target,) if isinstance(target, str) else tuple(target or ())
+
+
+def local_losses(
+    y: Float[Array, "b L D"],
+    head: Float[Array, "v d"],
+    targets: Tokens,
+    vocab: Axes,
+    width: Axes,
+    vocab_size: int,
+    chunk: int,
+) -> tuple[Float[Array, "b L"], Float[Array, "b L"]]:
+    """One device's part; `head` is split over the mesh axes `vocab` and `width`."""
+    if width:
+        head = jax.lax.all_gather(head, width, axis=1, tiled=True)
+    # Float32 here makes its gradient a float32 sum over chunks; each uses it in y's dtype.
+    head = head.astype(jnp.float32)
+    first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
+    chunk = min(chunk, targets.size)
+    missing = -targets.size % chunk
+    states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
+    wanted = jnp.pad(targets.reshape(-1), (0, missing))
+    losses, normalisers = jax.lax.map(
+        jax.checkpoint(partial(chunk_losses, head, first, vocab, vocab_size)),
+        (states.reshape(-1, chunk, y.shape[-1]), wanted.reshape(-1, chunk)),
+    )
+    shape, size = targets.shape, targets.size
+    return losses.reshape(-1)[:size].reshape(shape), normalisers.reshape(-1)[:size].reshape(shape)
+
+
+def chunk_losses(
+    head: Float[Array, "v D"],
+    first: Array | int,
+    vocab: Axes,
+    vocab_size: int,
+    tokens: tuple[Float[Array, "chunk D"], Array],
+) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
+    """Losses and log normalisers of a chunk; `head` holds the vocabulary from `first` on."""
+    states, targets = tokens
+    logits = jnp.einsum("td,vd->tv", states, head.astype(states.dtype)).astype(jnp.float32)
+    numbers = first + jnp.arange(len(head))
+    logits = jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min)
+    highest = jax.lax.stop_gradient(logits.max(-1))
+    highest = jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
+    total = jnp.exp(logits - highest[:, None]).sum(-1)
+    chosen = jnp.where(numbers == targets[:, None], logits, 0).sum(-1)
+    if vocab:
+        total, chosen = jax.lax.psum((total, chosen), vocab)
+    normaliser = jnp.log(total) + highest
+    return normaliser - chosen, normaliser

@@ -34,6 +34,8 @@ class Setup:
       abstract_state: shape, dtype and sharding of each array of the train state.
       dropout_key: decides dropout, with the step.
       init_key: decides the initial parameters.
+      loss_chunk: tokens per device whose logits exist at once.
+      z_loss: factor of the squared log normaliser in the loss.
     """
 
     model: LanguageModel
@@ -45,6 +47,8 @@ class Setup:
     abstract_state: TrainState
     init_key: Array
     dropout_key: Array
+    loss_chunk: int
+    z_loss: float
 
     def context(self) -> AbstractContextManager:
         """Within it, arrays are sharded by the rules over the mesh."""
@@ -103,7 +107,17 @@ def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
     )
     rows = partitioning.batch_sharding(mesh, rules)
     return Setup(
-        model, optimizer, schedule, mesh, rules, rows, abstract_state, init_key, dropout_key
+        model,
+        optimizer,
+        schedule,
+        mesh,
+        rules,
+        rows,
+        abstract_state,
+        init_key,
+        dropout_key,
+        loss_chunk=config.train.loss_chunk,
+        z_loss=config.train.z_loss,
     )
 
 
@@ -116,5 +130,6 @@ def check_counts(config: ConfigDict) -> None:
     counts = {f"train.{key}": value for key, value in config.train.items()}
     counts["data.sequence_length"] = config.data.sequence_length
     for key, value in counts.items():
-        if value is not None and value < 1:
-            raise InputError(f"{key} is {value}; it must be at least 1")
+        least = 0 if key == "train.z_loss" else 1
+        if value is not None and not value >= least:
+            raise InputError(f"{key} is {value}; it must be at least {least}")

@@ -1,9 +1,11 @@
 """One step of training, and one of evaluation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import optax
 from clu import metrics as clu_metrics
 from flax import struct
@@ -33,24 +35,27 @@ class EvalMetrics(clu_metrics.Collection):
     loss: clu_metrics.Average.from_output("loss")
 
 
-def make_train_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
-    """The function from a state and a batch to the next state and the step's metrics."""
-    model, optimizer = setup.model, setup.optimizer
-    deterministic = model.config.dropout_rate == 0
+def make_train_step(
+    setup: Setup, unroll: bool = False
+) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
+    """The function from a state and a batch to the next state and the step's metrics.
 
-    def mean_loss(params: dict, batch: Batch, dropout_key: Array) -> Array:
-        logits = model.apply(
-            {"params": params},
-            batch["inputs"],
-            deterministic=deterministic,
-            rngs=None if deterministic else {"dropout": dropout_key},
-        )
-        losses = token_losses(logits, batch["targets"]) * batch["mask"]
-        return losses.sum() / batch["mask"].sum()
+    Args:
+      setup: model, optimizer and what goes with them.
+      unroll: write the depth's loop out, for counting.
+    """
+    model, optimizer = setup.model, setup.optimizer
+
+    def mean_loss(params: dict, batch: Batch, key: Array) -> tuple[Array, Array]:
+        losses, normalisers = batch_losses(model, params, batch, setup.loss_chunk, key, unroll)
+        tokens = batch["mask"].sum()
+        loss = (losses * batch["mask"]).sum() / tokens
+        z_loss = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
+        return loss + setup.z_loss * z_loss, loss
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        loss, gradient = jax.value_and_grad(mean_loss)(state.params, batch, dropout_key)
+        gradient, loss = jax.grad(mean_loss, has_aux=True)(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         metrics = TrainMetrics.single_from_model_output(
             loss=loss,
@@ -71,14 +76,46 @@ def compile_train_step(setup: Setup, batch_size: int) -> jax.stages.Compiled:
     return step.lower(setup.abstract_state, setup.abstract_batch(batch_size)).compile()
 
 
+def unrolled_cost(setup: Setup, batch_size: int) -> dict[str, float]:
+    """The compiler's own count of a step's work: `flops` and `bytes accessed`.
+
+    It counts the body of a loop once, so loops are written out, and nothing is computed again.
+    """
+    whole = replace(setup, loss_chunk=batch_size * setup.model.config.max_length)
+    step = jax.jit(make_train_step(whole, unroll=True))
+    lowered = step.lower(setup.abstract_state, setup.abstract_batch(batch_size))
+    return lowered.compile().cost_analysis()
+
+
 @cache
-def make_eval_step(model: LanguageModel) -> Callable[[dict, Batch], EvalMetrics]:
+def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
 
     @jax.jit
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:
-        logits = model.apply({"params": params}, batch["inputs"])
-        losses = token_losses(logits, batch["targets"])
+        losses, _ = batch_losses(model, params, batch, chunk)
         return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
     return eval_step
+
+
+def batch_losses(
+    model: LanguageModel,
+    params: dict,
+    batch: Batch,
+    chunk: int,
+    key: Array | None = None,
+    unroll: bool = False,
+) -> tuple[Array, Array]:
+    """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given."""
+    deterministic = key is None or model.config.dropout_rate == 0
+    y, head = model.apply(
+        {"params": params},
+        batch["inputs"],
+        deterministic=deterministic,
+        unroll=unroll,
+        rngs=None if deterministic else {"dropout": key},
+        method="state_and_head",
+    )
+    vocab_size = model.config.vocab_size
+    return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)

@@ -75,7 +75,13 @@ def may_change(key: str) -> bool:
     return (
         key.startswith("mesh.")
         or key.endswith("_every")
-        or key in ("train.total_steps", "train.keep_checkpoints", "train.eval_batch_size")
+        or key
+        in (
+            "train.total_steps",
+            "train.keep_checkpoints",
+            "train.eval_batch_size",
+            "train.loss_chunk",
+        )
     )
 
 

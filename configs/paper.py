@@ -1,0 +1,48 @@
+"""What the paper's configs have in common (sections 6.1 and C): models in bfloat16, their training.
+
+Sizes that a config does not name are the paper's: GPT reads 1024 tokens with a vocabulary of 50257,
+Llama 2048 with 32000. The tokenizer is trained on the data, at that size.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+
+def training() -> ConfigDict:
+    """40k steps of 256 sequences, 3e-4, warm-up 1%, cosine to a tenth, clip 1."""
+    config = default.get_config()
+    config.model.dtype = "bfloat16"
+    config.model.init = "paper"
+    config.data.source = "text_files"
+    config.train.total_steps = 40_000
+    config.train.batch_size = 256
+    config.train.eval_batch_size = 256
+    config.train.eval_batches = 64
+    config.train.log_every = 50
+    config.train.eval_every = 1000
+    config.train.checkpoint_every = 1000
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.weight_decay = 0.1
+    return config
+
+
+def gpt(num_steps: int, embed_dim: int, num_heads: int, time_embed_dim: int) -> ConfigDict:
+    """GPT-2's shapes with dropout 0.1; S = 128."""
+    config = training()
+    config.model.num_steps = num_steps
+    config.model.embed_dim = embed_dim
+    config.model.num_heads = num_heads
+    config.model.mlp_dim = 4 * embed_dim
+    config.model.time_embed_dim = time_embed_dim
+    config.model.num_frequencies = 128
+    config.model.dropout_rate = 0.1
+    config.data.tokenizer_vocab_size = 50257
+    config.data.sequence_length = 1024
+    return config
+
+
+def with_variant(config: ConfigDict, variant: str) -> ConfigDict:
+    """The config with the variant's weights, scheme, step size and decay."""
+    default.set_variant(config, variant)
+    return config

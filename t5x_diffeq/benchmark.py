@@ -1,0 +1,145 @@
+"""Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
+
+With --coordinate_check, shows instead how far W(t) moves in the first steps of training, against T.
+Steps of the two models take turns, so that a noisy machine is as noisy for both. Prints a table on
+standard error and one JSON object per model on standard output.
+"""
+
+import copy
+import importlib
+import json
+import statistics
+import time
+from dataclasses import replace
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.config import CHOICES
+from t5x_diffeq.report import count, say
+from t5x_diffeq.training.coordinate_check import coordinate_check
+from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
+
+FLAGS = flags.FlagValues()
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file of the model.", flag_values=FLAGS
+)
+COORDINATE_CHECK = flags.DEFINE_bool(
+    "coordinate_check", False, "Show the steps of W(t).", flag_values=FLAGS
+)
+ROUNDS = flags.DEFINE_integer("rounds", 20, "Timed steps of each model.", flag_values=FLAGS)
+
+
+class Contestant:
+    """A model with its compiled step, its state and a batch."""
+
+    def __init__(self, name: str, config: ConfigDict):
+        self.name, self.batch_size = name, config.train.batch_size
+        self.setup: Setup = make_setup(config, vocab_size(config))
+        with self.setup.context():
+            self.compiled = compile_train_step(self.setup, self.batch_size)
+            self.state: TrainState = self.setup.init_state()
+            self.batch: Batch = self.random_batch()
+        self.seconds: list[float] = []
+
+    def random_batch(self) -> Batch:
+        """Tokens drawn evenly."""
+        shapes = self.setup.abstract_batch(self.batch_size)
+        rng = np.random.default_rng(0)
+        tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
+        arrays = {"inputs": tokens, "targets": tokens, "mask": np.ones(tokens.shape)}
+        return {
+            name: jax.device_put(array.astype(shapes[name].dtype), shapes[name].sharding)
+            for name, array in arrays.items()
+        }
+
+    def step(self) -> None:
+        """One step, timed."""
+        begun = time.perf_counter()
+        self.state, metrics = self.compiled(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+        self.seconds.append(time.perf_counter() - begun)
+
+    def results(self) -> dict[str, float]:
+        """Step time, the compiler's memory analysis of the step, and its work."""
+        memory = self.compiled.memory_analysis()
+        with self.setup.context():
+            cost = unrolled_cost(self.setup, self.batch_size)
+        return {
+            "step_ms": 1e3 * statistics.median(self.seconds),
+            "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
+            "state_bytes": memory.argument_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "flops": cost["flops"],
+            "bytes_accessed": cost["bytes accessed"],
+        }
+
+
+def vocab_size(config: ConfigDict) -> int:
+    """The vocabulary that the config's tokenizer would have."""
+    of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
+    return config.model.vocab_size or of_tokenizer
+
+
+def compare(config: ConfigDict, rounds: int) -> list[dict]:
+    """Results of the model and of its baseline, and their ratios."""
+    baseline = copy.deepcopy(config)
+    importlib.import_module("configs.default").set_variant(baseline, "baseline")
+    contestants = [Contestant("model", config), Contestant("baseline", baseline)]
+    for warmup in (True, False):
+        for contestant in contestants * (2 if warmup else rounds):
+            contestant.step()
+        if warmup:
+            for contestant in contestants:
+                contestant.seconds.clear()
+    results = [{"name": c.name, **c.results()} for c in contestants]
+    model, base = results
+    ratios = {key: model[key] / base[key] for key in model if key != "name"}
+    return [*results, {"name": "ratio", **ratios}]
+
+
+def show_coordinate_check(config: ConfigDict) -> None:
+    """A table for each initialisation.
+
+    Raises:
+      InputError: if the config's weights are no functions of time.
+    """
+    model = make_setup(config, vocab_size(config)).model.config
+    if model.weights != "time_dependent":
+        raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
+    for init in CHOICES["init"]:
+        rows = coordinate_check(replace(model, init=init))
+        say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
+        for row in rows:
+            say("".join(f"{value:>12.3g}" for value in row.values()))
+            print(json.dumps({"init": init, **row}), flush=True)
+
+
+def main() -> None:
+    """The verb."""
+    if CONFIG.value is None:
+        raise InputError("benchmark needs --config=FILE; see --help")
+    if ROUNDS.value < 1:
+        raise InputError(f"--rounds={ROUNDS.value} must be at least 1")
+    if COORDINATE_CHECK.value:
+        show_coordinate_check(CONFIG.value)
+        return
+    results = compare(CONFIG.value, ROUNDS.value)
+    model, base, ratio = results
+    say(f"{'':<18}{'model':>12}{'baseline':>12}{'ratio':>8}")
+    for key in ratio:
+        if key != "name":
+            say(f"{key:<18}{count(model[key]):>12}{count(base[key]):>12}{ratio[key]:>8.2f}")
+    for result in results:
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__, FLAGS)

@@ -1,0 +1,75 @@
+"""How far W(t) moves in the first steps of training, against T.
+
+A coordinate check in the sense of muP (Yang et al. 2022): another width of the time embedding
+should change neither where W(t) starts nor how far a step moves it, so that one learning rate
+serves every T.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from t5x_diffeq.layers.parameter import is_parameter
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.optimizer import scale_each
+from t5x_diffeq.training.partitioning import unbox
+from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.step import batch_losses
+
+WIDTHS = (8, 20, 48, 96, 144)
+
+
+def coordinate_check(
+    config: ModelConfig, widths: Sequence[int] = WIDTHS, steps: int = 10
+) -> list[dict[str, float]]:
+    """A row per T: `T`, `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change|).
+
+    Args:
+      config: the model; its `time_embed_dim` is replaced.
+      widths: the T to try.
+      steps: of Adam at learning rate 1e-3, without decay or clipping, on random tokens.
+    """
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, config.vocab_size, (8, config.max_length + 1)).astype(np.int32)
+    batch = {"inputs": jnp.asarray(tokens[:, :-1]), "targets": jnp.asarray(tokens[:, 1:])}
+    return [{"T": T, **moved(replace(config, time_embed_dim=T), batch, steps)} for T in widths]
+
+
+def moved(config: ModelConfig, batch: dict[str, jax.Array], steps: int) -> dict[str, float]:
+    """The scale and the movement of one model's kernels."""
+    model = LanguageModel(config)
+    declared = declared_params(model)
+    multipliers = jax.tree.map(lambda p: p.step_multiplier, declared, is_leaf=is_parameter)
+    optimizer = optax.chain(
+        optax.scale_by_adam(0.9, 0.95), scale_each(multipliers), optax.scale_by_learning_rate(1e-3)
+    )
+
+    @jax.jit
+    def step(params: dict, opt_state: optax.OptState) -> tuple[dict, optax.OptState]:
+        def loss(params: dict) -> jax.Array:
+            return batch_losses(model, params, batch, chunk=2048)[0].mean()
+
+        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    @jax.jit
+    def kernels(params: dict) -> jax.Array:
+        weights = model.apply({"params": params}, method="weights")
+        leaves = jax.tree_util.tree_leaves_with_path(weights)
+        return jnp.concatenate([w.ravel() for path, w in leaves if path[-1].key == "kernel"])
+
+    params = jax.jit(lambda key: unbox(model.init(key, batch["inputs"])["params"]))(
+        jax.random.key(0)
+    )
+    start, opt_state = kernels(params), optimizer.init(params)
+    found = {"start": float(jnp.sqrt(jnp.square(start).mean()))}
+    for n in range(1, steps + 1):
+        params, opt_state = step(params, opt_state)
+        if n in (1, steps):
+            found[f"after_{n}"] = float(jnp.abs(kernels(params) - start).mean())
+    return found
