@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
     model.dropout_rate = 0.0  # on embeddings and on the output of attention and MLP
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
+    model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash
     model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
 
     config.data = data = ConfigDict()

@@ -36,6 +36,7 @@ SMALL = ModelConfig(
     vocab_size=50,
     dtype="float32",
     remat="none",
+    attention="xla",
     max_length=10,
 )
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)

@@ -1,5 +1,7 @@
 """The weight sources, on a block that they have never seen."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,19 +109,43 @@ def test_weights_in_compute_dtype_norms_in_float32():
     assert dtypes["norm"] == {"scale": jnp.float32, "shift": jnp.float32}
 
 
-def test_sharded_generation_equals_whole_and_moves_nothing():
+def collectives(compiled):
+    """Result types of the collective operations in the compiled text, by kind."""
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    return re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", compiled.as_text())
+
+
+def test_sharded_generation_equals_whole_and_moves_only_embeddings():
     source = TimeDependentWeights(Odd(), INPUTS, SCALES)
     params = random_params(source)
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=axis_types)
     rules = (("embed", "fsdp"), ("heads", "tensor"), ("mlp", None), ("time_embed", None))
     names = nn.get_partition_spec(source.init(jax.random.key(0), TIMES))["params"]
     shardings = nn.logical_to_mesh_sharding(names, mesh, rules)
+
+    def generate(params):
+        return source.apply({"params": params}, TIMES)
+
+    def gradient(params, like):
+        products = jax.tree.map(lambda w, v: (w * v).sum(), generate(params), like)
+        return sum(jax.tree.leaves(products))
+
+    whole = generate(params)
+    like = jax.tree.map(lambda w: jnp.sin(jnp.arange(w.size)).reshape(w.shape), whole)
+    expected = jax.grad(gradient)(params, like)
     with sharded(mesh, rules):
-        generate = jax.jit(lambda p: source.apply({"params": p}, TIMES), in_shardings=(shardings,))
-        compiled = generate.lower(params).compile()
-        kernel = compiled(jax.device_put(params, shardings))["linear"]["kernel"]
-    whole = source.apply({"params": params}, TIMES)["linear"]["kernel"]
-    np.testing.assert_allclose(kernel, whole, atol=1e-6)
-    assert tuple(kernel.sharding.spec)[:3] == (None, "fsdp", "tensor")
-    for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
-        assert collective not in compiled.as_text()
+        placed = jax.device_put(params, shardings)
+        forward = jax.jit(generate).lower(placed).compile()
+        weights = forward(placed)
+        laid_out = jax.device_put(like, jax.tree.map(lambda w: w.sharding, weights))
+        backward = jax.jit(jax.grad(gradient), out_shardings=shardings)
+        backward = backward.lower(placed, laid_out).compile()
+        found = backward(placed, laid_out)
+    assert tuple(weights["linear"]["kernel"].sharding.spec)[:3] == (None, "fsdp", "tensor")
+    assert collectives(forward) == []
+    # Backward, the [N, T] sums for e(t) alone: one per leaf.
+    assert {kind for _, kind in collectives(backward)} == {"all-reduce"}
+    assert all("f32[3,5]" in result for result, _ in collectives(backward))
+    for a, b in zip(*map(jax.tree.leaves, ((weights, found), (whole, expected))), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1, float(jnp.abs(b).max())))

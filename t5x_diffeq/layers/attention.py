@@ -1,16 +1,14 @@
 """Causal multi-head attention, with grouped queries and rotary positions as options."""
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Positions, State
+from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.rotary import rotate
-
-HEADS = ("batch", "length", "heads", "head_dim")
 
 
 class Attention(nn.Module):
@@ -23,6 +21,7 @@ class Attention(nn.Module):
       fused: q, k and v are one linear, as in GPT (then H = K); else one each, as in Llama.
       use_bias: biases on all linears.
       rotary: whether q and k turn with the position.
+      kernel: one of `attention_kernels.KERNELS`.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
     """
@@ -33,6 +32,7 @@ class Attention(nn.Module):
     fused: bool
     use_bias: bool
     rotary: bool
+    kernel: str = "xla"
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
 
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         if self.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        mixed = causal_attention(q, k, v, self.kernel)
         return Linear(
             (self.num_heads, head_dim, self.embed_dim),
             ("heads", "head_dim", "embed"),

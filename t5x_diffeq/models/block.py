@@ -38,7 +38,13 @@ class Block(nn.Module):
         layer = {"use_bias": gpt, "output_std": output_std, "dtype": c.compute_dtype}
         self.attention_norm = norm()
         self.attention = Attention(
-            c.embed_dim, c.num_heads, c.kv_heads, fused=gpt, rotary=not gpt, **layer
+            c.embed_dim,
+            c.num_heads,
+            c.kv_heads,
+            fused=gpt,
+            rotary=not gpt,
+            kernel=c.attention,
+            **layer,
         )
         self.mlp_norm = norm()
         self.mlp = MLP(c.embed_dim, c.mlp_dim, gated=not gpt, **layer)

@@ -1,11 +1,12 @@
 """The model's configuration: frozen, checked once, passed whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.attention_kernels import KERNELS, choose
 from t5x_diffeq.ode.integrate import uniform_step_size
 from t5x_diffeq.ode.solvers import SCHEMES, grid
 
@@ -18,6 +19,7 @@ CHOICES = {
     "time_embedding": ("per_layer", "shared"),
     "init": ("paper", "invariant"),
     "mlp_input": ("state", "attention_norm"),
+    "attention": ("auto", *KERNELS),
     "dtype": ("float32", "bfloat16"),
 }
 
@@ -52,6 +54,7 @@ class ModelConfig:
     vocab_size: int
     dtype: str
     remat: str
+    attention: str
     max_length: int
 
     @classmethod
@@ -77,6 +80,14 @@ class ModelConfig:
         self.check_sizes()
         if not 0 <= self.dropout_rate < 1:
             raise InputError(f"model.dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
+
+    def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
+        """The config with "auto" attention resolved for the platform, and why so."""
+        if self.attention != "auto":
+            return self, "as model.attention says"
+        head_dim = self.embed_dim // self.num_heads
+        kernel, reason = choose(platform, self.dtype, head_dim, self.max_length)
+        return replace(self, attention=kernel), reason
 
     def check_sizes(self):
         """Sizes are positive and divide where they must."""

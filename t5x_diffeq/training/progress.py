@@ -112,6 +112,7 @@ def say_account(
             "data": f"{corpus.name}: {count(len(corpus.train))} tokens train, "
             f"{count(len(corpus.validation))} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
+            "attention": f"{c.attention} ({setup.attention_reason})",
             "parameters": describe_parameters(setup.abstract_state.params),
             "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
             f"{count(total_steps * tokens_per_step)} in all, "

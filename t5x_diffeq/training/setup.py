@@ -34,6 +34,7 @@ class Setup:
       abstract_state: shape, dtype and sharding of each array of the train state.
       dropout_key: decides dropout, with the step.
       init_key: decides the initial parameters.
+      attention_reason: why the attention kernel is the one it is.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser in the loss.
     """
@@ -47,6 +48,7 @@ class Setup:
     abstract_state: TrainState
     init_key: Array
     dropout_key: Array
+    attention_reason: str
     loss_chunk: int
     z_loss: float
 
@@ -90,10 +92,11 @@ def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
       InputError: if any of its values can't be used, alone or together.
     """
     check_counts(config)
-    model = LanguageModel(
-        ModelConfig.of(config.model.to_dict(), vocab_size, config.data.sequence_length)
-    )
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size)
+    model_config, attention_reason = ModelConfig.of(
+        config.model.to_dict(), vocab_size, config.data.sequence_length
+    ).with_attention_for(mesh.devices.flat[0].platform)
+    model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
     schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)
     optimizer = optimizers.make_optimizer(config.optimizer, declared_params(model), schedule)
@@ -116,6 +119,7 @@ def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
         abstract_state,
         init_key,
         dropout_key,
+        attention_reason,
         loss_chunk=config.train.loss_chunk,
         z_loss=config.train.z_loss,
     )

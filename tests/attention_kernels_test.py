@@ -1,0 +1,56 @@
+"""The attention kernels agree, and the choice says why."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
+from t5x_diffeq.training.partitioning import sharded
+
+RNG = np.random.default_rng(0)
+
+
+def qkv(heads, kv_heads, head_dim):
+    shapes = [(4, 128, h, head_dim) for h in (heads, kv_heads, kv_heads)]
+    return [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 128), (4, 2, 16)])
+def test_splash_equals_xla(heads, kv_heads, head_dim):
+    inputs = qkv(heads, kv_heads, head_dim)
+    expected = causal_attention(*inputs, "xla")
+    np.testing.assert_allclose(splash_attention(*inputs, interpret=True), expected, atol=2e-5)
+
+    def gradient(attend):
+        return jax.grad(lambda q, k, v: jnp.sin(attend(q, k, v)).sum(), argnums=(0, 1, 2))(*inputs)
+
+    found = gradient(lambda *x: splash_attention(*x, interpret=True))
+    for a, b in zip(found, gradient(lambda *x: causal_attention(*x, "xla")), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_splash_on_a_mesh():
+    inputs = qkv(4, 2, 16)
+    rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with sharded(mesh, rules):
+        found = jax.jit(lambda *x: splash_attention(*x, interpret=True))(*inputs)
+    np.testing.assert_allclose(found, causal_attention(*inputs, "xla"), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kernel", "reason"),
+    [
+        (("cpu", "float32", 64, 1024), "xla", "no other for cpu"),
+        (("gpu", "bfloat16", 64, 1024), "cudnn", "cuDNN"),
+        (("gpu", "float32", 64, 1024), "xla", "takes 16-bit numbers, not float32"),
+        (("gpu", "bfloat16", 256, 1024), "xla", "up to 128 wide, not 256"),
+        (("tpu", "bfloat16", 128, 2048), "splash", "flash attention"),
+        (("tpu", "bfloat16", 128, 100), "xla", "divisible by 128, not 100"),
+    ],
+)
+def test_choice(arguments, kernel, reason):
+    found, why = choose(*arguments)
+    assert found == kernel
+    assert reason in why
