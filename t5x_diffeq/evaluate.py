@@ -14,8 +14,9 @@ from t5x_diffeq.data.corpus import load_prepared
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
 from t5x_diffeq.report import say
-from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.step import make_eval_step
 
@@ -24,7 +25,16 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values
 NUM_STEPS = flags.DEFINE_list(
     "num_steps", None, "Numbers of steps, 6,12,24; the trained one.", flag_values=FLAGS
 )
-SCHEME = flags.DEFINE_string("scheme", None, "Scheme; the trained one.", flag_values=FLAGS)
+SCHEME = flags.DEFINE_string(
+    "scheme",
+    None,
+    f"A scheme, or {', '.join(SOLVERS)} (adaptive); the trained one.",
+    flag_values=FLAGS,
+)
+RTOL = flags.DEFINE_float("rtol", 1e-3, "Tolerance of an adaptive solver.", flag_values=FLAGS)
+MAX_SOLVER_STEPS = flags.DEFINE_integer(
+    "max_solver_steps", 512, "Steps after which an adaptive solver gives up.", flag_values=FLAGS
+)
 BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences of a batch, over all devices.", flag_values=FLAGS
 )
@@ -36,22 +46,28 @@ CHECKPOINT = flags.DEFINE_integer(
 def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
     """Loss and perplexity on the whole validation split with so many steps."""
     corpus = load_prepared(workdir)
+    solver = SCHEME.value if SCHEME.value in SOLVERS else None
     run = load_run(
         workdir,
         corpus.tokenizer.vocab_size,
         batch_size=jax.device_count(),
         num_steps=num_steps,
-        scheme=SCHEME.value,
+        scheme=None if solver else SCHEME.value,
         checkpoint=CHECKPOINT.value,
     )
     model = run.setup.model.config
     windows = Windows(corpus.validation, model.max_length, "validation", ragged=True)
     with run.setup.context():
         eval_step = make_eval_step(run.setup.model, run.setup.loss_chunk)
+        if solver:
+            adaptive = Adaptive(solver, RTOL.value, RTOL.value, MAX_SOLVER_STEPS.value)
+            check_adaptive(model, adaptive)
+            eval_step = make_adaptive_eval_step(run.setup.model, run.setup.loss_chunk, adaptive)
         rows = run.setup.eval_rows(BATCH_SIZE.value)
         batches = eval_batches(windows, rows, run.setup.rows)
         values = evaluate(eval_step, run.params, batches)
-    grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
+    fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
+    grid = {"step": run.step, **({"scheme": solver, "rtol": RTOL.value} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
 
 
@@ -75,7 +91,8 @@ def main() -> None:
         raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")
     for num_steps in parse_num_steps(NUM_STEPS.value):
         values = evaluate_grid(Path(WORKDIR.value).expanduser(), num_steps)
-        say(f"{values['num_steps']} steps: perplexity {values['eval/perplexity']:.2f}")
+        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
 

@@ -1,17 +1,20 @@
 """The block: the two sub-fields f (attention) and g (MLP) of a transformer's vector field."""
 
+from collections.abc import Callable
 from functools import partial
 from math import sqrt
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array
 
-from t5x_diffeq.array_types import Positions, State
+from t5x_diffeq.array_types import Positions, State, Weights
 from t5x_diffeq.layers.attention import Attention
 from t5x_diffeq.layers.mlp import MLP
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.solvers import VectorField
 
 
 class Block(nn.Module):
@@ -69,3 +72,30 @@ class Block(nn.Module):
         """The smallest inputs with which its parameters can be made."""
         state = jax.ShapeDtypeStruct((1, 1, self.config.embed_dim), self.config.compute_dtype)
         return state, jax.ShapeDtypeStruct((1, 1), jnp.int32)
+
+
+def vector_field(
+    config: ModelConfig, positions: Positions, deterministic: bool
+) -> Callable[[Array | None], VectorField]:
+    """The block as a vector field, given a step's dropout key.
+
+    Args:
+      config: of the block.
+      positions: of the tokens.
+      deterministic: without dropout, whatever the key.
+    """
+    block = Block(config, parent=None)
+
+    def with_key(key: Array | None) -> VectorField:
+        def call(method: str, W: Weights, y: State, *args: Positions) -> State:
+            rngs = None if deterministic else {"dropout": key}
+            y = nn.with_logical_constraint(y, ("batch", "length", None))
+            return block.apply(
+                {"params": W}, y, *args, deterministic=deterministic, rngs=rngs, method=method
+            )
+
+        return VectorField(
+            f=lambda W, y: call("f", W, y, positions), g=lambda W, y: call("g", W, y)
+        )
+
+    return with_key

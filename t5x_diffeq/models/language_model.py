@@ -10,16 +10,21 @@ from t5x_diffeq.array_types import Logits, Positions, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.models.block import Block
+from t5x_diffeq.models.block import Block, vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import integrate, trajectory
-from t5x_diffeq.ode.solvers import VectorField, grid
+from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
 
-def make_source(config: ModelConfig, block: Block) -> nn.Module:
-    """The weight source that `config.weights` names."""
-    common = {"block": block, "inputs": block.input_shapes(), "dtype": config.compute_dtype}
+def make_source(config: ModelConfig, block: Block, **module: object) -> nn.Module:
+    """The weight source that `config.weights` names; `module` are Linen's own arguments."""
+    common = {
+        "block": block,
+        "inputs": block.input_shapes(),
+        "dtype": config.compute_dtype,
+        **module,
+    }
     if config.weights == "per_layer":
         return LayerWeights(num_nodes=config.num_nodes, **common)
     if config.weights == "shared":
@@ -82,7 +87,11 @@ class LanguageModel(nn.Module):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         y = self.embed(tokens, positions)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        return self.final_norm(self.integrate(y, positions, weights, deterministic, unroll))
+        return self.normalised(self.integrate(y, positions, weights, deterministic, unroll))
+
+    def normalised(self, y: State) -> State:
+        """The final norm."""
+        return self.final_norm(y)
 
     def integrate(
         self,
@@ -95,7 +104,7 @@ class LanguageModel(nn.Module):
         """The state at t = 1 from that at t = 0."""
         c = self.config
         return integrate(
-            self.field(positions, deterministic),
+            vector_field(c, positions, deterministic),
             weights,
             y,
             scheme=c.scheme,
@@ -111,7 +120,7 @@ class LanguageModel(nn.Module):
         c = self.config
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return trajectory(
-            self.field(positions, deterministic=True),
+            vector_field(c, positions, deterministic=True),
             weights,
             self.embed(tokens, positions),
             scheme=c.scheme,
@@ -123,24 +132,6 @@ class LanguageModel(nn.Module):
         """The state at t = 0."""
         y = self.token_embedding(tokens)
         return y + self.position_embedding(positions) if self.config.architecture == "gpt" else y
-
-    def field(self, positions: Positions, deterministic: bool):
-        """The vector field, given a step's dropout key."""
-        block = Block(self.config, parent=None)
-
-        def with_key(key: Array | None) -> VectorField:
-            def call(method: str, W: Weights, y: State, *args) -> State:
-                rngs = None if deterministic else {"dropout": key}
-                y = nn.with_logical_constraint(y, ("batch", "length", None))
-                return block.apply(
-                    {"params": W}, y, *args, deterministic=deterministic, rngs=rngs, method=method
-                )
-
-            return VectorField(
-                f=lambda W, y: call("f", W, y, positions), g=lambda W, y: call("g", W, y)
-            )
-
-        return with_key
 
     def head_vectors(self) -> Float[Array, "V D"]:
         """A vector per token of the padded vocabulary: logits are its products with the state."""

@@ -3,7 +3,45 @@
 from collections.abc import Callable, Iterator
 from math import exp
 
+import jax
+
+from t5x_diffeq.errors import RunError
+from t5x_diffeq.models.adaptive import Adaptive, Solution, solve
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.step import Batch, EvalMetrics
+
+
+def make_adaptive_eval_step(
+    model: LanguageModel, chunk: int, adaptive: Adaptive
+) -> Callable[[dict, Batch], EvalMetrics]:
+    """As `step.make_eval_step`, with diffrax's solver instead of the grid.
+
+    Raises:
+      RunError: from the returned function, if the solver gives up.
+    """
+
+    @jax.jit
+    def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Solution]:
+        solution = solve(model, params, batch["inputs"], adaptive)
+        y = model.apply({"params": params}, solution.y, method="normalised")
+        head = model.apply({"params": params}, method="head_vectors")
+        vocab_size = model.config.vocab_size
+        losses, _ = token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
+        metrics = EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
+        return metrics, solution._replace(y=None)
+
+    def eval_step(params: dict, batch: Batch) -> EvalMetrics:
+        metrics, solution = solve_batch(params, batch)
+        if not solution.reached:
+            raise RunError(
+                f"{adaptive.solver} gave up after {int(solution.steps)} steps before t = 1: W(t) "
+                "is too rough between the nodes that the model was trained at; allow more with "
+                "--max_solver_steps, raise --rtol, or take a fixed scheme"
+            )
+        return metrics
+
+    return eval_step
 
 
 def evaluate(

@@ -1,0 +1,114 @@
+"""Integration with a step size that follows the error, by diffrax: for evaluation and analysis.
+
+W(t) is made at whatever t the solver asks for. A model trained on one grid has weights that mean
+something at its nodes alone; between them, with the paper's time features (sinusoids of 1000 t),
+they are close to noise, and an adaptive solver then takes very many steps.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from t5x_diffeq.array_types import State, Tokens, Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.block import Block, vector_field
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel, make_source
+
+SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}
+
+
+class Adaptive(NamedTuple):
+    """An adaptive solver and what it may spend.
+
+    Attributes:
+      solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
+      rtol: relative tolerance per step, of the root mean square over the state.
+      atol: absolute tolerance.
+      max_steps: steps after which it gives up.
+    """
+
+    solver: str = "tsit5"
+    rtol: float = 1e-3
+    atol: float = 1e-3
+    max_steps: int = 512
+
+
+class Solution(NamedTuple):
+    """y(1) before the final norm, the steps taken, and whether t = 1 was reached."""
+
+    y: State
+    steps: Int[Array, ""]
+    reached: Bool[Array, ""]
+
+
+def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
+    """The model is an ordinary differential equation, and diffrax is there.
+
+    Raises:
+      InputError: if not.
+    """
+    if adaptive.solver not in SOLVERS:
+        raise InputError(f"solver {adaptive.solver!r} is unknown; there are {', '.join(SOLVERS)}")
+    if config.weights == "per_layer" or config.step_size != "1/N":
+        raise InputError(
+            f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
+            f"with step_size 1/N, not {config.weights} with step_size {config.step_size}"
+        )
+    if adaptive.max_steps < 1 or not (adaptive.rtol > 0 and adaptive.atol > 0):
+        raise InputError(f"{adaptive} must have tolerances above 0 and at least 1 step")
+    try:
+        import diffrax  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"{adaptive.solver} needs diffrax: pip install 't5x_diffeq[adaptive]'"
+        ) from error
+
+
+def solve(model: LanguageModel, params: dict, tokens: Tokens, adaptive: Adaptive) -> Solution:
+    """y(1) for a batch, all of it with the same steps; differentiable by online checkpointing.
+
+    The gradient is that of the steps taken (discretise, then optimise), by the recursive
+    checkpointing of Stumm and Walther 2010.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: the batch.
+      adaptive: the solver.
+
+    Raises:
+      InputError: if the model can't be solved so.
+    """
+    check_adaptive(model.config, adaptive)
+    import diffrax
+
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    field = vector_field(model.config, positions, deterministic=True)(None)
+    weights_at = partial(weights_at_time, model.config, params["source"])
+    y0 = model.apply({"params": params}, tokens, positions, method="embed")
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, _: field(weights_at(t), y)),
+        getattr(diffrax, SOLVERS[adaptive.solver])(),
+        t0=0.0,
+        t1=1.0,
+        dt0=None,
+        y0=y0,
+        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.atol),
+        adjoint=diffrax.RecursiveCheckpointAdjoint(),
+        max_steps=adaptive.max_steps,
+        throw=False,
+    )
+    reached = solution.result == diffrax.RESULTS.successful
+    return Solution(solution.ys[-1], solution.stats["num_steps"], reached)
+
+
+def weights_at_time(config: ModelConfig, source_params: dict, t: Float[Array, ""]) -> Weights:
+    """W(t): the source's tree without the axis of times."""
+    source = make_source(config, Block(config, parent=None), parent=None)
+    times = jnp.asarray(t, jnp.float32)[None]
+    stacked = source.apply({"params": source_params}, times)
+    return jax.tree.map(lambda leaf: leaf[0], stacked)

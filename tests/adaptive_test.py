@@ -1,0 +1,68 @@
+"""Adaptive integration by diffrax agrees with fine fixed steps, gradients included."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from language_model_test import SMALL, TOKENS, random_params
+
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.models.adaptive import Adaptive, check_adaptive, solve
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.evaluation import make_adaptive_eval_step
+
+# Smooth in t, so that there is a solution that schemes can agree on.
+SMOOTH = dataclasses.replace(SMALL, time_scale=3.0, num_steps=32, scheme="rk4")
+EXACT = Adaptive("dopri5", rtol=1e-6, atol=1e-6)
+
+
+def final_state(model, params):
+    weights = model.apply({"params": params}, method="weights")
+    return model.apply({"params": params}, TOKENS, weights, method="trajectory")[-1]
+
+
+@pytest.mark.parametrize("weights", ["time_dependent", "shared"])
+def test_equals_fine_fixed_steps(weights):
+    model = LanguageModel(dataclasses.replace(SMOOTH, weights=weights))
+    params = random_params(model, scale=0.2)
+    solution = jax.jit(lambda p: solve(model, p, TOKENS, EXACT))(params)
+    assert solution.reached
+    assert 3 < solution.steps < 200
+    np.testing.assert_allclose(solution.y, final_state(model, params), atol=2e-4)
+
+
+def test_gradients():
+    model = LanguageModel(SMOOTH)
+    params = random_params(model)
+
+    def gradient(final):
+        return jax.jit(jax.grad(lambda p: jnp.sin(final(p)).mean()))(params)["source"]
+
+    found = gradient(lambda p: solve(model, p, TOKENS, EXACT).y)
+    expected = gradient(lambda p: final_state(model, p))
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-3 * float(jnp.abs(b).max()))
+
+
+def test_giving_up_is_one_clear_line():
+    model = LanguageModel(dataclasses.replace(SMALL, scheme="euler"))
+    step = make_adaptive_eval_step(model, 64, Adaptive(rtol=1e-5, atol=1e-5, max_steps=3))
+    batch = {"inputs": TOKENS, "targets": TOKENS, "mask": jnp.ones(TOKENS.shape)}
+    with pytest.raises(RunError, match=r"tsit5 gave up after 3 steps before t = 1"):
+        step(random_params(model), batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "adaptive", "message"),
+    [
+        ({"weights": "per_layer"}, Adaptive(), "tsit5 needs W.t. at any t"),
+        ({"weights": "shared", "step_size": "1"}, Adaptive(), "not shared with step_size 1"),
+        ({}, Adaptive("rk45"), "'rk45' is unknown; there are bosh3"),
+        ({}, Adaptive(rtol=0.0), "tolerances above 0"),
+    ],
+)
+def test_what_it_cannot_solve(changes, adaptive, message):
+    with pytest.raises(InputError, match=message):
+        check_adaptive(dataclasses.replace(SMALL, **changes), adaptive)
