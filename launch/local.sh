@@ -17,6 +17,10 @@ case "$config" in
   -*) die "the config comes first: launch/local.sh configs/tiny.py $config" ;;
 esac
 
+# A config of the project is found from anywhere.
+if [ ! -e "${config%%:*}" ] && [ -e "$ROOT/${config%%:*}" ]; then
+  config="$ROOT/$config"
+fi
 name="$(basename "${config%%:*}" .py)"
 [[ "$config" != *:* ]] || name="$name-${config##*:}"
 workdir="workdirs/$name"

@@ -85,7 +85,7 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
 
 def main() -> None:
     """The verb."""
-    if WORKDIR.value is None:
+    if not WORKDIR.value:
         raise InputError("evaluate needs --workdir=DIR; see --help")
     if BATCH_SIZE.value < 1:
         raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")

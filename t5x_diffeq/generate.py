@@ -47,7 +47,7 @@ def check_flags() -> None:
     Raises:
       InputError: naming one that isn't.
     """
-    if WORKDIR.value is None:
+    if not WORKDIR.value:
         raise InputError("generate needs --workdir=DIR; see --help")
     if PROMPT.value == "":
         raise InputError("--prompt is empty; give at least one character")

@@ -132,7 +132,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
 
 def main() -> int:
     """The verb."""
-    if CONFIG.value is None or WORKDIR.value is None:
+    if CONFIG.value is None or not WORKDIR.value:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
     workdir = Path(WORKDIR.value).expanduser()
     with held(workdir):

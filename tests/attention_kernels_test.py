@@ -39,6 +39,19 @@ def test_splash_on_a_mesh():
     np.testing.assert_allclose(found, causal_attention(*inputs, "xla"), atol=2e-5)
 
 
+def test_splash_is_lowered_for_a_tpu():
+    """Without one: the kernel's program is in the exported module, and no softmax beside it."""
+    shape = jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16)
+
+    def loss(q, k, v):
+        return causal_attention(q, k, v, "splash").astype(jnp.float32).sum()
+
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    module = jax.export.export(step, platforms=["tpu"])(shape, shape, shape).mlir_module()
+    assert module.count("tpu_custom_call") >= 2  # forward and backward
+    assert "stablehlo.exponential" not in module
+
+
 @pytest.mark.parametrize(
     ("arguments", "kernel", "reason"),
     [

@@ -113,12 +113,13 @@ def test_other_data_is_refused(small, tmp_path):
 
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_eight_devices_equal_one(undisturbed, tmp_path, mesh):
+def test_eight_devices_equal_one(undisturbed, tmp_path, capfd, mesh):
     config, workdir = undisturbed
     sharded = config.copy_and_resolve_references()
     sharded.mesh.update(mesh)
     assert train(sharded, tmp_path) == 0
     np.testing.assert_allclose(losses(tmp_path), losses(workdir), atol=1e-5)
+    assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
 def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
@@ -164,6 +165,9 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
         ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
         ("model.remat", "every:0", "remat is 'every:0'; it is none"),
+        ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
+        ("seed", -1, "seed is -1; it must be in"),
+        ("model.norm_eps", -1.0, "model.norm_eps is -1.0; it must be greater than 0"),
         ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),
         ("optimizer.learning_rate", 0.0, "learning_rate is 0.0; it must be greater than 0"),
         ("data.sequence_length", 100_000, r"needs 100000 \+ 1 tokens"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import jax.numpy as jnp
 
@@ -78,6 +79,9 @@ class ModelConfig:
                     f"model.{key} is {getattr(self, key)!r}; it can be {', '.join(choices)}"
                 )
         self.check_sizes()
+        for key in ("norm_eps", "final_norm_eps", "time_scale"):
+            if not 0 < getattr(self, key) < inf:
+                raise InputError(f"model.{key} is {getattr(self, key)}; it must be greater than 0")
         if not 0 <= self.dropout_rate < 1:
             raise InputError(f"model.dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
 

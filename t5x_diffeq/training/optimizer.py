@@ -1,5 +1,7 @@
 """AdamW with the clip, the schedule and the decay of the paper (appendix C)."""
 
+from math import inf
+
 import jax
 import optax
 from ml_collections import ConfigDict
@@ -57,13 +59,16 @@ def check(optimizer: ConfigDict) -> None:
     """Values are in their ranges."""
     if optimizer.decay not in DECAYED:
         raise InputError(f"optimizer.decay is {optimizer.decay!r}; it can be {', '.join(DECAYED)}")
-    for key in ("beta1", "beta2", "warmup_fraction", "min_lr_ratio"):
+    for key in ("beta1", "beta2"):
+        if not 0 <= optimizer[key] < 1:
+            raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be in [0, 1)")
+    for key in ("warmup_fraction", "min_lr_ratio"):
         if not 0 <= optimizer[key] <= 1:
             raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be in [0, 1]")
     for key in ("learning_rate", "max_grad_norm", "epsilon"):
-        if not optimizer[key] > 0:
+        if not 0 < optimizer[key] < inf:
             raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be greater than 0")
-    if not optimizer.weight_decay >= 0:
+    if not 0 <= optimizer.weight_decay < inf:
         raise InputError(
             f"optimizer.weight_decay is {optimizer.weight_decay}; it must be 0 or greater"
         )

@@ -131,6 +131,8 @@ def check_counts(config: ConfigDict) -> None:
     Raises:
       InputError: naming one that isn't.
     """
+    if not 0 <= config.seed < 2**32:
+        raise InputError(f"seed is {config.seed}; it must be in [0, 2^32)")
     counts = {f"train.{key}": value for key, value in config.train.items()}
     counts["data.sequence_length"] = config.data.sequence_length
     for key, value in counts.items():

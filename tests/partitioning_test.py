@@ -1,0 +1,80 @@
+"""Meshes fill or say why not; parameters are laid out by their logical axes."""
+
+import jax
+import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.training.partitioning import logical_rules, make_mesh
+from t5x_diffeq.training.progress import describe_devices
+from t5x_diffeq.training.setup import make_setup
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch_size", "shape"),
+    [
+        ({}, 8, (1, 8, 1)),
+        ({}, 12, (1, 6, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 4, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1)),
+        ({"fsdp": 4}, 8, (1, 4, 1)),
+    ],
+)
+def test_filling(small, mesh, batch_size, shape):
+    small.mesh.update(mesh)
+    assert tuple(make_mesh(small.mesh, batch_size).shape.values()) == shape
+
+
+def test_idle_devices_are_told(small):
+    told = describe_devices(make_mesh(small.mesh, 12))
+    assert "6 x cpu" in told
+    assert "2 more devices idle: the batch is not divisible by more" in told
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"fsdp": 3}, "batch size 8 is not divisible by 3 devices"),
+        ({"fsdp": 16}, "has 16 places and there are 8 devices"),
+        ({"data": -1}, "mesh.data and mesh.fsdp are both -1"),
+        ({"tensor": 3}, "8 devices are not divisible by the 3"),
+        ({"tensor": 0}, "each is at least 1, or -1"),
+    ],
+)
+def test_bad_meshes(small, mesh, message):
+    small.mesh.update(mesh)
+    with pytest.raises(InputError, match=message):
+        make_mesh(small.mesh, 8)
+
+
+def test_bad_rules(small):
+    small.mesh.rules = (("batch", "rows"),)
+    with pytest.raises(InputError, match="'batch' goes to 'rows'; mesh axes are data, fsdp, tens"):
+        logical_rules(small.mesh)
+
+
+def test_an_axis_that_does_not_divide_names_both_numbers(small):
+    small.mesh.update(fsdp=2, tensor=4)  # and there are two heads
+    with pytest.raises(InputError, match=r"'heads' of size 2 is not divisible by 4 .mesh.tensor"):
+        make_setup(small, 256)
+
+
+def test_state_is_laid_out_as_its_axes_say(small):
+    small.mesh.update(data=2, fsdp=2, tensor=2)
+    setup = make_setup(small, 256)
+    params = flatten_dict(setup.abstract_state.params, sep="/")
+    expected = {
+        "source/attention.qkv/kernel": PartitionSpec(None, "fsdp", None, "tensor", None),
+        "source/attention.qkv/kernel_base": PartitionSpec("fsdp", None, "tensor", None),
+        "source/mlp.down/kernel": PartitionSpec(None, "tensor", "fsdp"),
+        "source/mlp.up/time_embedding/output_kernel": PartitionSpec(None, None),
+        "token_embedding/table": PartitionSpec("tensor", "fsdp"),
+    }
+    with setup.context():
+        made = flatten_dict(setup.init_state().params, sep="/")
+    for name, spec in expected.items():
+        assert params[name].sharding.spec == spec, name
+        assert made[name].sharding.is_equivalent_to(params[name].sharding, made[name].ndim), name
+    moments = [x for x in jax.tree.leaves(setup.abstract_state.opt_state) if x.ndim == 5]
+    assert {x.sharding.spec for x in moments} == {expected["source/attention.qkv/kernel"]}

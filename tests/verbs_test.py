@@ -1,0 +1,104 @@
+"""evaluate and generate on a trained run; benchmark on a small model."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small_config
+
+from t5x_diffeq import benchmark, evaluate, generate
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.sampling import sample
+from t5x_diffeq.train import train
+from t5x_diffeq.training.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A Llama-shaped ODE, trained for three steps on one device."""
+    folder = tmp_path_factory.mktemp("run")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    config = small_config(text)
+    config.model.update(architecture="llama", num_kv_heads=1)
+    config.mesh.fsdp = 1
+    config.train.total_steps = 3
+    assert train(config, folder / "run") == 0
+    return folder / "run"
+
+
+def call(verb, *arguments):
+    verb.FLAGS.unparse_flags()
+    verb.FLAGS(["verb", *arguments])
+    return verb.main()
+
+
+def test_evaluate_is_what_training_reported(workdir, capsys):
+    call(evaluate, f"--workdir={workdir}", "--num_steps=2,3", "--batch_size=3")
+    at_two, at_three = map(json.loads, capsys.readouterr().out.splitlines())
+    reported = [line for line in read_metrics(workdir) if "eval/loss" in line][-1]
+    for key in ("eval/loss", "eval/perplexity", "eval/tokens"):
+        assert at_two[key] == pytest.approx(reported[key], rel=1e-6)
+    assert (at_two["num_steps"], at_three["num_steps"], at_two["step"]) == (2, 3, 3)
+    assert at_three["eval/loss"] != at_two["eval/loss"]
+
+
+@pytest.mark.parametrize("scheme", ["heun", "tsit5"])
+def test_evaluate_by_other_schemes(workdir, capsys, scheme):
+    call(evaluate, f"--workdir={workdir}", f"--scheme={scheme}", "--rtol=0.1")
+    assert json.loads(capsys.readouterr().out)["scheme"] == scheme
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scheme=eular"], "model.scheme is 'eular'; it can be euler"),
+        (["--checkpoint=99"], "checkpoint 99 of .* can't be read"),
+        (["--batch_size=0"], "--batch_size=0 must be at least 1"),
+    ],
+)
+def test_evaluate_bad_arguments(workdir, arguments, message):
+    with pytest.raises(InputError, match=message):
+        call(evaluate, f"--workdir={workdir}", *arguments)
+
+
+def test_generate(workdir, capsys):
+    greedy = [f"--workdir={workdir}", "--prompt=line 1", "--temperature=0", "--max_tokens=5"]
+    call(generate, *greedy)
+    first = capsys.readouterr().out
+    call(generate, *greedy, "--seed=7")
+    assert capsys.readouterr().out == first
+    assert first.startswith("line 1")
+    call(generate, *greedy[:2], "--temperature=5", "--max_tokens=5", "--num_steps=4")
+    assert capsys.readouterr().out != first
+
+
+def test_generate_stops_at_the_models_length(workdir, capsys):
+    call(generate, f"--workdir={workdir}", "--prompt=line 1", "--max_tokens=50")
+    assert "--max_tokens=50 is more than fits: 10 follow the prompt" in capsys.readouterr().err
+    with pytest.raises(InputError, match="has 18 tokens, and the model's length is 16"):
+        call(generate, f"--workdir={workdir}", "--prompt=" + "ab" * 9)
+
+
+def test_sampling():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.2, 0.0]]))
+    assert int(sample(logits, jax.random.key(0), 0.0, None)[0]) == 0
+    keys = jax.random.split(jax.random.key(0), 2000)
+
+    def frequencies(temperature, top_k):
+        drawn = jax.vmap(lambda key: sample(logits, key, temperature, top_k)[0])(keys)
+        return np.bincount(drawn, minlength=4) / len(keys)
+
+    np.testing.assert_allclose(frequencies(1.0, None), [0.5, 0.3, 0.2, 0], atol=0.05)
+    np.testing.assert_allclose(frequencies(1.0, 2), [0.625, 0.375, 0, 0], atol=0.05)
+    np.testing.assert_allclose(frequencies(0.5, 2), [0.735, 0.265, 0, 0], atol=0.05)
+
+
+def test_benchmark_compares_equal_work(small):
+    small.mesh.fsdp = 1
+    model, baseline, ratio = benchmark.compare(small, rounds=2)
+    assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
+    assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
+    assert ratio["parameters"] > 1
