@@ -1,0 +1,112 @@
+"""The product P e(t) for all times, and its derivative: each device on its own shard.
+
+P of a kernel is T times the kernel; with its gradient and moments it is most of what a step touches
+beside the activations. So both directions are written out, and neither moves it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import gcd
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+Axes = tuple[str | None, ...]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def contract(
+    e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
+) -> Float[Array, "N ..."]:
+    """P e(t) for all times: one flat matrix product on each device's own shard of P.
+
+    P is sharded like the kernel that it makes, so nothing is communicated; backward, only the
+    [N, T] sums for e(t) are. Flat because a contraction over several output axes copies P, and
+    under `shard_map` because flattening a kernel that is sharded on two axes would gather it.
+
+    Args:
+      e: time embeddings, float32.
+      P: the projection.
+      axes: logical axes of the kernel that P makes.
+      dtype: of the product.
+    """
+
+    def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
+        flat = e.astype(dtype) @ P.reshape(P.shape[0], -1).astype(dtype)
+        return flat.reshape(e.shape[0], *P.shape[1:])
+
+    whole, shard = PartitionSpec(), kernel_spec(axes)
+    return on_shards(product, (whole, shard), shard)(e, P)
+
+
+def contract_forward(
+    e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
+) -> tuple[Float[Array, "N ..."], tuple[Array, Array]]:
+    """`contract`, and what its backward pass needs."""
+    return contract(e, P, axes, dtype), (e, P)
+
+
+def contract_backward(
+    axes: Axes, dtype: DTypeLike, inputs: tuple[Array, Array], dW: Float[Array, "N ..."]
+) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
+    """dP = e^T dW, and de = dW P^T summed over the shards; both in float32."""
+    spec = kernel_spec(axes)
+    mesh_axes = [axis for entry in spec if entry for axis in astuple(entry)]
+
+    def products(
+        e: Float[Array, "N T"], P: Float[Array, "T ..."], dW: Float[Array, "N ..."]
+    ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
+        flat = dW.reshape(dW.shape[0], -1)
+        dP = jnp.matmul(e.T.astype(dtype), flat, preferred_element_type=jnp.float32)
+        de = long_contraction(flat, P.reshape(P.shape[0], -1).astype(dtype))
+        return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP.reshape(P.shape)
+
+    whole = PartitionSpec()
+    return on_shards(products, (whole, spec, spec), (whole, spec))(*inputs, dW)
+
+
+def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+    """dW P^T in float32: both factors are far longer than wide.
+
+    The CPU's matrix product is four times slower on these than on their slices that fit its cache.
+    """
+
+    def product(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+        return jnp.einsum("ns,ts->nt", dW, P, preferred_element_type=jnp.float32)
+
+    def by_slices(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+        slices = gcd(dW.shape[1], 64)
+        size = dW.shape[1] // slices
+
+        def of_slice(n: Array) -> Float[Array, "N T"]:
+            return product(*(jax.lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (dW, P)))
+
+        return jax.lax.map(of_slice, jnp.arange(slices)).sum(0)
+
+    return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
+
+
+contract.defvjp(contract_forward, contract_backward)
+
+
+def kernel_spec(axes: Axes) -> PartitionSpec:
+    """How a stack `[N or T, *kernel]` is laid out: whole on its first axis, then as the kernel."""
+    return PartitionSpec(None, *(nn.logical_to_mesh_axes(axes) or ()))
+
+
+def astuple(entry: str | tuple[str, ...]) -> tuple[str, ...]:
+    """A partition spec's entry as a tuple of mesh axes."""
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def on_shards(
+    function: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: object
+) -> Callable:
+    """The function under `shard_map`, or as it is where there is no mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs)
