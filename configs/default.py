@@ -35,8 +35,8 @@ def get_config() -> ConfigDict:
     model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
 
     config.data = data = ConfigDict()
-    data.source = "stdlib"  # the running Python's standard library | text_files
-    data.path = placeholder(str)  # of text_files: a file, a folder or a glob
+    data.source = "stdlib"  # the running Python's standard library | text_files | tokens (shards)
+    data.path = placeholder(str)  # of text_files: a file, a folder or a glob; of tokens: the folder
     data.tokenizer = "sentencepiece"  # trained on the data on the first run | bytes
     data.tokenizer_vocab_size = 4096  # of a trained tokenizer
     data.sequence_length = 256  # tokens of an example

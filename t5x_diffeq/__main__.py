@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t5x_diffeq import __version__
 
-VERBS = ("train", "evaluate", "generate", "benchmark")
+VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark")
 
 
 def summary(verb: str) -> str:
@@ -22,7 +22,7 @@ def main() -> None:
         return
     print("python -m t5x_diffeq.<verb> --help")
     for verb in VERBS:
-        print(f"  {verb:<9} {summary(verb)}")
+        print(f"  {verb:<12} {summary(verb)}")
     if sys.argv[1:] and sys.argv[1:] not in (["--help"], ["-h"]):
         print(f"error: {sys.argv[1]!r} is not understood; see the verbs above", file=sys.stderr)
         sys.exit(2)

@@ -1,9 +1,16 @@
 """Files that are either whole or not there."""
 
+import fcntl
 import hashlib
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+
+from t5x_diffeq.errors import InputError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -27,3 +34,36 @@ def digest(parts: Iterable[bytes]) -> str:
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
     return total.hexdigest()
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """`np.save`, whole or not at all."""
+    content = io.BytesIO()
+    np.save(content, array)
+    write_whole(path, content.getvalue())
+
+
+@contextmanager
+def held(lock: Path, what: str) -> Iterator[None]:
+    """Holds a file against other processes; a killed one lets go by itself.
+
+    Args:
+      lock: the file; its folder is made.
+      what: names the thing held, for the message.
+
+    Raises:
+      InputError: if it can't be made, or another process holds it.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise InputError(f"{what} can't be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"another process is writing {what}; wait for it or stop it"
+            ) from error
+        yield

@@ -87,7 +87,9 @@ def main() -> None:
         checkpoint=CHECKPOINT.value,
     )
     model = run.setup.model
-    text = tokenizer.decode(corpus.validation[:OPENING]) if PROMPT.value is None else PROMPT.value
+    text = (
+        tokenizer.decode(corpus.validation[0][:OPENING]) if PROMPT.value is None else PROMPT.value
+    )
     prompt = encode_prompt(tokenizer, text, model.config.max_length)
     room = model.config.max_length - len(prompt)
     if MAX_TOKENS.value > room:

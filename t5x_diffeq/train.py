@@ -18,6 +18,7 @@ from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import held
 from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
@@ -26,7 +27,7 @@ from t5x_diffeq.training.metrics import MetricWriter
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
 from t5x_diffeq.training.stop import StopSignals
-from t5x_diffeq.training.workdir import check_config, held, save_config
+from t5x_diffeq.training.workdir import check_config, save_config
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -54,7 +55,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
     corpus = prepare_corpus(config.data, workdir, new)
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
-    windows = Windows(corpus.train, length, "train")
+    windows = Windows(corpus.train, length, "train", seed=config.seed)
     eval_windows = Windows(corpus.validation, length, "validation", ragged=True)
     save_config(config, workdir)
 
@@ -135,7 +136,7 @@ def main() -> int:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
     workdir = Path(WORKDIR.value).expanduser()
-    with held(workdir):
+    with held(workdir / ".lock", f"--workdir={workdir}"):
         return train(CONFIG.value, workdir)
 
 

@@ -44,7 +44,7 @@ def test_bad_arguments(arguments, message):
     assert ended.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "benchmark"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "prepare_data", "benchmark"])
 def test_help(verb):
     ended = run(f"t5x_diffeq.{verb}", "--help")
     assert ended.returncode == 0
@@ -58,6 +58,7 @@ def test_verbs_are_listed():
         "train",
         "evaluate",
         "generate",
+        "prepare_data",
         "benchmark",
     ]
     assert run("t5x_diffeq", "trian").returncode == 2

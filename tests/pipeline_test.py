@@ -7,13 +7,27 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.packing import DocumentsInRow, Windows
 from t5x_diffeq.data.pipeline import eval_batches, own_rows, train_batches, train_dataset
 from t5x_diffeq.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
-WINDOWS = Windows(TOKENS, 16, "train")
+ROW = DocumentsInRow(TOKENS, np.array([500, 1, 98, 400]))
+WINDOWS = Windows(ROW, 16, "train")
 BATCH = 8
+
+
+def windows_of(tokens):
+    return Windows(DocumentsInRow(TOKENS[:tokens], np.array([tokens])), 16, "train")
+
+
+def test_windows_over_shuffled_documents():
+    """The row of a shuffled order is those documents one behind the other."""
+    windows = Windows(ROW, 16, "validation", ragged=True, seed=5)
+    row = np.concatenate([ROW[n] for n in windows.order.tolist()])
+    assert (row != TOKENS).any()
+    inputs = np.concatenate([windows[k]["inputs"] for k in range(len(windows))])
+    np.testing.assert_array_equal(inputs[:998], row[:998])
 
 
 def by_row():
@@ -22,7 +36,7 @@ def by_row():
 
 
 def test_windows_predict_each_token_once():
-    ragged = Windows(TOKENS, 16, "validation", ragged=True)
+    ragged = Windows(ROW, 16, "validation", ragged=True)
     targets = [w["targets"][w["mask"] > 0] for w in (ragged[k] for k in range(len(ragged)))]
     np.testing.assert_array_equal(np.concatenate(targets), TOKENS[1:])
     for k in (0, len(WINDOWS) - 1):
@@ -50,7 +64,7 @@ def test_starting_at_a_step_is_running_there():
 
 
 def test_an_epoch_is_every_window_once_in_another_order_each_time():
-    dataset = train_dataset(Windows(TOKENS[: 16 * 32 + 1], 16, "train"), BATCH, 0, range(BATCH))
+    dataset = train_dataset(windows_of(16 * 32 + 1), BATCH, 0, range(BATCH))
     epochs = [
         np.concatenate([dataset[4 * epoch + s]["inputs"][:, 0] for s in range(4)])
         for epoch in range(2)
@@ -61,7 +75,7 @@ def test_an_epoch_is_every_window_once_in_another_order_each_time():
 
 
 def test_evaluation_covers_the_split_whatever_the_batch_size():
-    windows = Windows(TOKENS, 16, "validation", ragged=True)
+    windows = Windows(ROW, 16, "validation", ragged=True)
     for batch_size in (8, 24):
         batches = list(eval_batches(windows, batch_size, by_row()))
         targets = [np.asarray(b["targets"])[np.asarray(b["mask"]) > 0] for b in batches]
@@ -78,4 +92,4 @@ def test_sequences_longer_than_the_data():
     with pytest.raises(
         InputError, match=r"sequence_length=16 needs 16 \+ 1 tokens.*train split has 9"
     ):
-        Windows(TOKENS[:9], 16, "train")
+        windows_of(9)

@@ -62,5 +62,5 @@ def test_paths_that_lead_nowhere(tmp_path, small):
     with pytest.raises(InputError, match=r"data.path is not set"):
         find_text_files(None)
     small.data.source = "books"
-    with pytest.raises(InputError, match="'books'; it can be stdlib or text_files"):
+    with pytest.raises(InputError, match="'books'; it can be stdlib, text_files or tokens"):
         load_source(small.data)

@@ -47,7 +47,7 @@ def load_source(data: ConfigDict) -> Source:
         return stdlib()
     if data.source == "text_files":
         return text_files(data.path)
-    raise InputError(f"data.source is {data.source!r}; it can be stdlib or text_files")
+    raise InputError(f"data.source is {data.source!r}; it can be stdlib, text_files or tokens")
 
 
 def stdlib() -> Source:

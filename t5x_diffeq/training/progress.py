@@ -23,12 +23,19 @@ from t5x_diffeq.training.setup import Setup
 
 
 @runtime_checkable
+class Documents(Protocol):
+    """What it tells of a split."""
+
+    lengths: np.ndarray
+
+
+@runtime_checkable
 class CorpusFacts(Protocol):
     """What the account tells of a corpus."""
 
     name: str
-    train: np.ndarray
-    validation: np.ndarray
+    train: Documents
+    validation: Documents
 
 
 class Clock:
@@ -109,8 +116,8 @@ def say_account(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh),
-            "data": f"{corpus.name}: {count(len(corpus.train))} tokens train, "
-            f"{count(len(corpus.validation))} validate; vocabulary {c.vocab_size}",
+            "data": f"{corpus.name}: {count(corpus.train.lengths.sum())} tokens train, "
+            f"{count(corpus.validation.lengths.sum())} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
             "parameters": describe_parameters(setup.abstract_state.params),

@@ -1,9 +1,6 @@
 """The workdir of a run: its config, as run, and whether another command may continue it."""
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -12,28 +9,6 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import write_whole
 
 CONFIG_FILE = "config.json"
-
-
-@contextmanager
-def held(workdir: Path) -> Iterator[None]:
-    """Makes the workdir and holds it against other trainers; a killed one lets go by itself.
-
-    Raises:
-      InputError: if it can't be made, or another process trains there.
-    """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise InputError(f"--workdir={workdir} can't be written: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"another process is training in --workdir={workdir}; wait for it or stop it"
-            ) from error
-        yield
 
 
 def check_config(config: ConfigDict, workdir: Path) -> bool:
