@@ -108,8 +108,8 @@ VARIANTS = {
 }
 
 
-def set_variant(config: ConfigDict, variant: str) -> None:
-    """Sets weights, scheme, step size and decay together.
+def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
+    """Sets weights, scheme, step size and decay together; returns the config.
 
     Raises:
       ValueError: if there is no such variant.
@@ -119,3 +119,4 @@ def set_variant(config: ConfigDict, variant: str) -> None:
     values = dict(VARIANTS[variant])
     config.optimizer.decay = values.pop("decay")
     config.model.update(values)
+    return config

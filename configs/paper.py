@@ -40,9 +40,3 @@ def gpt(num_steps: int, embed_dim: int, num_heads: int, time_embed_dim: int) -> 
     config.data.tokenizer_vocab_size = 50257
     config.data.sequence_length = 1024
     return config
-
-
-def with_variant(config: ConfigDict, variant: str) -> ConfigDict:
-    """The config with the variant's weights, scheme, step size and decay."""
-    default.set_variant(config, variant)
-    return config

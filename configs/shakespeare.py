@@ -37,5 +37,4 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.optimizer.weight_decay = 0.1
     config.optimizer.warmup_fraction = 0.05
     config.optimizer.min_lr_ratio = 0.1
-    default.set_variant(config, variant)
-    return config
+    return default.set_variant(config, variant)

@@ -77,6 +77,7 @@ def quieten() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.ERROR)
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
+    python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
 
@@ -99,10 +100,29 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see --help"
         raise InputError(f"--{error.flagname} is no flag of this verb; {hint}") from error
-    except (flags.Error, OSError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+    except InputError:
+        raise
+    except flags.Error as error:
         raise InputError(explain(str(error))) from error
+    except Exception as error:  # whatever a config file may raise
+        raise InputError(f"--config: {explain(str(error) or type(error).__name__)}") from error
     if rest:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
+
+
+def folder(flag: flags.FlagHolder, verb: str) -> Path:
+    """The folder that a flag names.
+
+    Raises:
+      InputError: if it isn't given, or is no path of this machine.
+    """
+    if not flag.value:
+        raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
+    if "://" in flag.value:
+        raise InputError(
+            f"--{flag.name}={flag.value}: only folders of this machine (or mounted on it) will do"
+        )
+    return Path(os.path.expanduser(flag.value))
 
 
 def check_keys(argv: list[str]) -> None:

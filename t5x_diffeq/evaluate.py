@@ -63,7 +63,7 @@ def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
             adaptive = Adaptive(solver, RTOL.value, RTOL.value, MAX_SOLVER_STEPS.value)
             check_adaptive(model, adaptive)
             eval_step = make_adaptive_eval_step(run.setup.model, run.setup.loss_chunk, adaptive)
-        rows = run.setup.eval_rows(BATCH_SIZE.value)
+        rows = run.setup.eval_rows(min(BATCH_SIZE.value, len(windows)))
         batches = eval_batches(windows, rows, run.setup.rows)
         values = evaluate(eval_step, run.params, batches)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
@@ -85,12 +85,13 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
 
 def main() -> None:
     """The verb."""
-    if not WORKDIR.value:
-        raise InputError("evaluate needs --workdir=DIR; see --help")
+    workdir = command_line.folder(WORKDIR, "evaluate")
     if BATCH_SIZE.value < 1:
         raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")
+    if NUM_STEPS.value and SCHEME.value in SOLVERS:
+        raise InputError(f"--num_steps has no meaning with {SCHEME.value}, which chooses its steps")
     for num_steps in parse_num_steps(NUM_STEPS.value):
-        values = evaluate_grid(Path(WORKDIR.value).expanduser(), num_steps)
+        values = evaluate_grid(workdir, num_steps)
         steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:

@@ -3,8 +3,6 @@
 Prints the prompt and what follows on standard output.
 """
 
-from pathlib import Path
-
 import jax
 from absl import flags
 
@@ -47,15 +45,15 @@ def check_flags() -> None:
     Raises:
       InputError: naming one that isn't.
     """
-    if not WORKDIR.value:
-        raise InputError("generate needs --workdir=DIR; see --help")
     if PROMPT.value == "":
         raise InputError("--prompt is empty; give at least one character")
     for flag in (MAX_TOKENS, TOP_K):
         if flag.value is not None and flag.value < 1:
             raise InputError(f"--{flag.name}={flag.value} must be at least 1")
-    if not TEMPERATURE.value >= 0:
-        raise InputError(f"--temperature={TEMPERATURE.value} must be 0 or greater")
+    if TEMPERATURE.value != 0 and not 1e-3 <= TEMPERATURE.value <= 1e3:
+        raise InputError(f"--temperature={TEMPERATURE.value} must be 0, or from 0.001 to 1000")
+    if not 0 <= SEED.value < 2**32:
+        raise InputError(f"--seed={SEED.value} must be in [0, 2^32)")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
@@ -64,7 +62,10 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
     Raises:
       InputError: if they leave no room in the model's length.
     """
-    (tokens,) = tokenizer.encode([text])
+    try:
+        (tokens,) = tokenizer.encode([text])
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
     if len(tokens) >= max_length:
         raise InputError(
             f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
@@ -76,7 +77,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
 def main() -> None:
     """The verb."""
     check_flags()
-    workdir = Path(WORKDIR.value).expanduser()
+    workdir = command_line.folder(WORKDIR, "generate")
     corpus = load_prepared(workdir)
     tokenizer = corpus.tokenizer
     run = load_run(
@@ -87,9 +88,8 @@ def main() -> None:
         checkpoint=CHECKPOINT.value,
     )
     model = run.setup.model
-    text = (
-        tokenizer.decode(corpus.validation[0][:OPENING]) if PROMPT.value is None else PROMPT.value
-    )
+    opening = corpus.validation[0][: min(OPENING, model.config.max_length // 2)]
+    text = tokenizer.decode(opening) if PROMPT.value is None else PROMPT.value
     prompt = encode_prompt(tokenizer, text, model.config.max_length)
     room = model.config.max_length - len(prompt)
     if MAX_TOKENS.value > room:

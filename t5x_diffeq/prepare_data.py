@@ -148,12 +148,12 @@ def parse_part(value: str | None) -> tuple[int, int]:
 
 def main() -> None:
     """The verb."""
-    if CONFIG.value is None or not OUTPUT.value:
+    if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     for flag in (SHARDS, WORKERS):
         if flag.value < 1:
             raise InputError(f"--{flag.name}={flag.value} must be at least 1")
-    folder, part = Path(OUTPUT.value).expanduser(), parse_part(SHARD.value)
+    folder, part = command_line.folder(OUTPUT, "prepare_data"), parse_part(SHARD.value)
     lock = folder / f".lock-{part[0]}-of-{part[1]}"
     with held(lock, f"--output={folder}"):
         manifest = prepare(CONFIG.value.data, folder, SHARDS.value, WORKERS.value, part)

@@ -51,7 +51,9 @@ def train(config: ConfigDict, workdir: Path) -> int:
     # ------------------------------------------------------------------ checks and data
     started = time.perf_counter()
     new = check_config(config, workdir)
-    make_setup(config, config.model.vocab_size or 1)  # refuses what it can before data is read
+    make_setup(
+        config, 1 if config.model.vocab_size is None else config.model.vocab_size
+    )  # refuses what it can before data is read
     corpus = prepare_corpus(config.data, workdir, new)
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
@@ -62,7 +64,8 @@ def train(config: ConfigDict, workdir: Path) -> int:
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # -------------------------------------------------------------- state, new or restored
         checkpoints = stack.enter_context(Checkpoints(workdir, config.train.keep_checkpoints))
-        state, start = checkpoints.restore(setup.abstract_state) or (setup.init_state(), 0)
+        restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
+        state, start = restored or (setup.init_state(), 0)
         total_steps = config.train.total_steps
         progress.say_account(config, setup, corpus, len(windows), workdir, start)
         if start >= total_steps:
@@ -93,7 +96,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
 
         def evaluate_now(step: int) -> None:
             with clock.paused():
-                rows = setup.eval_rows(config.train.eval_batch_size)
+                rows = setup.eval_rows(min(config.train.eval_batch_size, len(eval_windows)))
                 batches = eval_batches(eval_windows, rows, setup.rows, config.train.eval_batches)
                 values = evaluate(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
@@ -133,9 +136,9 @@ def train(config: ConfigDict, workdir: Path) -> int:
 
 def main() -> int:
     """The verb."""
-    if CONFIG.value is None or not WORKDIR.value:
+    if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
-    workdir = Path(WORKDIR.value).expanduser()
+    workdir = command_line.folder(WORKDIR, "train")
     with held(workdir / ".lock", f"--workdir={workdir}"):
         return train(CONFIG.value, workdir)
 

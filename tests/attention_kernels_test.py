@@ -1,12 +1,17 @@
 """The attention kernels agree, and the choice says why."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from language_model_test import SMALL
 
 from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
-from t5x_diffeq.training.partitioning import sharded
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.partitioning import sharded, unbox
+from t5x_diffeq.training.state import declared_params
 
 RNG = np.random.default_rng(0)
 
@@ -50,6 +55,19 @@ def test_splash_is_lowered_for_a_tpu():
     module = jax.export.export(step, platforms=["tpu"])(shape, shape, shape).mlir_module()
     assert module.count("tpu_custom_call") >= 2  # forward and backward
     assert "stablehlo.exponential" not in module
+
+
+@pytest.mark.parametrize("weights", ["time_dependent", "per_layer"])
+def test_a_model_with_splash_is_lowered_for_a_tpu(weights):
+    config = dataclasses.replace(SMALL, max_length=256, attention="splash", weights=weights)
+    model = LanguageModel(config)
+    tokens = jax.ShapeDtypeStruct((2, 256), jnp.int32)
+    params = unbox(declared_params(model))
+    step = jax.jit(lambda p, t: model.apply({"params": p}, t))
+    assert (
+        "tpu_custom_call"
+        in jax.export.export(step, platforms=["tpu"])(params, tokens).mlir_module()
+    )
 
 
 @pytest.mark.parametrize(

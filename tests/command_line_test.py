@@ -29,9 +29,9 @@ def run(*arguments):
             ["train", "--config=configs/tiny.py", "--config.model.num_steps=many"],
             "config.model.num_steps=many can't be used; it takes a value like its default, 12",
         ),
-        (["evaluate", "--workdir=/none"], "workdir /none holds no prepared data"),
+        (["evaluate", "--workdir=/none"], "workdir /none holds no run"),
         (["evaluate", "--workdir=x", "--num_steps=4,0"], "--num_steps='0' is not a number"),
-        (["generate", "--workdir=x", "--temperature=-1"], "--temperature=-1.0 must be 0 or"),
+        (["generate", "--workdir=x", "--temperature=-1"], "--temperature=-1.0 must be 0, or"),
     ],
 )
 def test_bad_arguments(arguments, message):

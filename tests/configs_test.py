@@ -39,6 +39,7 @@ def test_makes_a_model(name, variant):
     check_complete(config)
     keys = config.model.to_dict()
     model = ModelConfig.of(keys, vocab_size(config), config.data.sequence_length)
+    model, _ = model.with_attention_for("cpu")
     count = sum(x.size for x in jax.tree.leaves(declared_params(LanguageModel(model))))
     if (name, variant) in BILLIONS:
         assert count / 1e9 == pytest.approx(BILLIONS[name, variant], rel=0.02)

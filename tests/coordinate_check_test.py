@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from language_model_test import SMALL
 
 from t5x_diffeq.training.coordinate_check import coordinate_check
@@ -19,6 +20,7 @@ def test_movement_is_the_same_for_every_width():
     assert all(spread(rows, key) < 1.35 for key in ("start", "after_1", "after_10"))
 
 
+@pytest.mark.slow
 def test_and_does_with_the_papers_initialisation():
     rows = coordinate_check(dataclasses.replace(MODEL, init="paper"), widths=(8, 144))
     assert spread(rows, "start") > 5

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -149,10 +150,28 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
     assert (tmp_path / "unreadable_checkpoints" / "6").is_dir()
     for step in (2, 4, 6):
         damage(tmp_path, step)
-    with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
-        train(config, tmp_path)
+    for _ in range(2):  # starting again does not begin anew
+        with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
+            train(config, tmp_path)
     for step in (2, 4, 6):
-        assert (tmp_path / "unreadable_checkpoints" / str(step)).is_dir()
+        assert (tmp_path / "checkpoints" / str(step)).is_dir()
+
+
+def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
+    config, workdir = undisturbed
+    for lost, message in [
+        ("config.json", "holds checkpoints but no config.json"),
+        ("data.json", "holds no run; train there first"),
+        ("tokenizer", "has lost its tokenizer"),
+        ("data", "the data that workdir .* keeps can't be read"),
+    ]:
+        copy = tmp_path / lost
+        shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns(lost))
+        with pytest.raises(InputError, match=message):
+            train(config, copy)
+    (copy / "config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"config.json is not the config of a run"):
+        train(config, copy)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,9 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
         ("model.remat", "every:0", "remat is 'every:0'; it is none"),
         ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
+        ("model.attention", "splash", "attention=splash can't be used here: there is no other"),
+        ("model.num_kv_heads", 0, "model.num_kv_heads is 0; it must be at least 1"),
+        ("mesh.rules", (("batch", "data"),), "'batch' goes to 'data'; it must go to"),
         ("seed", -1, "seed is -1; it must be in"),
         ("model.norm_eps", -1.0, "model.norm_eps is -1.0; it must be greater than 0"),
         ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),

@@ -126,12 +126,15 @@ def load_prepared(workdir: Path) -> Corpus:
     try:
         facts = json.loads((workdir / FINGERPRINT_FILE).read_text())
         splits = {split: load_split(workdir, facts["shards"], split) for split in SPLITS}
-    except FileNotFoundError as error:
-        raise InputError(f"workdir {workdir} holds no prepared data; train there first") from error
     except InputError:
         raise
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"the data in workdir {workdir} can't be read: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not (workdir / FINGERPRINT_FILE).exists():
+            raise InputError(f"workdir {workdir} holds no run; train there first") from error
+        raise InputError(
+            f"the data that workdir {workdir} keeps can't be read: {error}; restore it or train in "
+            "a new --workdir"
+        ) from error
     if tokenizer is None:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     return Corpus(facts["source"], tokenizer, **splits, fingerprint=facts["fingerprint"])

@@ -5,6 +5,7 @@ depends on nothing but the data; and a fingerprint, by which a resumed run knows
 """
 
 import glob
+import os
 import platform
 import sysconfig
 from collections.abc import Sequence
@@ -107,7 +108,9 @@ def find_text_files(path: str | None) -> list[Path]:
             "data.path is not set; data.source=text_files needs --config.data.path=FILE, "
             "a folder, or a glob"
         )
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
+    if any(len(os.fsencode(part)) > 255 for part in place.parts):
+        raise InputError(f"data.path={path[:60]}...: no file has so long a name; check the path")
     if place.is_file():
         return [place]
     if place.is_dir():

@@ -76,7 +76,9 @@ class SentencePieceTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
-        """Byte-pair encoding that gives every text back as it was: newlines, indents, any byte.
+        """Byte-pair encoding that gives text back as it was: newlines, indents, any character.
+
+        But one: U+2581, sentencepiece's own sign for a space, comes back as a space.
 
         Raises:
           InputError: if the texts are too few for such a vocabulary.
@@ -134,7 +136,16 @@ def make_tokenizer(data: ConfigDict, texts: Sequence[str]) -> Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer saved in `folder`, or None."""
+    """The tokenizer saved in `folder`, or None.
+
+    Raises:
+      InputError: if what is there is none.
+    """
     if (folder / MODEL_FILE).exists():
-        return SentencePieceTokenizer((folder / MODEL_FILE).read_bytes())
+        try:
+            return SentencePieceTokenizer((folder / MODEL_FILE).read_bytes())
+        except RuntimeError as error:
+            raise InputError(
+                f"{folder / MODEL_FILE} is not a sentencepiece model; restore it or begin anew"
+            ) from error
     return ByteTokenizer() if (folder / BYTES_FILE).exists() else None

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from t5x_diffeq.errors import InputError
+
 KERNELS = ("xla", "cudnn", "splash")
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # of a TPU's vector registers: splash blocks are multiples of it
@@ -39,6 +41,19 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
             return "xla", f"splash attention takes lengths divisible by {LANES}, not {length}"
         return "splash", "splash, the TPU's flash attention"
     return "xla", f"there is no other for {platform}"
+
+
+def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: int) -> None:
+    """A kernel named in the config is one that the platform has for these shapes.
+
+    Raises:
+      InputError: saying why it is not.
+    """
+    best, reason = choose(platform, dtype, head_dim, length)
+    if kernel not in ("xla", best):
+        raise InputError(
+            f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
+        )
 
 
 def causal_attention(q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str) -> Queries:

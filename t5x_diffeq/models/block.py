@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from t5x_diffeq.array_types import Positions, State, Weights
 from t5x_diffeq.layers.attention import Attention
+from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.mlp import MLP
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.models.config import ModelConfig
@@ -69,9 +70,11 @@ class Block(nn.Module):
         return self.f(y, positions) + self.g(y)
 
     def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The smallest inputs with which its parameters can be made."""
-        state = jax.ShapeDtypeStruct((1, 1, self.config.embed_dim), self.config.compute_dtype)
-        return state, jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        """Small inputs with which its parameters can be made, of a length that kernels take."""
+        c = self.config
+        length = min(c.max_length, LANES)
+        state = jax.ShapeDtypeStruct((1, length, c.embed_dim), c.compute_dtype)
+        return state, jax.ShapeDtypeStruct((1, length), jnp.int32)
 
 
 def vector_field(

@@ -7,7 +7,7 @@ from math import inf
 import jax.numpy as jnp
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.layers.attention_kernels import KERNELS, choose
+from t5x_diffeq.layers.attention_kernels import KERNELS, check, choose
 from t5x_diffeq.ode.integrate import uniform_step_size
 from t5x_diffeq.ode.solvers import SCHEMES, grid
 
@@ -86,11 +86,16 @@ class ModelConfig:
             raise InputError(f"model.dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
 
     def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved for the platform, and why so."""
+        """The config with "auto" attention resolved for the platform, and why so.
+
+        Raises:
+          InputError: if the kernel that it names can't be used there.
+        """
+        shapes = (platform, self.dtype, self.embed_dim // self.num_heads, self.max_length)
         if self.attention != "auto":
+            check(self.attention, *shapes)
             return self, "as model.attention says"
-        head_dim = self.embed_dim // self.num_heads
-        kernel, reason = choose(platform, self.dtype, head_dim, self.max_length)
+        kernel, reason = choose(*shapes)
         return replace(self, attention=kernel), reason
 
     def check_sizes(self):
@@ -104,6 +109,8 @@ class ModelConfig:
                 f"model.embed_dim={self.embed_dim} is not divisible by "
                 f"model.num_heads={self.num_heads}"
             )
+        if self.num_kv_heads is not None and self.num_kv_heads < 1:
+            raise InputError(f"model.num_kv_heads is {self.num_kv_heads}; it must be at least 1")
         if self.num_heads % self.kv_heads:
             raise InputError(
                 f"model.num_heads={self.num_heads} is not divisible by "

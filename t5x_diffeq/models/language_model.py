@@ -145,4 +145,4 @@ class LanguageModel(nn.Module):
         logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
         logits = logits.astype(jnp.float32)
         real = jnp.arange(logits.shape[-1]) < self.config.vocab_size
-        return jnp.where(real, logits, jnp.finfo(jnp.float32).min)
+        return jnp.where(real, logits, -jnp.inf)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Tokens, Weights
+from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.models.language_model import LanguageModel
 
 
@@ -58,7 +59,8 @@ def generate(
         token = sample(logits, jax.random.fold_in(key, length), temperature, top_k)
         return tokens.at[:, length].set(token), token[0]
 
-    tokens = jnp.zeros((1, len(prompt) + max_tokens), jnp.int32)
+    buffer = min(-(-(len(prompt) + max_tokens) // LANES) * LANES, model.config.max_length)
+    tokens = jnp.zeros((1, buffer), jnp.int32)
     tokens = tokens.at[0, : len(prompt)].set(jnp.asarray(prompt, jnp.int32))
     for length in range(len(prompt), len(prompt) + max_tokens):
         tokens, token = extend(params, weights, tokens, length)

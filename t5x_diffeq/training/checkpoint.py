@@ -17,12 +17,11 @@ class Checkpoints:
     Args:
       workdir: holds them under `checkpoints/<step>/`.
       keep: how many of the newest to keep.
-      create: whether the folder may be made.
     """
 
-    def __init__(self, workdir: Path, keep: int = 3, create: bool = True):
+    def __init__(self, workdir: Path, keep: int):
         self.folder = workdir.absolute() / "checkpoints"  # Orbax takes no relative path
-        self.options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=create)
+        self.options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self.manager = self.open()
 
     def open(self) -> ocp.CheckpointManager:
@@ -47,29 +46,40 @@ class Checkpoints:
             force=True,
         )
 
-    def restore(self, abstract_state: TrainState) -> tuple[TrainState, int] | None:
+    def restore(
+        self, abstract_state: TrainState, fingerprint: str
+    ) -> tuple[TrainState, int] | None:
         """State and step of the newest readable checkpoint, or None if there never was one.
 
-        Unreadable ones are moved aside, into `unreadable_checkpoints/`, and said so.
+        Unreadable ones are moved aside, into `unreadable_checkpoints/`, and said so, once an older
+        one was read; else nothing is touched.
 
         Args:
           abstract_state: shapes, dtypes and shardings to restore to.
+          fingerprint: of the data, which must be that of the checkpoint.
 
         Raises:
           RunError: if there are checkpoints and none can be read.
+          InputError: if it is of other data.
         """
-        failure = None
-        while (step := self.latest_step) is not None:
+        failures = {}
+        for step in sorted(self.manager.all_steps(), reverse=True):
             try:
                 restored = self.manager.restore(step, args=self.restore_args(abstract_state))
-                return restored.state, restored.data["step"]
-            except (ValueError, KeyError, OSError, FileNotFoundError) as error:
-                failure = first_line(error)
-                self.set_aside(step, failure)
-        if failure:
+            except (ValueError, KeyError, OSError) as error:
+                failures[step] = first_line(error)
+                continue
+            if restored.data["fingerprint"] != fingerprint:
+                raise InputError(
+                    f"checkpoint {step} of {self.folder} was made on other data; restore that data "
+                    "or choose a new --workdir"
+                )
+            self.set_aside(failures)
+            return restored.state, restored.data["step"]
+        if failures:
             raise RunError(
-                f"no checkpoint in {self.folder} can be read (the last failure: {failure}); "
-                "they were moved to unreadable_checkpoints/; start again in a new --workdir"
+                f"no checkpoint in {self.folder} can be read (of {min(failures)}: "
+                f"{failures[min(failures)]}); restore one, or start again in a new --workdir"
             )
         return None
 
@@ -79,15 +89,18 @@ class Checkpoints:
             state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
         )
 
-    def set_aside(self, step: int, failure: str) -> None:
-        """Moves a checkpoint out of the way, losing nothing."""
-        aside = self.folder.parent / "unreadable_checkpoints" / str(step)
-        say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
+    def set_aside(self, failures: dict[int, str]) -> None:
+        """Moves checkpoints that can't be read out of the way, losing nothing."""
+        if not failures:
+            return
         self.manager.close()
-        if jax.process_index() == 0:
-            aside.parent.mkdir(exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.move(self.folder / str(step), aside)
+        for step, failure in failures.items():
+            aside = self.folder.parent / "unreadable_checkpoints" / str(step)
+            say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
+            if jax.process_index() == 0:
+                aside.parent.mkdir(exist_ok=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                shutil.move(self.folder / str(step), aside)
         self.manager = self.open()
 
     def __enter__(self) -> "Checkpoints":
@@ -109,10 +122,15 @@ def restore_params(workdir: Path, abstract_params: dict, step: int | None = None
     Raises:
       InputError: if there is none, or it can't be read.
     """
-    checkpoints = Checkpoints(workdir, create=False) if has_checkpoints(workdir) else None
-    step = step if step is not None or checkpoints is None else checkpoints.latest_step
-    if step is None:
+    folder = workdir.absolute() / "checkpoints"
+    steps = sorted(ocp.utils.checkpoint_steps(folder)) if folder.is_dir() else []
+    if not steps:
         raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise InputError(
+            f"checkpoint {step} of {workdir} does not exist; there are {', '.join(map(str, steps))}"
+        )
     with ocp.PyTreeCheckpointer() as checkpointer:
         item = {"params": abstract_params}
         args = ocp.args.PyTreeRestore(
@@ -121,18 +139,13 @@ def restore_params(workdir: Path, abstract_params: dict, step: int | None = None
             partial_restore=True,
         )
         try:
-            restored = checkpointer.restore(checkpoints.folder / str(step) / "state", args=args)
+            restored = checkpointer.restore(folder / str(step) / "state", args=args)
         except (ValueError, KeyError, OSError) as error:
             raise InputError(
                 f"checkpoint {step} of {workdir} can't be read: {first_line(error)}; "
                 "choose another one"
             ) from error
     return restored["params"], step
-
-
-def has_checkpoints(workdir: Path) -> bool:
-    """Whether a run has ever begun to save there."""
-    return (workdir / "checkpoints").is_dir()
 
 
 def first_line(error: Exception) -> str:

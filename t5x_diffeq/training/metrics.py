@@ -20,14 +20,14 @@ class MetricWriter:
 
     Args:
       workdir: where.
-      step: the step continued from; lines after it are cut off.
+      step: the step continued from; lines after it are cut off. 0 begins anew: all are.
     """
 
     def __init__(self, workdir: Path, step: int):
         self.file = self.events = None
         if jax.process_index() != 0:
             return
-        cut_back(workdir / METRICS_FILE, step)
+        cut_back(workdir / METRICS_FILE, step if step > 0 else -1)
         self.file = (workdir / METRICS_FILE).open("a", encoding="utf-8")
         self.events = SummaryWriter(str(workdir / "events"), purge_step=step + 1)
 
@@ -61,7 +61,7 @@ def cut_back(path: Path, step: int) -> None:
 def step_of(line: bytes) -> float:
     """The step of a line; infinite if the line is not whole."""
     try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else float("inf")
+        return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")
 

@@ -14,7 +14,7 @@ DECAYED = {"embeddings": {"embedding"}, "kernels": {"embedding", "kernel"}, "all
 
 
 def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then a cosine to `min_lr_ratio` of the peak at the last step."""
+    """Linear warm-up to the peak, then a cosine to `min_lr_ratio` of it at the last step."""
     warmup = round(optimizer.warmup_fraction * total_steps)
     peak = optimizer.learning_rate
     return optax.warmup_cosine_decay_schedule(
@@ -29,7 +29,7 @@ def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Sch
 def make_optimizer(
     optimizer: ConfigDict, declared: dict, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Clip by global norm -> Adam -> decoupled decay -> each parameter's multiplier -> schedule.
+    """Clip by global norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
 
     Args:
       optimizer: `config.optimizer`.
@@ -49,8 +49,8 @@ def make_optimizer(
     return optax.chain(
         optax.clip_by_global_norm(optimizer.max_grad_norm),
         optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
-        optax.add_decayed_weights(optimizer.weight_decay, decays),
         scale_each(multipliers),
+        optax.add_decayed_weights(optimizer.weight_decay, decays),
         optax.scale_by_learning_rate(schedule),
     )
 

@@ -13,6 +13,17 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 
 AXES = ("data", "fsdp", "tensor")
+LOGICAL_AXES = (
+    "batch",
+    "length",
+    "vocab",
+    "embed",
+    "heads",
+    "head_dim",
+    "mlp",
+    "steps",
+    "time_embed",
+)
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
@@ -97,16 +108,30 @@ def logical_rules(mesh: ConfigDict) -> Rules:
       InputError: if it names a mesh axis that isn't.
     """
 
+    table = mesh.rules
+    if not all(isinstance(rule, list | tuple) and len(rule) == 2 for rule in table):
+        raise InputError(f"mesh.rules is {table!r}; it is pairs of a logical axis and mesh axes")
+
     def normal(target: str | list[str] | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         return tuple(target) if isinstance(target, list | tuple) else target
 
     rules = tuple((logical, normal(target)) for logical, target in mesh.rules)
     for logical, target in rules:
+        if logical not in LOGICAL_AXES:
+            raise InputError(
+                f"mesh.rules: there is no logical axis {logical!r}; they are "
+                f"{', '.join(LOGICAL_AXES)}"
+            )
         for axis in (target,) if isinstance(target, str) else target or ():
             if axis not in AXES:
                 raise InputError(
                     f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
                 )
+    if dict(rules).get("batch") != ("data", "fsdp"):
+        raise InputError(
+            f"mesh.rules: 'batch' goes to {dict(rules).get('batch')!r}; it must go to "
+            "('data', 'fsdp'), over which sequences are divided and the loss is summed"
+        )
     return rules
 
 

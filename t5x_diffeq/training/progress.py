@@ -116,8 +116,8 @@ def say_account(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh),
-            "data": f"{corpus.name}: {count(corpus.train.lengths.sum())} tokens train, "
-            f"{count(corpus.validation.lengths.sum())} validate; vocabulary {c.vocab_size}",
+            "data": f"{corpus.name}: {count(int(corpus.train.lengths.sum()))} tokens train, "
+            f"{count(int(corpus.validation.lengths.sum()))} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
             "parameters": describe_parameters(setup.abstract_state.params),
@@ -181,5 +181,5 @@ def say_next(workdir: Path) -> None:
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
         f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",
         f"  {python} -m t5x_diffeq.generate --workdir={folder} --prompt='...'",
-        f"  tensorboard --logdir={folder}/events",
+        f"  tensorboard --logdir={folder}/events    (pip install tensorboard)",
     )

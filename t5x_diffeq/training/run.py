@@ -1,12 +1,15 @@
 """A trained run, loaded from its workdir, on its own grid or another."""
 
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.workdir import read_config
@@ -55,7 +58,8 @@ def load_run(
     trained = ModelConfig.of(config.model.to_dict(), vocab_size, config.data.sequence_length)
     config.model.num_steps = trained.num_steps if num_steps is None else num_steps
     config.model.scheme = scheme or trained.scheme
-    config.mesh.update({"data": 1, "fsdp": -1, "tensor": 1})
+    fsdp = gcd(config.model.embed_dim, batch_size)  # parameters are split as far as they can be
+    config.mesh.update({"data": -1, "fsdp": fsdp, "tensor": 1})
     config.train.batch_size = batch_size
     setup = make_setup(config, vocab_size)
     check_grid(trained, setup.model.config)
@@ -69,9 +73,10 @@ def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
     Raises:
       InputError: for per-layer weights off their own grid.
     """
-    if trained.weights == "per_layer" and trained.num_nodes != asked.num_nodes:
+    grids = [grid(c.scheme, c.num_steps) for c in (trained, asked)]
+    if trained.weights == "per_layer" and not np.array_equal(*grids):
         raise InputError(
-            f"num_steps={asked.num_steps} with scheme {asked.scheme} needs weights at "
-            f"{asked.num_nodes} nodes, and this model has one set per layer, {trained.num_nodes} "
-            "in all: it runs on its own grid alone (time_dependent and shared run on any)"
+            f"num_steps={asked.num_steps} with scheme {asked.scheme} reads weights at other times "
+            f"than num_steps={trained.num_steps} with scheme {trained.scheme}, and this model has "
+            "one set per layer: it runs on its own grid alone (time_dependent and shared on any)"
         )

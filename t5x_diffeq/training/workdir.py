@@ -9,6 +9,7 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import write_whole
 
 CONFIG_FILE = "config.json"
+SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
 def check_config(config: ConfigDict, workdir: Path) -> bool:
@@ -21,6 +22,11 @@ def check_config(config: ConfigDict, workdir: Path) -> bool:
       InputError: naming the keys that differ and may not.
     """
     if not (workdir / CONFIG_FILE).exists():
+        if (workdir / "checkpoints").exists():
+            raise InputError(
+                f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so nothing says what "
+                "they are of; restore that file or choose a new --workdir"
+            )
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
@@ -80,8 +86,13 @@ def read_config(workdir: Path) -> dict:
     """
     path = workdir / CONFIG_FILE
     try:
-        return json.loads(path.read_text())
+        config = json.loads(path.read_text())
+        if not (isinstance(config, dict) and config.keys() >= SECTIONS):
+            raise ValueError(f"it lacks the sections {', '.join(sorted(SECTIONS))}")
+        return config
     except FileNotFoundError as error:
         raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
     except (ValueError, OSError) as error:
-        raise InputError(f"{path} can't be read: {error}") from error
+        raise InputError(
+            f"{path} is not the config of a run: {error}; restore it or choose a new --workdir"
+        ) from error
