@@ -16,7 +16,7 @@ def check_config(config: ConfigDict, workdir: Path) -> bool:
     """Whether the workdir is new; if not, that `config` continues the run it holds.
 
     Keys of the mesh, `train.total_steps` and how often things are done may differ: they don't
-    change what is learnt from what.
+    change which data a step sees. The learning rate follows the schedule of the new total.
 
     Raises:
       InputError: naming the keys that differ and may not.
