@@ -51,9 +51,8 @@ def train(config: ConfigDict, workdir: Path) -> int:
     # ------------------------------------------------------------------ checks and data
     started = time.perf_counter()
     new = check_config(config, workdir)
-    make_setup(
-        config, 1 if config.model.vocab_size is None else config.model.vocab_size
-    )  # refuses what it can before data is read
+    stated = config.model.vocab_size
+    make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
     corpus = prepare_corpus(config.data, workdir, new)
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
