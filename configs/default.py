@@ -35,11 +35,24 @@ def get_config() -> ConfigDict:
     model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
 
     config.data = data = ConfigDict()
-    data.source = "stdlib"  # the running Python's standard library | text_files | tokens (shards)
-    data.path = placeholder(str)  # of text_files: a file, a folder or a glob; of tokens: the folder
-    data.tokenizer = "sentencepiece"  # trained on the data on the first run | bytes
+    data.source = "stdlib"  # the running Python's standard library | text_files | tfds |
+    #   wikitext103 | openwebtext | huggingface | tokens (shards of prepare_data) | mixture
+    data.path = placeholder(str)  # text_files: a file, a folder or a glob; tokens: the folder;
+    #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
+    data.validation_path = placeholder(str)  # text_files: what validates; None: the last tenth
+    data.text_field = "text"  # of a line, row or record, the field that holds the text
+    data.data_dir = placeholder(str)  # where libraries keep built datasets; None: their own place
+    data.train_split = "train"  # of tfds and huggingface, such as "train[:99%]"
+    data.validation_split = "validation"  # likewise
+    data.mixture = ()  # parts (weight, source, path); a weight is a share of the examples
+    data.tokenizer = "sentencepiece"  # trained on the data on the first run | bytes | the path of
+    #   a sentencepiece model or of a tokenizer.json
     data.tokenizer_vocab_size = 4096  # of a trained tokenizer
+    data.end_of_text = placeholder(str)  # the token that ends a document; None: the tokenizer's own
     data.sequence_length = 256  # tokens of an example
+    data.packing = "concat_then_split"  # no padding | first_fit: documents whole where they fit
+    data.cross_documents = False  # whether attention reaches into the documents before
+    data.read_threads = 1  # that read batches; the order does not depend on them
 
     config.train = train = ConfigDict()
     train.total_steps = 2000  # optimizer steps

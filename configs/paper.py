@@ -15,6 +15,7 @@ def training() -> ConfigDict:
     config.model.dtype = "bfloat16"
     config.model.init = "paper"
     config.data.source = "text_files"
+    config.data.cross_documents = True
     config.train.total_steps = 40_000
     config.train.batch_size = 256
     config.train.eval_batch_size = 256

@@ -8,12 +8,13 @@ K  key and value heads       G  width of a head
 F  width of the MLP
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
 Tokens = Int[Array, "B L"]
 Positions = Int[Array, "B L"]
+Segments = Int[Array, "B L"]
 State = Float[Array, "B L D"]
 Logits = Float[Array, "B L V"]
 Mask = Bool[Array, "..."]
@@ -21,3 +22,16 @@ Times = Float[Array, " N"]
 
 # A block's parameter tree; a source's tree has one more, leading axis: times.
 Weights = dict[str, Any]
+
+
+class Places(NamedTuple):
+    """Where tokens stand.
+
+    Attributes:
+      positions: of each token in its document.
+      segments: the number of each token's document, which attention then doesn't leave; None: all
+        of a row are one.
+    """
+
+    positions: Positions
+    segments: Segments | None = None

@@ -1,6 +1,7 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
 With --coordinate_check, shows instead how far W(t) moves in the first steps of training, against T.
+With --data, instead, how fast batches are made on the host, against plain Grain.
 Steps of the two models take turns, so that a noisy machine is as noisy for both. Prints a table on
 standard error and one JSON object per model on standard output.
 """
@@ -11,6 +12,8 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.data.throughput import measure
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import CHOICES
 from t5x_diffeq.report import count, say
@@ -34,7 +38,8 @@ CONFIG = config_flags.DEFINE_config_file(
 COORDINATE_CHECK = flags.DEFINE_bool(
     "coordinate_check", False, "Show the steps of W(t).", flag_values=FLAGS
 )
-ROUNDS = flags.DEFINE_integer("rounds", 20, "Timed steps of each model.", flag_values=FLAGS)
+DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
+ROUNDS = flags.DEFINE_integer("rounds", 20, "Timed steps, or seconds, of each.", flag_values=FLAGS)
 
 
 class Contestant:
@@ -54,10 +59,13 @@ class Contestant:
         shapes = self.setup.abstract_batch(self.batch_size)
         rng = np.random.default_rng(0)
         tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         arrays = {"inputs": tokens, "targets": tokens, "mask": np.ones(tokens.shape)}
+        arrays |= {"segments": np.zeros(tokens.shape), "positions": positions}
         return {
             name: jax.device_put(array.astype(shapes[name].dtype), shapes[name].sharding)
             for name, array in arrays.items()
+            if name in shapes
         }
 
     def step(self) -> None:
@@ -122,12 +130,25 @@ def show_coordinate_check(config: ConfigDict) -> None:
             print(json.dumps({"init": init, **row}), flush=True)
 
 
+def show_data(config: ConfigDict, rounds: int) -> None:
+    """A line for each way of making batches."""
+    with TemporaryDirectory() as folder:
+        rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
+    for name, tokens in rates.items():
+        ratio = tokens / rates["plain_grain"]
+        say(f"{name:<14}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
+    print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
+
+
 def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
     if ROUNDS.value < 1:
         raise InputError(f"--rounds={ROUNDS.value} must be at least 1")
+    if DATA.value:
+        show_data(CONFIG.value, ROUNDS.value)
+        return
     if COORDINATE_CHECK.value:
         show_coordinate_check(CONFIG.value)
         return

@@ -10,8 +10,8 @@ import jax
 from absl import flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.data.corpus import load_prepared
-from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
@@ -45,7 +45,7 @@ CHECKPOINT = flags.DEFINE_integer(
 
 def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
     """Loss and perplexity on the whole validation split with so many steps."""
-    corpus = load_prepared(workdir)
+    corpus = load_corpus(workdir)
     solver = SCHEME.value if SCHEME.value in SOLVERS else None
     run = load_run(
         workdir,
@@ -56,15 +56,15 @@ def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
         checkpoint=CHECKPOINT.value,
     )
     model = run.setup.model.config
-    windows = Windows(corpus.validation, model.max_length, "validation", ragged=True)
+    parts = eval_examples(run.config.data, corpus)
     with run.setup.context():
         eval_step = make_eval_step(run.setup.model, run.setup.loss_chunk)
         if solver:
             adaptive = Adaptive(solver, RTOL.value, RTOL.value, MAX_SOLVER_STEPS.value)
             check_adaptive(model, adaptive)
             eval_step = make_adaptive_eval_step(run.setup.model, run.setup.loss_chunk, adaptive)
-        rows = run.setup.eval_rows(min(BATCH_SIZE.value, len(windows)))
-        batches = eval_batches(windows, rows, run.setup.rows)
+        rows = run.setup.eval_rows(min(BATCH_SIZE.value, sum(map(len, parts))))
+        batches = eval_batches(parts, rows, run.setup.rows)
         values = evaluate(eval_step, run.params, batches)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
     grid = {"step": run.step, **({"scheme": solver, "rtol": RTOL.value} if solver else fixed)}

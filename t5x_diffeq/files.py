@@ -10,21 +10,28 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.errors import InputError, RunError
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes `path` so that it never exists half-written, whatever kills the process.
 
     The content reaches the disk under another name in the same folder first.
+
+    Raises:
+      RunError: if it can't be written; what was there is kept.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{path} can't be written: {error.strerror}") from error
 
 
 def digest(parts: Iterable[bytes]) -> str:

@@ -7,7 +7,7 @@ import jax
 from absl import flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.data.corpus import load_prepared
+from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.sampling import generate
@@ -78,7 +78,7 @@ def main() -> None:
     """The verb."""
     check_flags()
     workdir = command_line.folder(WORKDIR, "generate")
-    corpus = load_prepared(workdir)
+    corpus = load_corpus(workdir)
     tokenizer = corpus.tokenizer
     run = load_run(
         workdir,
@@ -88,7 +88,7 @@ def main() -> None:
         checkpoint=CHECKPOINT.value,
     )
     model = run.setup.model
-    opening = corpus.validation[0][: min(OPENING, model.config.max_length // 2)]
+    opening = corpus.parts[0].validation[0][: min(OPENING, model.config.max_length // 2)]
     text = tokenizer.decode(opening) if PROMPT.value is None else PROMPT.value
     prompt = encode_prompt(tokenizer, text, model.config.max_length)
     room = model.config.max_length - len(prompt)

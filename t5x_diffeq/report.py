@@ -1,8 +1,13 @@
 """What a person is told, on standard error; standard output is for results."""
 
 import sys
+import time
 
 import jax
+import rich.console
+import rich.progress
+
+SECONDS_BETWEEN_LINES = 10
 
 
 def say(*lines: str) -> None:
@@ -34,3 +39,41 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}:{seconds:02}"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Progress:
+    """A bar on a terminal, else a line now and then; within `with`.
+
+    Args:
+      title: what is being done.
+      total: how much of it there is.
+      unit: of `total`.
+    """
+
+    def __init__(self, title: str, total: int, unit: str):
+        self.title, self.total, self.unit = title, max(total, 1), unit
+        self.begun = self.told = time.perf_counter()
+        console = rich.console.Console(stderr=True)
+        self.bar = rich.progress.Progress(console=console) if console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self.bar:
+            self.bar.start()
+            self.task = self.bar.add_task(self.title, total=self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def update(self, done: int) -> None:
+        """Shows that `done` of the total are done."""
+        if self.bar:
+            self.bar.update(self.task, completed=done)
+        elif time.perf_counter() - self.told > SECONDS_BETWEEN_LINES:
+            self.told = time.perf_counter()
+            left = (self.told - self.begun) * (self.total - done) / max(done, 1)
+            say(
+                f"{self.title}: {count(done)} of {count(self.total)} {self.unit}, "
+                f"{duration(left)} left"
+            )

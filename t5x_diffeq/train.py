@@ -15,7 +15,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.examples import check_packing, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import held
@@ -53,11 +53,13 @@ def train(config: ConfigDict, workdir: Path) -> int:
     new = check_config(config, workdir)
     stated = config.model.vocab_size
     make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
+    check_packing(config.data)
     corpus = prepare_corpus(config.data, workdir, new)
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
-    windows = Windows(corpus.train, length, "train", seed=config.seed)
-    eval_windows = Windows(corpus.validation, length, "validation", ragged=True)
+    mixture = train_examples(config.data, corpus, config.seed)
+    eval_parts = eval_examples(config.data, corpus)
+    eval_sequences = sum(map(len, eval_parts))
     save_config(config, workdir)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
@@ -66,7 +68,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
         restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
         state, start = restored or (setup.init_state(), 0)
         total_steps = config.train.total_steps
-        progress.say_account(config, setup, corpus, len(windows), workdir, start)
+        progress.say_account(config, setup, corpus, mixture, workdir, start)
         if start >= total_steps:
             say(f"already finished: {start} of {total_steps} steps are done")
             progress.say_next(workdir)
@@ -95,14 +97,16 @@ def train(config: ConfigDict, workdir: Path) -> int:
 
         def evaluate_now(step: int) -> None:
             with clock.paused():
-                rows = setup.eval_rows(min(config.train.eval_batch_size, len(eval_windows)))
-                batches = eval_batches(eval_windows, rows, setup.rows, config.train.eval_batches)
+                rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
+                batches = eval_batches(eval_parts, rows, setup.rows, config.train.eval_batches)
                 values = evaluate(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
 
         # -------------------------------------------------------------- loop
-        batches = train_batches(windows, batch_size, config.seed, start, setup.rows)
+        batches = train_batches(
+            mixture, batch_size, config.seed, start, setup.rows, config.data.read_threads
+        )
         if start == 0:
             evaluate_now(0)
         in_flight = None

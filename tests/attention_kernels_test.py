@@ -85,3 +85,36 @@ def test_choice(arguments, kernel, reason):
     found, why = choose(*arguments)
     assert found == kernel
     assert reason in why
+
+
+SEGMENTS = jnp.asarray(np.sort(RNG.integers(0, 5, (4, 128)), axis=1), jnp.int32)
+
+
+def test_segments_keep_to_themselves():
+    """Attention over a row of documents is that over each of them alone, in every kernel."""
+    q, k, v = qkv(4, 2, 16)
+    expected = np.zeros(q.shape, np.float32)
+    for row, segments in enumerate(np.asarray(SEGMENTS)):
+        for number in np.unique(segments):
+            own = np.flatnonzero(segments == number)
+            part = (x[row : row + 1, own[0] : own[-1] + 1] for x in (q, k, v))
+            expected[row, own] = causal_attention(*part, "xla")[0]
+    found = causal_attention(q, k, v, "xla", SEGMENTS)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
+    with sharded(mesh, rules):
+        splash = jax.jit(lambda *x: splash_attention(*x, interpret=True))(q, k, v, SEGMENTS)
+    np.testing.assert_allclose(splash, expected, atol=2e-5)
+
+
+def test_segments_in_splash_are_lowered_for_a_tpu():
+    shape = jax.ShapeDtypeStruct((4, 128, 2, 64), jnp.bfloat16)
+
+    def loss(q, k, v):
+        return causal_attention(q, k, v, "splash", SEGMENTS).astype(jnp.float32).sum()
+
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    module = jax.export.export(step, platforms=["tpu"])(shape, shape, shape).mlir_module()
+    assert module.count("tpu_custom_call") >= 2
+    assert "stablehlo.exponential" not in module

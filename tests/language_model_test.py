@@ -9,9 +9,10 @@ import numpy as np
 import numpy_model
 import pytest
 
+from t5x_diffeq.array_types import Places
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.training.partitioning import unbox
 
 SMALL = ModelConfig(
@@ -98,11 +99,10 @@ def test_causal_by_gradients(architecture):
     params = random_params(model)
 
     def output(y0, j):
-        positions = jnp.broadcast_to(jnp.arange(10), (1, 10))
+        places = in_one_document(TOKENS[:1])
         weights = model.apply({"params": params}, method="weights")
-        return model.apply({"params": params}, y0, positions, weights, method="integrate")[
-            0, j
-        ].sum()
+        y = model.apply({"params": params}, y0, places, weights, method="integrate")
+        return y[0, j].sum()
 
     y0 = jnp.asarray(np.random.default_rng(1).normal(size=(1, 10, 16)), jnp.float32)
     for j in (0, 4, 9):
@@ -186,3 +186,23 @@ def test_dropout():
 def test_bad_configs(changes, message):
     with pytest.raises(InputError, match=message):
         dataclasses.replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+def test_packed_documents_are_as_if_alone(architecture):
+    """One row of 4 + 6 tokens, and each document by itself, positions from 0."""
+    model = small(architecture=architecture)
+    params = random_params(model)
+    segments = jnp.asarray([[0] * 4 + [1] * 6] * 2)
+    positions = jnp.asarray([[*range(4), *range(6)]] * 2)
+
+    def states(tokens, places=None):
+        apply = jax.jit(
+            lambda p, t, s: model.apply({"params": p}, t, s, method="state_and_head")[0]
+        )
+        return apply(params, tokens, places)
+
+    packed = states(TOKENS, Places(positions, segments))
+    np.testing.assert_allclose(packed[:, :4], states(TOKENS[:, :4]), atol=1e-5)
+    np.testing.assert_allclose(packed[:, 4:], states(TOKENS[:, 4:]), atol=1e-5)
+    assert np.abs(packed - states(TOKENS)).max() > 1e-2

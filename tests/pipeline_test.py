@@ -1,24 +1,34 @@
 """A batch is a pure function of seed and step, whatever reads it."""
 
+import time
 from itertools import islice
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from row import Row
 
-from t5x_diffeq.data.packing import DocumentsInRow, Windows
-from t5x_diffeq.data.pipeline import eval_batches, own_rows, train_batches, train_dataset
+from t5x_diffeq.data.packing import FirstFitRows, Windows
+from t5x_diffeq.data.pipeline import (
+    eval_batches,
+    host_batches,
+    own_rows,
+    train_batches,
+    train_dataset,
+)
 from t5x_diffeq.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
-ROW = DocumentsInRow(TOKENS, np.array([500, 1, 98, 400]))
+ROW = Row(TOKENS, [500, 1, 98, 400])
 WINDOWS = Windows(ROW, 16, "train")
 BATCH = 8
 
 
 def windows_of(tokens):
-    return Windows(DocumentsInRow(TOKENS[:tokens], np.array([tokens])), 16, "train")
+    return Windows(Row(TOKENS[:tokens], [tokens]), 16, "train")
 
 
 def test_windows_over_shuffled_documents():
@@ -45,10 +55,10 @@ def test_windows_predict_each_token_once():
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_together_read_what_one_reads(processes):
-    alone = train_dataset(WINDOWS, BATCH, seed=3, rows=range(BATCH))
+    alone = train_dataset([(1.0, WINDOWS)], BATCH, seed=3, rows=range(BATCH))
     size = BATCH // processes
     parts = [
-        train_dataset(WINDOWS, BATCH, seed=3, rows=range(p * size, (p + 1) * size))
+        train_dataset([(1.0, WINDOWS)], BATCH, seed=3, rows=range(p * size, (p + 1) * size))
         for p in range(processes)
     ]
     for step in range(30):  # across epochs: an epoch has 7.75 batches
@@ -57,14 +67,14 @@ def test_processes_together_read_what_one_reads(processes):
 
 
 def test_starting_at_a_step_is_running_there():
-    from_start = train_batches(WINDOWS, BATCH, 3, 0, by_row())
-    there = train_batches(WINDOWS, BATCH, 3, 12, by_row())
+    from_start = train_batches([(1.0, WINDOWS)], BATCH, 3, 0, by_row())
+    there = train_batches([(1.0, WINDOWS)], BATCH, 3, 12, by_row())
     for expected, found in zip(islice(from_start, 12, 15), there, strict=False):
         np.testing.assert_array_equal(expected["inputs"], found["inputs"])
 
 
 def test_an_epoch_is_every_window_once_in_another_order_each_time():
-    dataset = train_dataset(windows_of(16 * 32 + 1), BATCH, 0, range(BATCH))
+    dataset = train_dataset([(1.0, windows_of(16 * 32 + 1))], BATCH, 0, range(BATCH))
     epochs = [
         np.concatenate([dataset[4 * epoch + s]["inputs"][:, 0] for s in range(4)])
         for epoch in range(2)
@@ -77,11 +87,11 @@ def test_an_epoch_is_every_window_once_in_another_order_each_time():
 def test_evaluation_covers_the_split_whatever_the_batch_size():
     windows = Windows(ROW, 16, "validation", ragged=True)
     for batch_size in (8, 24):
-        batches = list(eval_batches(windows, batch_size, by_row()))
+        batches = list(eval_batches([windows], batch_size, by_row()))
         targets = [np.asarray(b["targets"])[np.asarray(b["mask"]) > 0] for b in batches]
         np.testing.assert_array_equal(np.concatenate(targets), TOKENS[1:])
         assert {b["inputs"].shape for b in batches} == {(batch_size, 16)}
-    assert len(list(eval_batches(windows, 8, by_row(), limit=2))) == 2
+    assert len(list(eval_batches([windows], 8, by_row(), limit=2))) == 2
 
 
 def test_own_rows_of_one_process_are_all():
@@ -93,3 +103,104 @@ def test_sequences_longer_than_the_data():
         InputError, match=r"sequence_length=16 needs 16 \+ 1 tokens.*train split has 9"
     ):
         windows_of(9)
+
+
+def documents(count, seed):
+    """Documents of random lengths, 0 at the end of each and nowhere else."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, count)
+    tokens = rng.integers(1, 50_000, lengths.sum()).astype(np.uint16)
+    tokens[np.cumsum(lengths) - 1] = 0
+    return Row(tokens, lengths)
+
+
+def two_sources(packing):
+    """7 parts of one source, 3 of another, attention within documents."""
+    parts = [documents(300, 1), documents(90, 2)]
+    if packing == "first_fit":
+        examples = [FirstFitRows(part, 32, "train", 5, end_of_text=0) for part in parts]
+    else:
+        examples = [Windows(part, 32, "train", seed=5, end_of_text=0) for part in parts]
+    return list(zip((0.7, 0.3), examples, strict=True))
+
+
+@pytest.mark.parametrize("packing", ["concat_then_split", "first_fit"])
+def test_batches_are_the_same_for_any_processes_and_threads(packing):
+    """Steps 0 to 200 of a mixture of two sources."""
+    mixture = two_sources(packing)
+
+    def batches(rows, threads=1, start=0):
+        dataset = train_dataset(mixture, BATCH, 3, rows)
+        return list(islice(host_batches(dataset, start, threads), 201 - start))
+
+    alone = batches(range(BATCH))
+    assert set(alone[0]) == {"inputs", "targets", "mask", "segments", "positions"}
+    for processes, threads in ((1, 4), (2, 1), (4, 0), (4, 2)):
+        size = BATCH // processes
+        parts = [batches(range(p * size, (p + 1) * size), threads) for p in range(processes)]
+        for step, expected in enumerate(alone):
+            together = [part[step] for part in parts]
+            for name, leaf in expected.items():
+                np.testing.assert_array_equal(np.concatenate([b[name] for b in together]), leaf)
+    for expected, found in zip(alone[150:], batches(range(BATCH), start=150), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
+def test_a_mixture_has_its_shares():
+    mixture = two_sources("concat_then_split")
+    whole = np.concatenate([documents(300, 1).tokens, documents(90, 2).tokens])
+    second = {tuple(w["targets"]) for w in (mixture[1][1][k] for k in range(len(mixture[1][1])))}
+    assert len(whole) > 9000
+    dataset = train_dataset(mixture, BATCH, 3, range(BATCH))
+    targets = np.concatenate([dataset[step]["targets"] for step in range(50)])
+    from_second = sum(tuple(row) in second for row in targets)
+    assert abs(from_second - 0.3 * len(targets)) <= 1
+
+
+def test_starting_late_takes_no_time():
+    """Two million documents, step 150 and step 100,000."""
+    lengths = np.random.default_rng(0).integers(1, 400, 2_000_000)
+    row = Row(np.zeros(lengths.sum(), np.uint8), lengths)
+    mixture = [(1.0, Windows(row, 64, "train", seed=0))]
+    for step in (150, 100_000):
+        begun = time.perf_counter()
+        next(train_batches(mixture, BATCH, 0, step, by_row()))
+        assert time.perf_counter() - begun < 2
+
+
+def test_segments_part_documents():
+    """`end_of_text` closes a document as a target and opens the next as an input."""
+    row = Row(np.array([5, 6, 0, 7, 0, 8, 9, 3, 0]), [3, 2, 4])
+    windows = Windows(row, 4, "train", end_of_text=0)
+    first, second = windows[0], windows[1]
+    assert first["inputs"].tolist() == [5, 6, 0, 7]
+    assert first["targets"].tolist() == [6, 0, 7, 0]
+    assert first["segments"].tolist() == [0, 0, 1, 1]
+    assert first["positions"].tolist() == [0, 1, 0, 1]
+    assert second["inputs"].tolist() == [0, 8, 9, 3]
+    assert second["positions"].tolist() == [0, 1, 2, 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), seed=st.integers(0, 9))
+def test_first_fit_places_every_token_once(lengths, seed):
+    """No document that fits is split, and targets follow their inputs."""
+    tokens = np.arange(1, sum(lengths) + 1, dtype=np.int64)
+    tokens[np.cumsum(lengths) - 1] = 0
+    row = Row(tokens, lengths)
+    packed = FirstFitRows(row, 16, "train", seed, end_of_text=0)
+    windows = [packed[k] for k in range(len(packed))]
+    found = np.concatenate([w["targets"][w["mask"] > 0] for w in windows])
+    np.testing.assert_array_equal(np.sort(found), np.sort(tokens))
+    for w in windows:
+        real = w["mask"] > 0
+        opened = w["positions"] == 0
+        previous = w["targets"][:-1]
+        follows = real[1:] & ~opened[1:]
+        np.testing.assert_array_equal(w["inputs"][1:][follows], previous[follows])
+        assert np.all(w["inputs"][~real] == 0)
+    for number, length in enumerate(lengths):
+        if 1 < length <= 16:
+            document = row[number][:-1]
+            assert any(set(document) <= set(w["targets"].tolist()) for w in windows)
+    assert len(packed) <= len(lengths) + sum(lengths) // 16

@@ -1,19 +1,26 @@
 """Token shards: the same bytes however they were made, and never half of one."""
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
+from t5x_diffeq.data import preparation, shards
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.prepare_data import parse_part, prepare
+from t5x_diffeq.data.preparation import tokenised, tokenizer_in
+from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.prepare_data import parse_part
 
 
 @pytest.fixture
@@ -28,6 +35,12 @@ def data(small, tmp_path):
     small.data.tokenizer = "sentencepiece"
     small.data.tokenizer_vocab_size = 300
     return small.data
+
+
+def prepare(data, folder, shards=3, workers=1, part=(0, 1)):
+    source = load_source(data)
+    tokenizer = tokenizer_in(folder / "tokenizer", data, source.train)
+    return preparation.prepare(source, tokenizer, folder, shards, workers, part)
 
 
 def contents(folder):
@@ -69,7 +82,7 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, made, tmp
     sharded = prepare_corpus(data, tmp_path / "sharded", new=True)
     for split in ("train", "validation"):
         windows = [
-            Windows(getattr(corpus, split), 16, split, ragged=True, seed=3)
+            Windows(getattr(corpus.parts[0], split), 16, split, ragged=True, seed=3)
             for corpus in (direct, sharded)
         ]
         assert len(windows[0]) == len(windows[1]) > 3
@@ -78,7 +91,7 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, made, tmp
     assert sharded.tokenizer.fingerprint == direct.tokenizer.fingerprint
 
 
-def test_damaged_shards_are_named(data, made, tmp_path):
+def test_damaged_shards_are_named(data, made, tmp_path, monkeypatch):
     shard = made / "train-00001-of-00003.array_record"
     content = bytearray(shard.read_bytes())
     content[200] ^= 0xFF  # within the first records
@@ -86,12 +99,15 @@ def test_damaged_shards_are_named(data, made, tmp_path):
     with pytest.raises(InputError, match=r"shard train-00001-of-00003 of .* is damaged"):
         prepare(data, made, shards=3, workers=1, part=(0, 1))
     data.source, data.path = "tokens", str(made)
+    with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: record \d+ can't"):
+        prepare_corpus(data, tmp_path / "run", new=True)
+    monkeypatch.setattr(shards, "IN_MEMORY_TOKENS", 0)
     corpus = prepare_corpus(data, tmp_path / "run", new=True)
-    with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: document \d+ can't"):
-        for number in range(len(corpus.train)):
-            corpus.train[number]
+    with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: record \d+ can't"):
+        for number in range(len(corpus.parts[0].train)):
+            corpus.parts[0].train[number]
     shard.write_bytes(content[:100])
-    with pytest.raises(InputError, match=r"shard .*train-00001-of-00003.array_record can't be"):
+    with pytest.raises(InputError, match=r"00001-of-00003.array_record \(100 bytes\) can't be"):
         prepare_corpus(data, tmp_path / "again", new=True)
 
 
@@ -105,6 +121,101 @@ def test_folders_that_can_not_be_used(data, made, tmp_path):
     for value in ("3", "2/2", "a/b", "-1/2"):
         with pytest.raises(InputError, match="is not i/n"):
             parse_part(value)
+
+
+def test_long_documents_take_several_records(monkeypatch, data, tmp_path):
+    monkeypatch.setattr(shards, "IN_MEMORY_TOKENS", 0)
+    monkeypatch.setattr(preparation, "RECORD_TOKENS", 7)
+    monkeypatch.setattr(shards, "RECORD_TOKENS", 7)
+    manifest = prepare(data, tmp_path / "short")
+    found = shards.ShardedDocuments(tmp_path / "short", manifest["train"]["names"])
+    monkeypatch.undo()
+    manifest = prepare(data, tmp_path / "long")
+    expected = shards.ShardedDocuments(tmp_path / "long", manifest["train"]["names"])
+    assert len(found.records) > len(found) == len(expected.records)
+    for number in range(len(found)):
+        np.testing.assert_array_equal(found[number], expected[number])
+        for start, stop in ((0, 3), (5, 16), (6, 7), (13, 10_000)):
+            part = found.slice(number, start, stop)
+            np.testing.assert_array_equal(part, expected[number][start:stop])
+
+
+def test_what_is_no_text_is_skipped_and_counted(data, tmp_path, capsys):
+    path = tmp_path / "mixed.jsonl"
+    good = [json.dumps({"text": f"document {n} of them"}).encode() for n in range(20)]
+    bad = [b'{"text": " "}', b'{"text": null}', b'{"text": "\xff"}', b'{"text": "\\u0000"}']
+    path.write_bytes(b"\n".join(good[:5] + bad + good[5:]))
+    data.update(path=str(path), tokenizer="bytes")
+    manifest = prepare(data, tmp_path / "out")
+    assert manifest["skipped"] == {"empty": 2, "not UTF-8": 1, "with a NUL character": 1}
+    assert "skipped documents: 2 empty, 1 not UTF-8, 1 with a NUL" in capsys.readouterr().err
+    path.write_bytes(b"\n".join(bad))
+    with pytest.raises(InputError, match=r"no document to train on; skipped: 2 empty, 1 not UTF-8"):
+        prepare(data, tmp_path / "none")
+    assert not (tmp_path / "none" / "manifest.json").exists()
+
+
+def test_enormous_documents_are_tokenised_in_pieces(monkeypatch):
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 25)
+    texts = ["a line\nand words, more" * 3, "x" * 35, "short"]
+    pieces = [piece for piece, _ in preparation.pieces(texts, Counter())]
+    assert "".join(pieces) == "".join(texts)
+    assert max(map(len, pieces)) == 10
+    assert pieces[:2] == ["a line\n", "and "]
+    found = list(tokenised(texts, ByteTokenizer(), Counter()))
+    assert [bytes(tokens.astype(np.uint8)) for tokens in found] == [
+        text.encode() + b"\0" for text in texts
+    ]
+
+
+def test_another_tokenizer_needs_another_folder(data, made):
+    data.tokenizer_vocab_size = 310
+    with pytest.raises(InputError, match=r"tokenizer_vocab_size is 310, and .* made with 300"):
+        prepare(data, made)
+
+
+def test_a_full_disk_loses_nothing(data, made, monkeypatch):
+    """The limit on a file's size stands for the end of the disk."""
+    monkeypatch.setattr(preparation, "say", lambda *_: None)  # pytest has it in a file
+    before = contents(made)
+    (made / "train-00001-of-00003.json").unlink()
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, previous[1]))
+        with pytest.raises(RunError, match=r"train-00001-of-00003 of .* can't be written: .*large"):
+            prepare(data, made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+        signal.signal(signal.SIGXFSZ, handler)
+    prepare(data, made)
+    assert contents(made) == before
+    assert not list(made.glob(".*.partial"))
+
+
+def test_a_mixture_of_shards_and_documents(data, made, tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("notes of another kind.\n" * 50)
+    mixed = data.copy_and_resolve_references()
+    parts = ((0.25, "text_files", str(text)), (0.75, "tokens", str(made)))
+    mixed.update(source="mixture", path=None, mixture=parts)
+    corpus = prepare_corpus(mixed, tmp_path / "run", new=True)
+    again = prepare_corpus(mixed, tmp_path / "run", new=False)
+    assert corpus.fingerprint == again.fingerprint
+    assert corpus.name == f"0.25 x {text}, 0.75 x {data.path}"
+    decoded = corpus.tokenizer.decode(corpus.parts[0].train[0][:-1])
+    assert decoded == text.read_text()[: len(decoded)]
+    text.write_text("changed")
+    with pytest.raises(InputError, match=r"begun on .*notes.txt"):
+        prepare_corpus(mixed, tmp_path / "run", new=False)
+    for wrong in (((0, "stdlib", None),), ("stdlib",), ()):
+        mixed.mixture = wrong
+        with pytest.raises(InputError, match=r"data.mixture"):
+            prepare_corpus(mixed, tmp_path / "wrong", new=True)
+    data.mixture = parts
+    with pytest.raises(InputError, match=r"set data.source=mixture"):
+        prepare_corpus(data, tmp_path / "wrong", new=True)
 
 
 @pytest.mark.slow

@@ -5,15 +5,22 @@ import sys
 
 import pytest
 
-from t5x_diffeq.data.sources import find_text_files, load_source, stdlib, text_files
+from configs import default
+from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
 from t5x_diffeq.errors import InputError
 
 
+def source_of(path, source="text_files", **keys):
+    data = default.get_config().data
+    data.update(source=source, path=str(path), **keys)
+    return load_source(data)
+
+
 def test_stdlib_is_split_by_file_and_the_same_in_every_process():
-    source = stdlib()
+    source = stdlib(default.get_config().data)
     assert len(source.train) > 10 * len(source.validation) > 100
     assert not set(source.train) & set(source.validation)
-    code = "from t5x_diffeq.data.sources import stdlib; print(stdlib().fingerprint)"
+    code = "from t5x_diffeq.data.sources import stdlib; print(stdlib(None).fingerprint)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == source.fingerprint
 
@@ -22,20 +29,23 @@ def test_last_tenth_of_the_text_validates(tmp_path):
     (tmp_path / "a.txt").write_text("a" * 500)
     (tmp_path / "b.md").write_text("b" * 500)
     (tmp_path / "c.py").write_text("not text by its name")
-    source = text_files(str(tmp_path))
-    assert source.train == ["a" * 500, "b" * 400]
-    assert source.validation == ["b" * 100]
-    glob = text_files(str(tmp_path / "*.txt"))
-    assert (glob.train, glob.validation) == (["a" * 450], ["a" * 50])
+    source = source_of(tmp_path)
+    assert list(source.train) == ["a" * 500, "b" * 400]
+    assert list(source.validation) == ["b" * 100]
+    glob = source_of(tmp_path / "*.txt")
+    assert (list(glob.train), list(glob.validation)) == (["a" * 450], ["a" * 50])
+    named = source_of(tmp_path / "a.txt", validation_path=str(tmp_path / "b.md"))
+    assert (list(named.train), list(named.validation)) == (["a" * 500], ["b" * 500])
+    assert len({source.fingerprint, glob.fingerprint, named.fingerprint}) == 3
 
 
 def test_fingerprint_sees_contents_and_split(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("x" * 100)
-    first = text_files(str(path)).fingerprint
-    assert text_files(str(path)).fingerprint == first
+    first = source_of(path).fingerprint
+    assert source_of(path).fingerprint == first
     path.write_text("x" * 101)
-    assert text_files(str(path)).fingerprint != first
+    assert source_of(path).fingerprint != first
 
 
 @pytest.mark.parametrize(
@@ -43,24 +53,79 @@ def test_fingerprint_sees_contents_and_split(tmp_path):
     [
         (b"good\xff", "byte 0xff at offset 4 is not UTF-8"),
         (b"ab\0c", "byte 0x00 at offset 2"),
-        (b" \n", "is empty"),
     ],
 )
 def test_files_that_are_no_text(tmp_path, content, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        text_files(str(path))
+        source_of(path)
 
 
 def test_paths_that_lead_nowhere(tmp_path, small):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"there are no files ending in .txt or .md"):
-        find_text_files(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"there are no files ending in .txt, .md"):
+        find_text_files("path", str(tmp_path / "empty"))
     with pytest.raises(InputError, match="there is no file or folder of that name"):
-        find_text_files(str(tmp_path / "absent.txt"))
+        find_text_files("path", str(tmp_path / "absent.txt"))
     with pytest.raises(InputError, match=r"data.path is not set"):
-        find_text_files(None)
+        find_text_files("path", None)
     small.data.source = "books"
-    with pytest.raises(InputError, match="'books'; it can be stdlib, text_files or tokens"):
+    with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):
         load_source(small.data)
+
+
+@pytest.fixture(scope="module")
+def tfds_folder(tmp_path_factory):
+    """A dataset of someone else's builder, in TFDS's own folders."""
+    import tensorflow_datasets as tfds
+
+    class Haiku(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(0, 9)}
+
+        def _generate_examples(self, start, stop):
+            for n in range(start, stop):
+                yield n, {"text": f"poem {n}, ünïcode"}
+
+    folder = tmp_path_factory.mktemp("tfds")
+    Haiku(data_dir=folder, file_format="array_record").download_and_prepare()
+    yield folder
+    tfds.core.registered._DATASET_REGISTRY.pop("haiku", None)
+
+
+def test_any_tfds_builder(tfds_folder):
+    splits = {"train_split": "train[:7]", "validation_split": "train[7:]"}
+    source = source_of("haiku", "tfds", data_dir=str(tfds_folder), **splits)
+    assert (len(source.train), len(source.validation)) == (7, 2)
+    poems = {f"poem {n}, ünïcode" for n in range(9)}
+    assert {*source.train, *source.validation} == poems
+    by_folder = source_of(tfds_folder / "haiku" / "1.0.0", "tfds", **splits)
+    assert list(by_folder.train) == list(source.train)
+    with pytest.raises(InputError, match=r"data.validation_split=validation: haiku has train"):
+        source_of("haiku", "tfds", data_dir=str(tfds_folder))
+    with pytest.raises(InputError, match=r"data.text_field=body: haiku has text"):
+        source_of("haiku", "tfds", data_dir=str(tfds_folder), text_field="body")
+    with pytest.raises(InputError, match=r"data.path=nosuch .* Dataset nosuch not found"):
+        source_of("nosuch", "tfds")
+
+
+def test_hugging_face_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
+    texts = [f"document {n}" for n in range(9)]
+    rows = datasets.Dataset.from_dict({"text": texts})
+    datasets.DatasetDict(train=rows, validation=rows.select([3])).save_to_disk(tmp_path / "saved")
+    source = source_of(tmp_path / "saved", "huggingface")
+    assert (list(source.train), list(source.validation)) == (texts, texts[3:4])
+    rows.to_json(tmp_path / "rows" / "train.jsonl")
+    splits = {"train_split": "train[:8]", "validation_split": "train[8:]"}
+    read = source_of(tmp_path / "rows", "huggingface", data_dir=str(tmp_path / "cache"), **splits)
+    assert (list(read.train), list(read.validation)) == (texts[:8], texts[8:])
+    with pytest.raises(InputError, match=r"data.train_split=rest can't be loaded"):
+        source_of(tmp_path / "saved", "huggingface", train_split="rest")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from t5x_diffeq.data.tokenizer import (
     ByteTokenizer,
+    HuggingFaceTokenizer,
     SentencePieceTokenizer,
     load_tokenizer,
     make_tokenizer,
@@ -41,11 +42,52 @@ def test_any_text_round_trips(sentencepiece, text):
         assert tokenizer.end_of_text not in tokens
 
 
-def test_saved_and_loaded_is_the_same(sentencepiece, tmp_path):
+@pytest.fixture(scope="module")
+def hugging_face():
+    """A byte-level BPE as GPT-2's, of the Hugging Face library."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator(TEXTS * 20, vocab_size=300, special_tokens=["<|endoftext|>"])
+    return HuggingFaceTokenizer(bpe.to_str().encode())
+
+
+def test_hugging_face_round_trip(hugging_face):
+    for threads in (1, 2):
+        hugging_face.threads = threads
+        encoded = hugging_face.encode(TEXTS)
+        assert [hugging_face.decode(tokens) for tokens in encoded] == TEXTS
+        assert len(encoded[0]) < len(TEXTS[0])
+    assert hugging_face.processor.id_to_token(hugging_face.end_of_text) == "<|endoftext|>"
+    with pytest.raises(InputError, match=r"none of the tokens <stop> .*data.end_of_text"):
+        HuggingFaceTokenizer(hugging_face.model, "<stop>")
+
+
+def test_a_tokenizer_is_given_by_its_file(sentencepiece, hugging_face, small, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(sentencepiece.model)
+    (tmp_path / "gpt.json").write_bytes(hugging_face.model)
+    for name, tokenizer in (("spiece.model", sentencepiece), ("gpt.json", hugging_face)):
+        small.data.tokenizer = str(tmp_path / name)
+        assert make_tokenizer(small.data, []).fingerprint == tokenizer.fingerprint
+    small.data.end_of_text = "line"
+    with pytest.raises(InputError, match="has none of the tokens line"):
+        make_tokenizer(small.data, [])
+    small.data.tokenizer = str(tmp_path / "spiece.model")
+    with pytest.raises(InputError, match="no token line to end a document"):
+        make_tokenizer(small.data, [])
+    small.data.end_of_text = "<s>"
+    assert make_tokenizer(small.data, []).end_of_text == 1
+    (tmp_path / "gpt.json").write_text("{}")
+    small.data.tokenizer = str(tmp_path / "gpt.json")
+    with pytest.raises(InputError, match=r"is neither a sentencepiece model nor a tokenizer.json"):
+        make_tokenizer(small.data, [])
+
+
+def test_saved_and_loaded_is_the_same(sentencepiece, hugging_face, tmp_path):
     assert load_tokenizer(tmp_path) is None
-    for tokenizer in (ByteTokenizer(), sentencepiece):
-        tokenizer.save(tmp_path)
-        loaded = load_tokenizer(tmp_path)
+    for tokenizer in (ByteTokenizer(), sentencepiece, hugging_face):
+        folder = tmp_path / type(tokenizer).__name__
+        tokenizer.save(folder)
+        loaded = load_tokenizer(folder)
         assert loaded.fingerprint == tokenizer.fingerprint
         np.testing.assert_array_equal(loaded.encode(TEXTS)[0], tokenizer.encode(TEXTS)[0])
 
@@ -58,5 +100,5 @@ def test_bad_tokenizers(small):
     with pytest.raises(InputError, match=r"tokenizer_vocab_size=100000: sentencepiece can't train"):
         SentencePieceTokenizer.train(TEXTS, 100_000)
     small.data.tokenizer = "words"
-    with pytest.raises(InputError, match="'words'; it can be sentencepiece or bytes"):
+    with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
         make_tokenizer(small.data, TEXTS)

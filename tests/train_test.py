@@ -50,8 +50,8 @@ def send_after(monkeypatch, number, steps):
     """Sends this process a signal as the batch after `steps` is drawn."""
     batches = train_verb.train_batches
 
-    def disturbed(windows, batch_size, seed, start, sharding):
-        for n, batch in enumerate(batches(windows, batch_size, seed, start, sharding)):
+    def disturbed(*arguments):
+        for n, batch in enumerate(batches(*arguments)):
             if n == steps:
                 os.kill(os.getpid(), number)
             yield batch

@@ -1,33 +1,68 @@
 """The tokenised data of a workdir: made once or read from shards, checked on every run."""
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Integer
 from ml_collections import ConfigDict
 
-from t5x_diffeq.data.packing import DocumentsInRow, TokenDocuments
-from t5x_diffeq.data.shards import SPLITS, ShardedDocuments, read_manifest, token_dtype
+from t5x_diffeq.data.preparation import fingerprint_of, prepare, tokenizer_in
+from t5x_diffeq.data.shards import SPLITS, ShardedDocuments, read_manifest
 from t5x_diffeq.data.sources import Source, load_source
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest, save_array, write_whole
+from t5x_diffeq.files import digest, write_whole
 
-FINGERPRINT_FILE = "data.json"
+FACTS_FILE = "data.json"
+SHARDS_OF_LARGE = 64  # per split; what is tokenised by one process has one
+
+
+@dataclass(frozen=True)
+class Part:
+    """Both splits of a source as tokenised documents, each closed by `end_of_text`.
+
+    Attributes:
+      name: of the source.
+      weight: its share of the examples, against the other parts' weights.
+      train: documents.
+      validation: documents.
+      fingerprint: a hash of all that decides the tokens.
+    """
+
+    name: str
+    weight: float
+    train: ShardedDocuments
+    validation: ShardedDocuments
+    fingerprint: str
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both splits as tokenised documents, each closed by `end_of_text`."""
+    """The parts of a mixture (one, if it is none) and their common tokenizer."""
 
-    name: str
     tokenizer: Tokenizer
-    train: TokenDocuments
-    validation: TokenDocuments
-    fingerprint: str
+    parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        """The sources, with their weights where there are several."""
+        if len(self.parts) == 1:
+            return self.parts[0].name
+        return ", ".join(f"{part.weight:g} x {part.name}" for part in self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides the examples."""
+        weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
+        return digest(x.encode() for x in [*(part.fingerprint for part in self.parts), *weights])
+
+    def tokens(self, split: str) -> int:
+        """Tokens of a split, of all parts."""
+        return sum(int(getattr(part, split).lengths.sum()) for part in self.parts)
 
 
 def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
@@ -40,83 +75,135 @@ def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
 
     Raises:
       InputError: if the data can't be used, or isn't what the workdir was begun with.
+      RunError: if it can't be written.
     """
-    if data.source == "tokens":
-        return from_shards(data, workdir, new)
-    source = load_source(data)
+    configs = part_configs(data)
+    sources = [None if part.source == "tokens" else load_source(part) for part in configs]
     if new:
-        make_corpus(data, source, workdir)
-    corpus = load_prepared(workdir)
-    check_unchanged(corpus, source.name, fingerprint_of(source, corpus.tokenizer), workdir)
+        make_corpus(data, configs, sources, workdir)
+    corpus = load_corpus(workdir)
+    for config, source, part in zip(configs, sources, corpus.parts, strict=True):
+        if source is None:
+            folder = shard_folder(config)
+            name, fingerprint = str(folder), fingerprint_of_shards(read_manifest(folder))
+        else:
+            name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
+        if part.fingerprint != fingerprint:
+            raise InputError(
+                f"workdir {workdir} was begun on {part.name} (fingerprint "
+                f"{part.fingerprint[:12]}), but the data is now {name} ({fingerprint[:12]}); "
+                "restore that data or choose a new --workdir"
+            )
     return corpus
 
 
-def from_shards(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
-    """The corpus that `prepare_data` left in `data.path`."""
+def part_configs(data: ConfigDict) -> list[ConfigDict]:
+    """`config.data` of each part of the mixture, or of the one source.
+
+    Raises:
+      InputError: if the mixture is not one.
+    """
+    if data.source != "mixture":
+        if data.mixture:
+            raise InputError(
+                f"data.mixture is set, and data.source is {data.source!r}; set data.source=mixture"
+            )
+        return [data]
+    parts = []
+    for entry in data.mixture:
+        if not (isinstance(entry, Sequence) and len(entry) == 3 and is_weight(entry[0])):
+            raise InputError(
+                f"data.mixture has {entry!r}; each part is (weight > 0, source, path), such as "
+                "(0.7, 'tokens', '/shards/web')"
+            )
+        part = ConfigDict(data.to_dict())
+        part.source, part.path = entry[1:]
+        parts.append(part)
+    if not parts:
+        raise InputError("data.source=mixture needs data.mixture, its parts")
+    return parts
+
+
+def is_weight(value: object) -> bool:
+    """Whether it is a positive number."""
+    return isinstance(value, int | float) and 0 < value < float("inf")
+
+
+def make_corpus(
+    data: ConfigDict, configs: list[ConfigDict], sources: list[Source | None], workdir: Path
+) -> None:
+    """Makes the tokenizer, unless shards bring theirs, and tokenises what isn't in shards."""
+    folders = [
+        shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
+    ]
+    given = [tokenizer_of_shards(folder) for folder in folders if folder]
+    documents = Concatenated([source.train for source in sources if source])
+    if given:
+        tokenizer = given[0]
+        if any(other.fingerprint != tokenizer.fingerprint for other in given):
+            raise InputError(
+                "data.mixture: its shards were made with different tokenizers; prepare them with "
+                "the same one (--config.data.tokenizer=FILE)"
+            )
+        tokenizer.save(workdir / "tokenizer")
+    else:
+        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents)
+    weights = [entry[0] for entry in data.mixture] or [1]
+    parts = []
+    for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
+        manifest = read_manifest(folder) if folder else tokenise(source, tokenizer, workdir, number)
+        fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
+        parts.append(
+            {
+                "source": manifest["source"],
+                "weight": weights[number],
+                "fingerprint": fingerprint,
+                "shards": str(folder or Path("data") / str(number)),
+            }
+        )
+    write_whole(workdir / FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+
+
+def tokenise(source: Source, tokenizer: Tokenizer, workdir: Path, number: int) -> dict:
+    """Prepares a source within the workdir; returns the manifest."""
+    folder = workdir / "data" / str(number)
+    tokenizer.save(folder / "tokenizer")
+    if source.large:
+        return prepare(source, tokenizer, folder, SHARDS_OF_LARGE, os.cpu_count() or 1)
+    return prepare(source, tokenizer, folder, shards=1, workers=1)
+
+
+def shard_folder(data: ConfigDict) -> Path:
+    """The folder that `prepare_data` made.
+
+    Raises:
+      InputError: if none is named.
+    """
     if not data.path:
         raise InputError(
             "data.path is not set; data.source=tokens needs --config.data.path=DIR, a folder that "
             "`python -m t5x_diffeq.prepare_data` made"
         )
-    folder = Path(data.path).expanduser().absolute()
-    manifest = read_manifest(folder)
-    if new:
-        tokenizer = load_tokenizer(folder / "tokenizer")
-        if tokenizer is None or tokenizer.fingerprint != manifest["tokenizer"]:
-            raise InputError(
-                f"data.path={folder}: its tokenizer is not the one that its shards were made with; "
-                "prepare them again"
-            )
-        tokenizer.save(workdir / "tokenizer")
-        write_facts(workdir, manifest["source"], fingerprint_of_shards(manifest), folder)
-    corpus = load_prepared(workdir)
-    check_unchanged(corpus, manifest["source"], fingerprint_of_shards(manifest), workdir)
-    return corpus
+    return Path(data.path).expanduser().absolute()
 
 
-def check_unchanged(corpus: Corpus, name: str, fingerprint: str, workdir: Path) -> None:
-    """The data is what the workdir was begun with.
+def tokenizer_of_shards(folder: Path) -> Tokenizer:
+    """The tokenizer that travels with shards.
 
     Raises:
-      InputError: if it isn't.
+      InputError: if it is not the one that they were made with.
     """
-    if corpus.fingerprint != fingerprint:
+    manifest = read_manifest(folder)
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    if tokenizer is None or tokenizer.fingerprint != manifest["tokenizer"]:
         raise InputError(
-            f"workdir {workdir} was begun on {corpus.name} (fingerprint "
-            f"{corpus.fingerprint[:12]}), but the data is now {name} "
-            f"({fingerprint[:12]}); restore that data or choose a new --workdir"
+            f"data.path={folder}: its tokenizer is not the one that its shards were made with; "
+            "prepare them again"
         )
+    return tokenizer
 
 
-def make_corpus(data: ConfigDict, source: Source, workdir: Path) -> None:
-    """Trains the tokenizer where the config says so, and tokenises both splits."""
-    tokenizer = make_tokenizer(data, source.train)
-    tokenizer.save(workdir / "tokenizer")
-    for split in SPLITS:
-        documents = list(tokenised(getattr(source, split), tokenizer))
-        empty = np.zeros(0, token_dtype(tokenizer.vocab_size))
-        save_array(workdir / "data" / f"{split}.npy", np.concatenate([empty, *documents]))
-        lengths = np.array([len(tokens) for tokens in documents], np.uint32)
-        save_array(workdir / "data" / f"{split}.lengths.npy", lengths)
-    write_facts(workdir, source.name, fingerprint_of(source, tokenizer), None)
-
-
-def tokenised(
-    documents: Sequence[str], tokenizer: Tokenizer
-) -> Iterator[Integer[np.ndarray, " length"]]:
-    """The tokens of each document with `end_of_text`, in the smallest dtype."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    for tokens in tokenizer.encode(documents):
-        yield np.append(tokens, tokenizer.end_of_text).astype(dtype)
-
-
-def write_facts(workdir: Path, name: str, fingerprint: str, shards: Path | None) -> None:
-    """Writes `data.json`."""
-    facts = {"source": name, "fingerprint": fingerprint, "shards": shards and str(shards)}
-    write_whole(workdir / FINGERPRINT_FILE, json.dumps(facts, indent=2).encode())
-
-
-def load_prepared(workdir: Path) -> Corpus:
+def load_corpus(workdir: Path) -> Corpus:
     """The corpus that a run left in its workdir; of the data itself, only shards are needed.
 
     Raises:
@@ -124,12 +211,10 @@ def load_prepared(workdir: Path) -> Corpus:
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
     try:
-        facts = json.loads((workdir / FINGERPRINT_FILE).read_text())
-        splits = {split: load_split(workdir, facts["shards"], split) for split in SPLITS}
-    except InputError:
-        raise
+        facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
+        parts = tuple(load_part(workdir, part) for part in facts)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if not (workdir / FINGERPRINT_FILE).exists():
+        if not (workdir / FACTS_FILE).exists():
             raise InputError(f"workdir {workdir} holds no run; train there first") from error
         raise InputError(
             f"the data that workdir {workdir} keeps can't be read: {error}; restore it or train in "
@@ -137,22 +222,33 @@ def load_prepared(workdir: Path) -> Corpus:
         ) from error
     if tokenizer is None:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
-    return Corpus(facts["source"], tokenizer, **splits, fingerprint=facts["fingerprint"])
+    return Corpus(tokenizer, parts)
 
 
-def load_split(workdir: Path, shards: str | None, split: str) -> TokenDocuments:
-    """A split's documents, from the shards or the workdir's own tokens."""
-    if shards:
-        return ShardedDocuments(Path(shards), read_manifest(Path(shards))[split]["names"])
-    tokens = np.load(workdir / "data" / f"{split}.npy", mmap_mode="r")
-    return DocumentsInRow(tokens, np.load(workdir / "data" / f"{split}.lengths.npy"))
-
-
-def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
-    """A hash of all that decides the tokens."""
-    return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
+def load_part(workdir: Path, facts: dict) -> Part:
+    """A part of the corpus, from the shards outside or inside the workdir."""
+    folder = workdir / facts["shards"]
+    manifest = read_manifest(folder)
+    splits = {split: ShardedDocuments(folder, manifest[split]["names"]) for split in SPLITS}
+    return Part(facts["source"], facts["weight"], **splits, fingerprint=facts["fingerprint"])
 
 
 def fingerprint_of_shards(manifest: dict) -> str:
-    """The same, of prepared shards."""
+    """A hash of the tokens of prepared shards."""
     return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
+
+
+class Concatenated(Sequence):
+    """Sequences of documents, one behind the other."""
+
+    def __init__(self, sequences: list[Sequence]):
+        self.sequences = sequences
+        self.firsts = [0, *accumulate(map(len, sequences))]
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def __getitem__(self, number: int) -> str:
+        """Document `number`."""
+        place = bisect_right(self.firsts, number) - 1
+        return self.sequences[place][number - self.firsts[place]]

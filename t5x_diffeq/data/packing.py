@@ -1,11 +1,19 @@
-"""Documents concatenated, then split into windows of fixed length; random access."""
+"""Documents into windows of fixed length, each to be had without those before it.
 
-from typing import Protocol, TypedDict, runtime_checkable
+A window's tokens are predicted each from those before it. `end_of_text` closes a document where it
+is a target, and where it is an input it opens the next: so every token of a document is predicted,
+the first one from `end_of_text` alone, and attention need not cross documents.
+"""
+
+from collections.abc import Iterator
+from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from t5x_diffeq.errors import InputError
+
+OPEN_ROWS = 64  # that first-fit packing keeps looking at
 
 
 @runtime_checkable
@@ -14,45 +22,42 @@ class TokenDocuments(Protocol):
 
     lengths: np.ndarray
 
-    def __getitem__(self, number: int) -> np.ndarray:
-        """The tokens of document `number`, `end_of_text` included."""
-
-
-class DocumentsInRow:
-    """Documents that lie one behind the other in a row of tokens.
-
-    Attributes:
-      tokens: the row.
-      lengths: of each document.
-    """
-
-    def __init__(
-        self, tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " documents"]
-    ):
-        self.tokens, self.lengths = tokens, lengths
-        self.ends = np.cumsum(lengths, dtype=np.int64)
-
-    def __getitem__(self, number: int) -> Integer[np.ndarray, " length"]:
-        """The tokens of document `number`."""
-        return self.tokens[self.ends[number] - self.lengths[number] : self.ends[number]]
+    def slice(self, number: int, start: int, stop: int) -> np.ndarray:
+        """Tokens `start` to `stop`, or to its end, of document `number`; `end_of_text` is last."""
 
 
 class Example(TypedDict):
     """What the model reads, what it should say, and which of that counts.
 
-    Each `[L]`, and `[B, L]` in a batch.
+    Each `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window from 0, and
+    `positions` count the tokens of each; without them, attention crosses documents.
     """
 
     inputs: Integer[np.ndarray, "..."]
     targets: Integer[np.ndarray, "..."]
     mask: Float[np.ndarray, "..."]
+    segments: NotRequired[Integer[np.ndarray, "..."]]
+    positions: NotRequired[Integer[np.ndarray, "..."]]
+
+
+def with_segments(example: Example, starts: np.ndarray) -> Example:
+    """The example with segments and positions.
+
+    Args:
+      example: of length L.
+      starts: `[L]`, true where an input opens a document.
+    """
+    places = np.arange(len(starts), dtype=np.int32)
+    opened = np.maximum.accumulate(np.where(starts, places, 0))
+    segments = np.cumsum(starts, dtype=np.int32)
+    return {**example, "segments": segments, "positions": places - opened}
 
 
 class Windows:
-    """Window k predicts tokens kL + 1 .. kL + L of all documents in a row: each token once.
+    """Concatenate, then split: window k predicts tokens kL + 1 .. kL + L of all documents in a row.
 
-    Prefix sums of the documents' lengths say which documents a window takes tokens from, so that
-    any window can be had without those before it, in any order of the documents.
+    So each token is predicted once, and nothing is padded. Prefix sums of the documents' lengths
+    say which documents a window takes tokens from.
 
     Args:
       documents: the documents.
@@ -60,6 +65,7 @@ class Windows:
       split: its name, for messages.
       ragged: whether a last, shorter window is kept (padded and masked).
       seed: shuffles the documents; None keeps their order.
+      end_of_text: gives windows segments, which it opens; None lets attention cross documents.
 
     Raises:
       InputError: if not even one window can be filled.
@@ -72,13 +78,12 @@ class Windows:
         split: str,
         ragged: bool = False,
         seed: int | None = None,
+        end_of_text: int | None = None,
     ):
-        self.documents, self.length = documents, length
-        count = len(documents.lengths)
-        in_order = np.arange(count)
-        self.order = in_order if seed is None else np.random.default_rng(seed).permutation(count)
+        self.documents, self.length, self.end_of_text = documents, length, end_of_text
+        self.order = shuffled(len(documents.lengths), seed)
         self.ends = np.cumsum(documents.lengths[self.order], dtype=np.int64)
-        tokens = int(self.ends[-1]) if count else 0
+        tokens = int(self.ends[-1]) if len(self.ends) else 0
         predicted = max(tokens - 1, 0)
         self.count = -(-predicted // length) if ragged else predicted // length
         if self.count < 1:
@@ -95,17 +100,126 @@ class Windows:
         window = self.tokens(k * self.length, (k + 1) * self.length + 1)
         missing = self.length + 1 - len(window)
         mask = np.ones(self.length, np.float32)
-        mask[self.length - missing :] = 0
-        window = np.pad(window, (0, missing))
-        return {"inputs": window[:-1], "targets": window[1:], "mask": mask}
+        if missing:
+            mask[self.length - missing :] = 0
+            window = np.pad(window, (0, missing))
+        example: Example = {"inputs": window[:-1], "targets": window[1:], "mask": mask}
+        if self.end_of_text is None:
+            return example
+        return with_segments(example, example["inputs"] == self.end_of_text)
 
     def tokens(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         """Tokens `start` to `stop` of the row, or to its end."""
-        parts = []
+        row = np.empty(min(stop, int(self.ends[-1])) - start, np.int32)
         place = int(np.searchsorted(self.ends, start, side="right"))
-        while start < stop and place < len(self.order):
-            number, end = int(self.order[place]), int(self.ends[place])
-            first = end - int(self.documents.lengths[number])
-            parts.append(self.documents[number][start - first : stop - first])
-            start, place = end, place + 1
-        return np.concatenate(parts).astype(np.int32)
+        filled = 0
+        while filled < len(row):
+            number = int(self.order[place])
+            first = start + filled - int(self.ends[place]) + int(self.documents.lengths[number])
+            taken = self.documents.slice(number, first, first + len(row) - filled)
+            row[filled : filled + len(taken)] = taken
+            filled, place = filled + len(taken), place + 1
+        return row
+
+
+class FirstFitRows:
+    """First fit: whole documents share a window where they fit; what is left is padded and masked.
+
+    A document longer than a window is cut into pieces of its length. The plan of a whole epoch is
+    made at the start from the documents' lengths alone, so that here too any window can be had
+    without those before it; it takes a few seconds and 20 bytes per document.
+
+    Args:
+      documents: the documents.
+      length: L.
+      split: its name, for messages.
+      seed: shuffles the documents.
+      end_of_text: opens every document.
+      segments: whether windows have segments; without, attention crosses documents.
+
+    Raises:
+      InputError: if there is no document.
+    """
+
+    def __init__(
+        self,
+        documents: TokenDocuments,
+        length: int,
+        split: str,
+        seed: int,
+        end_of_text: int,
+        segments: bool = True,
+    ):
+        self.documents, self.length, self.end_of_text = documents, length, end_of_text
+        self.segments = segments
+        order = shuffled(len(documents.lengths), seed)
+        rows, self.pieces = first_fit(pieces(documents.lengths, order, length), length)
+        if not len(rows):
+            raise InputError(f"the {split} split has no document; give text")
+        self.firsts = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
+
+    def __len__(self) -> int:
+        return len(self.firsts) - 1
+
+    def __getitem__(self, k: int) -> Example:
+        """Window k."""
+        inputs = np.full(self.length, self.end_of_text, np.int32)
+        targets = np.zeros(self.length, np.int32)
+        mask = np.zeros(self.length, np.float32)
+        starts = np.zeros(self.length, bool)
+        place = 0
+        for number, first in self.pieces[self.firsts[k] : self.firsts[k + 1]].tolist():
+            before = min(first, 1)  # of a piece that continues a document, the token before it
+            piece = self.documents.slice(number, first - before, first + self.length)
+            stop = place + len(piece) - before
+            targets[place:stop], mask[place:stop] = piece[before:], 1
+            inputs[place + 1 - before : stop] = piece[:-1]
+            starts[place] = True
+            place = stop
+        if place < self.length:
+            starts[place] = True  # the padding is no document's
+        example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
+        return with_segments(example, starts) if self.segments else example
+
+
+def shuffled(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
+    """The numbers up to `count`, in an order that `seed` decides."""
+    return np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+
+
+def pieces(lengths: np.ndarray, order: np.ndarray, length: int) -> Iterator[tuple[int, int, int]]:
+    """Document, first token and size of each piece."""
+    for number, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        for first in range(0, size, length):
+            yield number, first, min(length, size - first)
+
+
+def first_fit(
+    pieces: Iterator[tuple[int, int, int]], length: int
+) -> tuple[Integer[np.ndarray, " pieces"], Integer[np.ndarray, "pieces 2"]]:
+    """Puts each piece into the first of the open rows that has room; full ones are closed.
+
+    Args:
+      pieces: document, first token and size.
+      length: room of a row.
+
+    Returns:
+      The row of each piece, ascending, and its document and first token.
+    """
+    rows, placed = [], []
+    open_rows: dict[int, int] = {}  # room left, oldest first
+    count = 0
+    for number, first, size in pieces:
+        row = next((row for row, room in open_rows.items() if room >= size), None)
+        if row is None:
+            row, count = count, count + 1
+            open_rows[row] = length
+        open_rows[row] -= size
+        if not open_rows[row]:
+            del open_rows[row]
+        elif len(open_rows) > OPEN_ROWS:
+            del open_rows[min(open_rows, key=open_rows.__getitem__)]
+        rows.append(row)
+        placed.append((number, first))
+    by_row = np.argsort(np.array(rows, np.int64), kind="stable")
+    return np.array(rows, np.int64)[by_row], np.array(placed, np.int64).reshape(-1, 2)[by_row]

@@ -5,7 +5,7 @@ process reads its own rows of it. So the state of the data is one number, the st
 number of processes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import grain
@@ -13,9 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from t5x_diffeq.data.packing import Example, Windows
+from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
 
 PREFETCHED_BATCHES = 8
+Examples = Windows | FirstFitRows
+Mixture = Sequence[tuple[float, Examples]]  # weights and what they weigh
 
 
 def own_rows(sharding: NamedSharding, batch_size: int) -> range:
@@ -25,42 +27,64 @@ def own_rows(sharding: NamedSharding, batch_size: int) -> range:
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
 
-def train_dataset(windows: Windows, batch_size: int, seed: int, rows: range) -> grain.MapDataset:
+def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: range) -> grain.MapDataset:
     """Element s is this process's `rows` of the global batch of step s.
 
     Args:
-      windows: the examples.
+      mixture: the examples of each part, and its share of all examples.
       batch_size: rows of the global batch.
       seed: decides the order of examples.
       rows: this process's rows: an equal part of the batch, as long as each other's.
     """
+    each = [
+        grain.MapDataset.source(examples).seed(seed + number).shuffle().repeat(None)
+        for number, (_, examples) in enumerate(mixture)
+    ]
+    weights = [weight for weight, _ in mixture]
+    examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
     parts = batch_size // len(rows)
-    examples = grain.MapDataset.source(windows).seed(seed).shuffle().repeat(None)
     return examples.batch(len(rows))[rows.start // len(rows) :: parts]
 
 
+def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> Iterator[Example]:
+    """This process's rows of steps `start_step`, `start_step` + 1, ..., read ahead.
+
+    Args:
+      dataset: as `train_dataset` makes it.
+      start_step: the first.
+      threads: that read; the order does not depend on them.
+    """
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCHED_BATCHES)
+    return iter(dataset[start_step:].to_iter_dataset(options))
+
+
 def train_batches(
-    windows: Windows, batch_size: int, seed: int, start_step: int, sharding: NamedSharding
+    mixture: Mixture,
+    batch_size: int,
+    seed: int,
+    start_step: int,
+    sharding: NamedSharding,
+    threads: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
     """Global batches of steps `start_step`, `start_step` + 1, ..., one ahead of their use."""
-    rows = own_rows(sharding, batch_size)
-    dataset = train_dataset(windows, batch_size, seed, rows)[start_step:]
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
-    return prefetch(to_devices(dataset.to_iter_dataset(options), batch_size, sharding))
+    dataset = train_dataset(mixture, batch_size, seed, own_rows(sharding, batch_size))
+    local = host_batches(dataset, start_step, threads)
+    return prefetch(to_devices(local, batch_size, sharding))
 
 
 def eval_batches(
-    windows: Windows, batch_size: int, sharding: NamedSharding, limit: int | None = None
+    parts: Sequence[Windows], batch_size: int, sharding: NamedSharding, limit: int | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Every window once, in order; the last batch is filled up with masked rows.
+    """Every window of every part once, in order; the last batch is filled with masked rows.
 
     Args:
-      windows: the examples.
+      parts: the examples of each part.
       batch_size: rows of a global batch.
       sharding: of the batches.
       limit: at most so many batches.
     """
     rows = own_rows(sharding, batch_size)
+    windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
     blank = jax.tree.map(np.zeros_like, windows[0])
 
     def local_batches() -> Iterator[Example]:

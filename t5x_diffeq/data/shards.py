@@ -1,15 +1,18 @@
 """Token shards: ArrayRecord files of tokenised documents, with a manifest.
 
-A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (a record per
-document: its tokens and `end_of_text`, little-endian uint16 or uint32), beside each the documents'
-lengths (`.lengths.npy`) and its facts (`.json`), written last: a shard without facts isn't whole.
+A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (records of a
+document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several),
+beside each the documents' lengths (`.lengths.npy`) and its facts (`.json`), written last: a shard
+without facts isn't whole.
 `manifest.json` is written when every shard was checked; `tokenizer/` travels along.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,11 +21,13 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import save_array, write_whole
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
+IN_MEMORY_TOKENS = 64_000_000  # a split up to this is read whole, in less than a second
+RECORD_TOKENS = 4096  # of a full record: a window of a long document reads no more than it needs
 TokenRow = Integer[np.ndarray, " length"]
 
 
@@ -36,7 +41,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def write_shard(folder: Path, name: str, documents: Iterable[TokenRow], facts: dict) -> dict:
+def write_shard(
+    folder: Path, name: str, documents: Iterable[TokenRow], facts: dict, skipped: Counter
+) -> dict:
     """Writes one shard; killed at any moment, it is either whole or begun again.
 
     Args:
@@ -44,27 +51,48 @@ def write_shard(folder: Path, name: str, documents: Iterable[TokenRow], facts: d
       name: of the shard (`stem`).
       documents: each document's tokens, in the dtype of the file.
       facts: what decides the shard's content, kept with it.
+      skipped: how many documents were left out, by reason; filled as `documents` are taken.
 
     Returns:
       The shard's facts.
+
+    Raises:
+      RunError: if it can't be written; nothing that was there is lost.
     """
     partial = folder / f".{name}.{os.getpid()}.partial"
-    writer = ArrayRecordWriter(str(partial), "group_size:1")
-    lengths = []
-    for tokens in documents:
-        writer.write(tokens.tobytes())
-        lengths.append(len(tokens))
-    writer.close()
+    try:
+        lengths = write_records(partial, documents)
+    except (RuntimeError, OSError) as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(
+            f"shard {name} of {folder} can't be written: {error}; the finished ones are kept: make "
+            "room or mend this, and start again"
+        ) from error
     save_array(folder / f"{name}.lengths.npy", np.asarray(lengths, np.uint32))
     os.replace(partial, folder / f"{name}.array_record")
     facts = {
         **facts,
+        "skipped": dict(sorted(skipped.items())),
         "documents": len(lengths),
         "tokens": sum(lengths),
         "sha256": file_digest(folder / f"{name}.array_record"),
     }
     write_whole(folder / f"{name}.json", json.dumps(facts, indent=2).encode())
     return facts
+
+
+def write_records(path: Path, documents: Iterable[TokenRow]) -> list[int]:
+    """Writes each document's records; returns the documents' lengths."""
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    lengths = []
+    try:
+        for tokens in documents:
+            for first in range(0, len(tokens), RECORD_TOKENS):
+                writer.write(tokens[first : first + RECORD_TOKENS].tobytes())
+            lengths.append(len(tokens))
+    finally:
+        writer.close()
+    return lengths
 
 
 def file_digest(path: Path) -> str:
@@ -94,20 +122,31 @@ def merge(folder: Path, count: int, facts: dict) -> dict:
     Raises:
       InputError: naming a shard that is missing, damaged, or made from something else.
     """
-    manifest = {**facts, "shards": count}
+    manifest, skipped = {**facts, "shards": count}, Counter()
     for split in SPLITS:
         names = [stem(split, index, count) for index in range(count)]
         found = [checked(folder, name, facts) for name in names]
+        skipped.update(reason for s in found for reason in Counter(s["skipped"]).elements())
         manifest[split] = {
             "names": names,
             "sha256": [shard["sha256"] for shard in found],
             "documents": sum(shard["documents"] for shard in found),
             "tokens": sum(shard["tokens"] for shard in found),
         }
+    manifest["skipped"] = dict(sorted(skipped.items()))
+    if not manifest["train"]["documents"]:
+        raise InputError(
+            f"{facts['source']} has no document to train on; skipped: {told(skipped)}; give text"
+        )
     for left_over in folder.glob(".*.partial"):  # of processes that were killed
         left_over.unlink()
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     return manifest
+
+
+def told(skipped: Mapping[str, int]) -> str:
+    """`3 empty, 1 not UTF-8`."""
+    return ", ".join(f"{number} {reason}" for reason, number in skipped.items()) or "none"
 
 
 def checked(folder: Path, name: str, facts: dict) -> dict:
@@ -147,46 +186,90 @@ def read_manifest(folder: Path) -> dict:
 class ShardedDocuments(Sequence):
     """The tokenised documents of a split, by number.
 
+    Args:
+      folder: of the shards.
+      names: of the split's shards.
+
     Attributes:
       lengths: tokens of each document.
+
+    Raises:
+      InputError: naming a shard that can't be read.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]):
         self.paths = [folder / f"{name}.array_record" for name in names]
         lengths = [np.load(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
-        self.firsts = np.array([0, *accumulate(map(len, lengths))])
-        self.dtype = token_dtype(json.loads((folder / MANIFEST).read_text())["vocab_size"])
-        for path in self.paths:
-            try:
-                len(grain.sources.ArrayRecordDataSource([str(path)]))
-            except (RuntimeError, OSError) as error:
-                raise InputError(
-                    f"shard {path} can't be read: {error}; prepare it again"
-                ) from error
+        facts = json.loads((folder / MANIFEST).read_text())
+        self.dtype, self.record_tokens = token_dtype(facts["vocab_size"]), facts["record_tokens"]
+        records = [-(-each.astype(np.int64) // self.record_tokens) for each in lengths]
+        self.first_records = np.cumsum(np.concatenate([[0], *records]), dtype=np.int64)
+        self.shard_records = [0, *accumulate(int(each.sum()) for each in records)]
+        for path, expected in zip(self.paths, map(np.sum, records), strict=True):
+            check_records(path, int(expected))
         self.records = grain.sources.ArrayRecordDataSource([str(path) for path in self.paths])
-        count = len(self.records)
-        if count != len(self.lengths):
-            raise InputError(
-                f"the shards of {folder} hold {count} documents, and their lengths are of "
-                f"{len(self.lengths)}; prepare them again"
-            )
+        self.ends = np.cumsum(self.lengths, dtype=np.int64)
+        small = len(self.lengths) > 0 and self.ends[-1] <= IN_MEMORY_TOKENS
+        self.row = self.all_tokens() if small else None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, number: int) -> TokenRow:
-        """The tokens of document `number`.
+        """The tokens of document `number`."""
+        return self.slice(number, 0, int(self.lengths[number]))
+
+    def slice(self, number: int, start: int, stop: int) -> TokenRow:
+        """Tokens `start` to `stop` of document `number`, or to its end."""
+        if self.row is not None:
+            begin, end = self.ends[number] - self.lengths[number], self.ends[number]
+            return self.row[begin + start : min(begin + stop, end)]
+        first = start // self.record_tokens
+        last = (min(stop, int(self.lengths[number])) - 1) // self.record_tokens
+        base = int(self.first_records[number])
+        if first == last:
+            tokens = self.record(base + first)
+        else:
+            tokens = np.concatenate([self.record(base + n) for n in range(first, last + 1)])
+        skipped = first * self.record_tokens
+        return tokens[start - skipped : stop - skipped]
+
+    def all_tokens(self) -> TokenRow:
+        """The tokens of all documents, one behind the other."""
+        return np.concatenate([self.record(number) for number in range(self.first_records[-1])])
+
+    def record(self, number: int) -> TokenRow:
+        """The tokens of a record.
 
         Raises:
-          InputError: naming the shard, if the record is damaged.
+          InputError: naming the shard and the record, if it is damaged.
         """
         try:
-            record = self.records[number]
-        except RuntimeError as error:
-            shard = int(np.searchsorted(self.firsts, number, side="right")) - 1
+            return np.frombuffer(self.records[number], self.dtype)
+        except (RuntimeError, ValueError) as error:
+            shard = bisect_right(self.shard_records, number) - 1
             raise InputError(
-                f"{self.paths[shard]}: document {number - self.firsts[shard]} can't be read: "
-                f"{error}"
+                f"{self.paths[shard]}: record {number - self.shard_records[shard]} can't be read: "
+                f"{error}; prepare that shard again"
             ) from error
-        return np.frombuffer(record, self.dtype)
+
+
+def check_records(path: Path, expected: int) -> None:
+    """A shard can be opened and holds as many records as its lengths say.
+
+    Raises:
+      InputError: if not.
+    """
+    try:
+        found = len(grain.sources.ArrayRecordDataSource([str(path)]))
+    except (RuntimeError, OSError) as error:
+        size = path.stat().st_size if path.exists() else 0
+        raise InputError(
+            f"shard {path} ({size} bytes) can't be read: {error}; prepare it again"
+        ) from error
+    if found != expected:
+        raise InputError(
+            f"shard {path} holds {found} records, and its lengths are of {expected}; prepare it "
+            "again"
+        )

@@ -8,34 +8,73 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, FileDocuments, Part
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import digest
+from t5x_diffeq.report import say
 
 VALIDATION_EVERY = 20  # of the standard library's files, one in so many validates
 VALIDATION_PART = 0.1  # of text files, the last part validates
-TEXT_SUFFIXES = (".txt", ".md")
 NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Documents of both splits, and what they are called in logs."""
+    """Documents of both splits.
+
+    Attributes:
+      name: for logs.
+      train: its documents.
+      validation: its documents.
+      fingerprint: a hash of all that decides them.
+      large: whether they are better tokenised by many processes.
+    """
 
     name: str
-    train: Sequence[str]
-    validation: Sequence[str]
+    train: Sequence
+    validation: Sequence
+    fingerprint: str
+    large: bool = False
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of every document of both splits."""
-        splits = (b"train", *map(str.encode, self.train), b"validation")
-        return digest((*splits, *map(str.encode, self.validation)))
+
+@runtime_checkable
+class Records(Protocol):
+    """Mappings by number, as libraries have them."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, number: int) -> Mapping[str, object]:
+        """Record `number`."""
+
+
+class Texts(Sequence):
+    """The texts of records that a library holds.
+
+    Args:
+      records: each a mapping.
+      field: the key of the text, which is a string or the bytes of one.
+    """
+
+    def __init__(self, records: Records, field: str):
+        self.records, self.field = records, field
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, number: int) -> str:
+        """Document `number`; bytes that are not UTF-8 stay as lone surrogates."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        text = self.records[number][self.field]
+        return text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
 
 
 def load_source(data: ConfigDict) -> Source:
@@ -44,14 +83,14 @@ def load_source(data: ConfigDict) -> Source:
     Raises:
       InputError: if there is no such source or its data can't be used.
     """
-    if data.source == "stdlib":
-        return stdlib()
-    if data.source == "text_files":
-        return text_files(data.path)
-    raise InputError(f"data.source is {data.source!r}; it can be stdlib, text_files or tokens")
+    if data.source not in SOURCES:
+        raise InputError(
+            f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, tokens or mixture"
+        )
+    return SOURCES[data.source](data)
 
 
-def stdlib() -> Source:
+def stdlib(data: ConfigDict) -> Source:
     """The source files of the running Python's standard library, without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(
@@ -66,11 +105,11 @@ def stdlib() -> Source:
             f"data.source=stdlib: {root} holds {len(documents)} source files of this Python's "
             f"standard library, fewer than {VALIDATION_EVERY}; use data.source=text_files"
         )
-    return Source(
-        name=f"the standard library of Python {platform.python_version()}",
-        train=[text for i, text in enumerate(documents) if i % VALIDATION_EVERY],
-        validation=documents[::VALIDATION_EVERY],
-    )
+    train = [text for i, text in enumerate(documents) if i % VALIDATION_EVERY]
+    validation = documents[::VALIDATION_EVERY]
+    splits = (b"train", *map(str.encode, train), b"validation", *map(str.encode, validation))
+    name = f"the standard library of Python {platform.python_version()}"
+    return Source(name, train, validation, digest(splits))
 
 
 def read_if_text(path: Path) -> str:
@@ -81,69 +120,158 @@ def read_if_text(path: Path) -> str:
         return ""
 
 
-def text_files(path: str | None) -> Source:
-    """A file, the text files of a folder, or a glob; the last tenth of the text validates."""
-    documents = [read_text(file) for file in find_text_files(path)]
-    documents = [text for text in documents if text.strip()]
-    if not documents:
-        raise InputError(f"data.path={path}: every file there is empty; give files with text")
-    cut = int(sum(map(len, documents)) * (1 - VALIDATION_PART))
-    train, validation = [], []
-    for text in documents:
-        head, tail = text[: max(cut, 0)], text[max(cut, 0) :]
-        cut -= len(text)
-        train += [head] if head else []
-        validation += [tail] if tail else []
-    return Source(name=str(path), train=train, validation=validation)
+def text_files(data: ConfigDict) -> Source:
+    """A file, the text files of a folder, or a glob; the last tenth of the text validates.
+
+    `data.validation_path` names files that validate instead.
+    """
+    documents = FileDocuments(find_text_files("path", data.path), data.text_field)
+    large = documents.characters > 64e6
+    if data.validation_path:
+        found = find_text_files("validation_path", data.validation_path)
+        validation = FileDocuments(found, data.text_field)
+        fingerprint = digest([documents.fingerprint.encode(), validation.fingerprint.encode()])
+        return Source(data.path, documents, validation, fingerprint, large)
+    cut = documents.character(int(documents.characters * (1 - VALIDATION_PART)))
+    train = Part(documents, (0, 0), cut)
+    validation = Part(documents, cut, (len(documents), 0))
+    return Source(data.path, train, validation, documents.fingerprint, large)
 
 
-def find_text_files(path: str | None) -> list[Path]:
-    """The files that `data.path` means, sorted.
+def find_text_files(key: str, path: str | None) -> list[Path]:
+    """The files that `data.{key}={path}` means, sorted.
 
     Raises:
       InputError: if it is not given or names none.
     """
     if not path:
         raise InputError(
-            "data.path is not set; data.source=text_files needs --config.data.path=FILE, "
+            f"data.{key} is not set; data.source=text_files needs --config.data.{key}=FILE, "
             "a folder, or a glob"
         )
     place = Path(os.path.expanduser(path))
     if any(len(os.fsencode(part)) > 255 for part in place.parts):
-        raise InputError(f"data.path={path[:60]}...: no file has so long a name; check the path")
+        raise InputError(f"data.{key}={path[:60]}...: no file has so long a name; check the path")
     if place.is_file():
         return [place]
     if place.is_dir():
-        found = [file for file in place.rglob("*") if file.suffix in TEXT_SUFFIXES]
-        kinds = f"are no files ending in {' or '.join(TEXT_SUFFIXES)}"
+        endings = tuple(kind + ending for kind in KINDS for ending in ("", *DECOMPRESSORS))
+        found = [file for file in place.rglob("*") if file.name.endswith(endings)]
+        kinds = f"are no files ending in {', '.join(KINDS)}, plain or with .gz or .zst"
     else:
         found = [Path(name) for name in glob.glob(str(place), recursive=True)]
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
     files = sorted(file for file in found if file.is_file())
     if not files:
-        raise InputError(f"data.path={path}: there {kinds}; check the path")
+        raise InputError(f"data.{key}={path}: there {kinds}; check the path")
     return files
 
 
-def read_text(path: Path) -> str:
-    """The file's text.
+def tfds_source(data: ConfigDict) -> Source:
+    """A dataset of TensorFlow Datasets, by name or folder; no TensorFlow is needed to read it.
+
+    One that isn't in `data.data_dir` is built there first, if its builder can do without.
+    """
+    import tensorflow_datasets as tfds
+
+    if not data.path:
+        raise InputError("data.path is not set; data.source=tfds needs --config.data.path=NAME")
+    try:
+        if Path(data.path).expanduser().is_dir():
+            builder = tfds.builder_from_directory(Path(data.path).expanduser())
+        else:
+            builder = tfds.builder(data.path, data_dir=data.data_dir, file_format="array_record")
+        if not builder.info.splits:
+            say(f"{data.path} is not in {builder.data_dir}: building it")
+            builder.download_and_prepare()
+    except Exception as error:  # builders raise of every kind
+        raise InputError(
+            f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
+            f"open or build it: {str(error).splitlines()[0] if str(error) else type(error)}"
+        ) from error
+    return from_builder(builder, data)
+
+
+def own_builder(data: ConfigDict) -> Source:
+    """WikiText-103 or OpenWebText, built in `data.data_dir` from the raw archive at `data.path`."""
+    from t5x_diffeq.data import builders
+
+    return from_builder(builders.built(data.source, data.path, data.data_dir), data)
+
+
+def from_builder(builder: "tfds.core.DatasetBuilder", data: ConfigDict) -> Source:
+    """The splits of a dataset that is built.
 
     Raises:
-      InputError: if it can't be read, or is not UTF-8 text.
+      InputError: if it lacks a split or the field.
     """
-    try:
-        content = path.read_bytes()
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise InputError(f"data.path: {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    info = builder.info
+    if data.text_field not in info.features:
         raise InputError(
-            f"data.path: {path} is not text: byte 0x{content[error.start]:02x} at offset "
-            f"{error.start} is not UTF-8; convert the file or leave it out"
-        ) from error
-    if "\0" in text:
-        offset = content.index(0)
-        raise InputError(
-            f"data.path: {path} is not text: byte 0x00 at offset {offset}; leave the file out"
+            f"data.text_field={data.text_field}: {info.name} has {', '.join(info.features)}"
         )
-    return text
+
+    def split(key: str) -> Texts:
+        if data[key].split("[")[0] not in info.splits:
+            raise InputError(f"data.{key}={data[key]}: {info.name} has {', '.join(info.splits)}")
+        return Texts(builder.as_data_source(data[key]), data.text_field)
+
+    facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
+    return library_source(info.full_name, split, data, facts)
+
+
+def huggingface(data: ConfigDict) -> Source:
+    """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            "data.source=huggingface needs the package datasets; "
+            'pip install "t5x_diffeq[huggingface]"'
+        ) from error
+    if not data.path:
+        raise InputError("data.path is not set; data.source=huggingface needs its name or folder")
+    name, _, config = data.path.partition(":")
+    place = Path(name).expanduser()
+    facts = []
+
+    def split(key: str) -> Texts:
+        try:
+            if (place / "dataset_dict.json").exists():  # what `save_to_disk` leaves
+                part = datasets.load_from_disk(str(place))[data[key]]
+            else:
+                part = datasets.load_dataset(
+                    name, config or None, split=data[key], cache_dir=data.data_dir
+                )
+        except Exception as error:  # the library raises of every kind
+            raise InputError(
+                f"data.path={data.path}, data.{key}={data[key]} can't be loaded: {error}"
+            ) from error
+        if data.text_field not in part.column_names:
+            raise InputError(
+                f"data.text_field={data.text_field}: {name} has {', '.join(part.column_names)}"
+            )
+        facts.append(part._fingerprint)
+        return Texts(part, data.text_field)
+
+    return library_source(data.path, split, data, facts)
+
+
+def library_source(
+    name: str, split: Callable[[str], Texts], data: ConfigDict, facts: list[str]
+) -> Source:
+    """The source whose splits a library opens, by `data.train_split` and `validation_split`."""
+    train, validation = split("train_split"), split("validation_split")
+    facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
+    fingerprint = digest(fact.encode() for fact in facts)
+    return Source(name, train, validation, fingerprint, large=len(train) > 10_000)
+
+
+SOURCES = {
+    "stdlib": stdlib,
+    "text_files": text_files,
+    "tfds": tfds_source,
+    "wikitext103": own_builder,
+    "openwebtext": own_builder,
+    "huggingface": huggingface,
+}

@@ -1,8 +1,9 @@
 """Tokenizers: text to integers and back, behind one protocol."""
 
 import io
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,9 +14,16 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.report import say
 
 MODEL_FILE = "sentencepiece.model"
 BYTES_FILE = "bytes"
+JSON_FILE = "tokenizer.json"
+END_FILE = "end_of_text.json"
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly chosen, train a tokenizer
+TRAINING_CHARACTERS = 100_000  # of each of these, the first so many
+LINE_CHARACTERS = 1000  # sentencepiece leaves out lines longer than about 4000 bytes
 TokenRow = list[int] | Integer[np.ndarray, " length"]
 
 
@@ -27,11 +35,13 @@ class Tokenizer(Protocol):
       vocab_size: number of tokens.
       end_of_text: the token that ends every document.
       fingerprint: a hash of all that decides its output.
+      threads: on which `encode` works.
     """
 
     vocab_size: int
     end_of_text: int
     fingerprint: str
+    threads: int
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text, without `end_of_text`."""
@@ -49,6 +59,7 @@ class ByteTokenizer:
     vocab_size = 256
     end_of_text = 0
     fingerprint = "bytes"
+    threads = 1
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The bytes of each text."""
@@ -60,19 +71,36 @@ class ByteTokenizer:
 
     def save(self, folder: Path) -> None:
         """A marker: there is nothing to keep."""
-        (folder / MODEL_FILE).unlink(missing_ok=True)
         write_whole(folder / BYTES_FILE, b"")
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model (Kudo and Richardson 2018)."""
+    """A sentencepiece model (Kudo and Richardson 2018); Llama's and T5's are such.
 
-    def __init__(self, model: bytes):
+    Args:
+      model: the file's content.
+      end_of_text: the token that ends a document; None is the model's own.
+
+    Raises:
+      InputError: if the model has no such token.
+      RuntimeError: if it is no model.
+    """
+
+    def __init__(self, model: bytes, end_of_text: str | None = None):
         self.model = model
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.vocab_size = self.processor.get_piece_size()
         self.end_of_text = self.processor.eos_id()
-        self.fingerprint = digest([model])
+        if end_of_text is not None:
+            self.end_of_text = self.processor.piece_to_id(end_of_text)
+        unknown = self.processor.unk_id()
+        if self.end_of_text < 0 or (end_of_text is not None and self.end_of_text == unknown):
+            raise InputError(
+                f"the tokenizer has no token {end_of_text or 'of its own'} to end a document; "
+                "name one that it has with --config.data.end_of_text"
+            )
+        self.fingerprint = digest([model, str(self.end_of_text).encode()])
+        self.threads = os.cpu_count() or 1
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
@@ -86,7 +114,7 @@ class SentencePieceTokenizer:
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(line for text in texts for line in text.splitlines()),
+                sentence_iterator=lines(texts),
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type="bpe",
@@ -109,8 +137,8 @@ class SentencePieceTokenizer:
         return cls(model.getvalue())
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
-        """The tokens of each text, on all cores."""
-        encoded = self.processor.encode(list(texts), num_threads=os.cpu_count())
+        """The tokens of each text."""
+        encoded = self.processor.encode(list(texts), num_threads=self.threads)
         return [np.asarray(tokens, np.int32) for tokens in encoded]
 
     def decode(self, tokens: TokenRow) -> str:
@@ -118,21 +146,133 @@ class SentencePieceTokenizer:
         return self.processor.decode([int(token) for token in tokens])
 
     def save(self, folder: Path) -> None:
-        """The model file, as sentencepiece reads it."""
+        """The model file, as sentencepiece reads it, and which token ends a document."""
+        end = self.processor.id_to_piece(self.end_of_text)
+        write_whole(folder / END_FILE, json.dumps(end).encode())
         write_whole(folder / MODEL_FILE, self.model)
 
 
-def make_tokenizer(data: ConfigDict, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer that `config.data` describes, trained on `texts` where it says so.
+class HuggingFaceTokenizer:
+    """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
+
+    Args:
+      model: the file's content.
+      end_of_text: the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
 
     Raises:
-      InputError: if there is no such tokenizer, or it can't be trained.
+      InputError: if it has no such token, or the library isn't there.
+      ValueError: if it is no such file.
+    """
+
+    def __init__(self, model: bytes, end_of_text: str | None = None):
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise InputError(
+                'tokenizer.json needs the package tokenizers; pip install "t5x_diffeq[data]"'
+            ) from error
+        try:
+            self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        except Exception as error:  # the library raises bare ones
+            raise ValueError(f"{error}") from error
+        self.processor.no_padding()
+        self.processor.no_truncation()
+        self.model = model
+        self.vocab_size = self.processor.get_vocab_size(with_added_tokens=True)
+        candidates = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
+        ids = [self.processor.token_to_id(token) for token in candidates]
+        if all(i is None for i in ids):
+            raise InputError(
+                f"the tokenizer has none of the tokens {', '.join(candidates)} to end a document; "
+                "name one that it has with --config.data.end_of_text"
+            )
+        self.end_of_text = next(i for i in ids if i is not None)
+        self.fingerprint = digest([model, str(self.end_of_text).encode()])
+        self.threads = os.cpu_count() or 1
+
+    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
+        """The tokens of each text."""
+        if self.threads == 1:
+            encoded = [self.processor.encode(text, add_special_tokens=False) for text in texts]
+        else:
+            encoded = self.processor.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(tokens.ids, np.int32) for tokens in encoded]
+
+    def decode(self, tokens: TokenRow) -> str:
+        """The text of the tokens, special ones included."""
+        return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        """The file, and which token ends a document."""
+        end = self.processor.id_to_token(self.end_of_text)
+        write_whole(folder / END_FILE, json.dumps(end).encode())
+        write_whole(folder / JSON_FILE, self.model)
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    """The texts' lines, the long ones in pieces."""
+    for text in texts:
+        for line in text.splitlines():
+            for start in range(0, len(line), LINE_CHARACTERS):
+                yield line[start : start + LINE_CHARACTERS]
+
+
+def training_texts(documents: Sequence) -> Iterator[str]:
+    """What a tokenizer is trained on: all, but for the limits above and for what is no text."""
+    for number in range(0, len(documents), -(-len(documents) // TRAINING_DOCUMENTS) or 1):
+        text = documents[number][:TRAINING_CHARACTERS]
+        if unusable(text) is None:
+            yield text
+
+
+def unusable(text: str) -> str | None:
+    """Why a document can't be trained on, or None: such documents are skipped and counted."""
+    if not text or text.isspace():
+        return "empty"
+    if "\0" in text:
+        return "with a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate stands for a byte that is no text
+        return "not UTF-8"
+    return None
+
+
+def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
+    """The tokenizer that `config.data` describes, trained on `documents` where it says so.
+
+    Raises:
+      InputError: if there is no such tokenizer, or it can't be read or trained.
     """
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "sentencepiece":
-        return SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
-    raise InputError(f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece or bytes")
+        say("training the tokenizer")
+        return SentencePieceTokenizer.train(training_texts(documents), data.tokenizer_vocab_size)
+    path = Path(data.tokenizer).expanduser()
+    if not path.is_file():
+        raise InputError(
+            f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
+            "bytes, or the path of a sentencepiece model or a tokenizer.json"
+        )
+    return read_tokenizer(path, data.end_of_text)
+
+
+def read_tokenizer(path: Path, end_of_text: str | None = None) -> Tokenizer:
+    """The tokenizer of a file: a `tokenizer.json`, else a sentencepiece model.
+
+    Raises:
+      InputError: if it is neither.
+    """
+    try:
+        if path.suffix == ".json":
+            return HuggingFaceTokenizer(path.read_bytes(), end_of_text)
+        return SentencePieceTokenizer(path.read_bytes(), end_of_text)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is neither a sentencepiece model nor a tokenizer.json "
+            f"({' '.join(str(error).split())[:200]}); restore it or name another"
+        ) from error
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
@@ -141,11 +281,12 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     Raises:
       InputError: if what is there is none.
     """
-    if (folder / MODEL_FILE).exists():
-        try:
-            return SentencePieceTokenizer((folder / MODEL_FILE).read_bytes())
-        except RuntimeError as error:
-            raise InputError(
-                f"{folder / MODEL_FILE} is not a sentencepiece model; restore it or begin anew"
-            ) from error
+    end = folder / END_FILE
+    try:
+        end_of_text = json.loads(end.read_text()) if end.exists() else None
+    except ValueError as error:
+        raise InputError(f"{end} is damaged: {error}; restore it or begin anew") from error
+    for name in (MODEL_FILE, JSON_FILE):
+        if (folder / name).exists():
+            return read_tokenizer(folder / name, end_of_text)
     return ByteTokenizer() if (folder / BYTES_FILE).exists() else None

@@ -5,7 +5,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Positions, State
+from t5x_diffeq.array_types import Places, State
 from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.rotary import rotate
@@ -37,14 +37,14 @@ class Attention(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, x: State, positions: Positions) -> State:
+    def __call__(self, x: State, places: Places) -> State:
         """The attention output, not yet scaled by the step size."""
         head_dim = self.embed_dim // self.num_heads
         q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
         if self.rotary:
-            q, k = rotate(q, positions), rotate(k, positions)
+            q, k = rotate(q, places.positions), rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
-        mixed = causal_attention(q, k, v, self.kernel)
+        mixed = causal_attention(q, k, v, self.kernel, places.segments)
         return Linear(
             (self.num_heads, head_dim, self.embed_dim),
             ("heads", "head_dim", "embed"),

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from t5x_diffeq.array_types import Segments
 from t5x_diffeq.errors import InputError
 
 KERNELS = ("xla", "cudnn", "splash")
@@ -56,7 +57,9 @@ def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: i
         )
 
 
-def causal_attention(q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str) -> Queries:
+def causal_attention(
+    q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str, segments: Segments | None = None
+) -> Queries:
     """softmax(q k^T / sqrt(G)) v, each token over itself and those before it.
 
     Args:
@@ -64,14 +67,20 @@ def causal_attention(q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str) 
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
       kernel: one of `KERNELS`.
+      segments: a token attends to its own alone; None: there is but one.
     """
     if kernel == "splash":
-        return splash_attention(q, k, v)
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=kernel)
+        return splash_attention(q, k, v, segments)
+    mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
 
 
 def splash_attention(
-    q: Queries, k: KeysOrValues, v: KeysOrValues, interpret: bool = False
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None = None,
+    interpret: bool = False,
 ) -> Queries:
     """Attention by the Pallas kernel, on each device's own rows and heads.
 
@@ -79,23 +88,29 @@ def splash_attention(
       q: queries.
       k: keys.
       v: values.
+      segments: a token attends to its own alone; None: there is but one.
       interpret: run the kernel's program without a TPU, for tests.
     """
     local = partial(local_splash, interpret=interpret)
     if jax.sharding.get_abstract_mesh().empty:
-        return local(q, k, v)
+        return local(q, k, v, segments)
     spec = PartitionSpec(*nn.logical_to_mesh_axes(HEADS))
+    in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel's outputs don't say over which axes they vary, so that can't be checked.
-    return jax.shard_map(local, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(q, k, v)
+    whole = jax.shard_map(local, in_specs=in_specs, out_specs=spec, check_vma=False)
+    return whole(q, k, v, segments)
 
 
-def local_splash(q: Queries, k: KeysOrValues, v: KeysOrValues, interpret: bool) -> Queries:
+def local_splash(
+    q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments | None, interpret: bool
+) -> Queries:
     """One device's part. Heads narrower than the lanes are padded with zeros, which is exact."""
     length, heads, head_dim = q.shape[1:]
     missing = -head_dim % LANES
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (q / head_dim**0.5, k, v)]
-    mixed = jax.vmap(splash_kernel(heads, length, interpret))(*by_head)
+    ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
+    mixed = jax.vmap(splash_kernel(heads, length, interpret))(*by_head, ids)
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_diffeq.array_types import State, Tokens, Weights
+from t5x_diffeq.array_types import Places, State, Tokens, Weights
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.block import Block, vector_field
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, make_source
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
 
 SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}
 
@@ -68,7 +68,13 @@ def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
         ) from error
 
 
-def solve(model: LanguageModel, params: dict, tokens: Tokens, adaptive: Adaptive) -> Solution:
+def solve(
+    model: LanguageModel,
+    params: dict,
+    tokens: Tokens,
+    adaptive: Adaptive,
+    places: Places | None = None,
+) -> Solution:
     """y(1) for a batch, all of it with the same steps; differentiable by online checkpointing.
 
     The gradient is that of the steps taken (discretise, then optimise), by the recursive
@@ -79,6 +85,7 @@ def solve(model: LanguageModel, params: dict, tokens: Tokens, adaptive: Adaptive
       params: its parameters.
       tokens: the batch.
       adaptive: the solver.
+      places: of the tokens; None: each row is one document.
 
     Raises:
       InputError: if the model can't be solved so.
@@ -86,10 +93,10 @@ def solve(model: LanguageModel, params: dict, tokens: Tokens, adaptive: Adaptive
     check_adaptive(model.config, adaptive)
     import diffrax
 
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    field = vector_field(model.config, positions, deterministic=True)(None)
+    places = in_one_document(tokens) if places is None else places
+    field = vector_field(model.config, places, deterministic=True)(None)
     weights_at = partial(weights_at_time, model.config, params["source"])
-    y0 = model.apply({"params": params}, tokens, positions, method="embed")
+    y0 = model.apply({"params": params}, tokens, places, method="embed")
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, _: field(weights_at(t), y)),
         getattr(diffrax, SOLVERS[adaptive.solver])(),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Positions, State, Weights
+from t5x_diffeq.array_types import Places, State, Weights
 from t5x_diffeq.layers.attention import Attention
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.mlp import MLP
@@ -55,9 +55,9 @@ class Block(nn.Module):
         self.attention_dropout = nn.Dropout(c.dropout_rate)
         self.mlp_dropout = nn.Dropout(c.dropout_rate)
 
-    def f(self, y: State, positions: Positions, deterministic: bool = True) -> State:
+    def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The attention sub-field."""
-        output = self.attention(self.attention_norm(y), positions)
+        output = self.attention(self.attention_norm(y), places)
         return self.attention_dropout(output, deterministic=deterministic)
 
     def g(self, y: State, deterministic: bool = True) -> State:
@@ -65,40 +65,38 @@ class Block(nn.Module):
         x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
         return self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
 
-    def __call__(self, y: State, positions: Positions) -> State:
+    def __call__(self, y: State, places: Places) -> State:
         """f + g."""
-        return self.f(y, positions) + self.g(y)
+        return self.f(y, places) + self.g(y)
 
-    def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
         """Small inputs with which its parameters can be made, of a length that kernels take."""
         c = self.config
         length = min(c.max_length, LANES)
         state = jax.ShapeDtypeStruct((1, length, c.embed_dim), c.compute_dtype)
-        return state, jax.ShapeDtypeStruct((1, length), jnp.int32)
+        return state, Places(jax.ShapeDtypeStruct((1, length), jnp.int32))
 
 
 def vector_field(
-    config: ModelConfig, positions: Positions, deterministic: bool
+    config: ModelConfig, places: Places, deterministic: bool
 ) -> Callable[[Array | None], VectorField]:
     """The block as a vector field, given a step's dropout key.
 
     Args:
       config: of the block.
-      positions: of the tokens.
+      places: of the tokens.
       deterministic: without dropout, whatever the key.
     """
     block = Block(config, parent=None)
 
     def with_key(key: Array | None) -> VectorField:
-        def call(method: str, W: Weights, y: State, *args: Positions) -> State:
+        def call(method: str, W: Weights, y: State, *args: Places) -> State:
             rngs = None if deterministic else {"dropout": key}
             y = nn.with_logical_constraint(y, ("batch", "length", None))
             return block.apply(
                 {"params": W}, y, *args, deterministic=deterministic, rngs=rngs, method=method
             )
 
-        return VectorField(
-            f=lambda W, y: call("f", W, y, positions), g=lambda W, y: call("g", W, y)
-        )
+        return VectorField(f=lambda W, y: call("f", W, y, places), g=lambda W, y: call("g", W, y))
 
     return with_key

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Logits, Positions, State, Tokens, Weights
+from t5x_diffeq.array_types import Logits, Places, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
@@ -35,6 +35,11 @@ def make_source(config: ModelConfig, block: Block, **module: object) -> nn.Modul
         shared_embedding=config.time_embedding == "shared",
         **common,
     )
+
+
+def in_one_document(tokens: Tokens) -> Places:
+    """The places of tokens that are one document per row."""
+    return Places(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
 
 
 class LanguageModel(nn.Module):
@@ -67,13 +72,18 @@ class LanguageModel(nn.Module):
 
     def __call__(self, tokens: Tokens, deterministic: bool = True, unroll: bool = False) -> Logits:
         """The logits of each token's successor."""
-        return self.logits(self.hidden(tokens, self.weights(), deterministic, unroll))
+        return self.logits(self.hidden(tokens, self.weights(), None, deterministic, unroll))
 
     def state_and_head(
-        self, tokens: Tokens, deterministic: bool = True, unroll: bool = False
+        self,
+        tokens: Tokens,
+        places: Places | None = None,
+        deterministic: bool = True,
+        unroll: bool = False,
     ) -> tuple[State, Float[Array, "V D"]]:
         """What the loss is made of: the last state, and the vectors it is compared with."""
-        return self.hidden(tokens, self.weights(), deterministic, unroll), self.head_vectors()
+        y = self.hidden(tokens, self.weights(), places, deterministic, unroll)
+        return y, self.head_vectors()
 
     def weights(self) -> Weights:
         """The weights of a whole pass: leaves `[num_nodes, ...]`."""
@@ -81,13 +91,18 @@ class LanguageModel(nn.Module):
         return self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
 
     def hidden(
-        self, tokens: Tokens, weights: Weights, deterministic: bool = True, unroll: bool = False
+        self,
+        tokens: Tokens,
+        weights: Weights,
+        places: Places | None = None,
+        deterministic: bool = True,
+        unroll: bool = False,
     ) -> State:
         """The state at t = 1, normalised: what the head reads."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        y = self.embed(tokens, positions)
+        places = in_one_document(tokens) if places is None else places
+        y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        return self.normalised(self.integrate(y, positions, weights, deterministic, unroll))
+        return self.normalised(self.integrate(y, places, weights, deterministic, unroll))
 
     def normalised(self, y: State) -> State:
         """The final norm."""
@@ -96,7 +111,7 @@ class LanguageModel(nn.Module):
     def integrate(
         self,
         y: State,
-        positions: Positions,
+        places: Places,
         weights: Weights,
         deterministic: bool = True,
         unroll: bool = False,
@@ -104,7 +119,7 @@ class LanguageModel(nn.Module):
         """The state at t = 1 from that at t = 0."""
         c = self.config
         return integrate(
-            vector_field(c, positions, deterministic),
+            vector_field(c, places, deterministic),
             weights,
             y,
             scheme=c.scheme,
@@ -118,20 +133,22 @@ class LanguageModel(nn.Module):
     def trajectory(self, tokens: Tokens, weights: Weights) -> Float[Array, "states B L D"]:
         """The states at t = 0, dt, ..., 1."""
         c = self.config
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        places = in_one_document(tokens)
         return trajectory(
-            vector_field(c, positions, deterministic=True),
+            vector_field(c, places, deterministic=True),
             weights,
-            self.embed(tokens, positions),
+            self.embed(tokens, places),
             scheme=c.scheme,
             num_steps=c.num_steps,
             step_size=c.dt,
         )
 
-    def embed(self, tokens: Tokens, positions: Positions) -> State:
+    def embed(self, tokens: Tokens, places: Places) -> State:
         """The state at t = 0."""
         y = self.token_embedding(tokens)
-        return y + self.position_embedding(positions) if self.config.architecture == "gpt" else y
+        if self.config.architecture == "llama":
+            return y
+        return y + self.position_embedding(places.positions)
 
     def head_vectors(self) -> Float[Array, "V D"]:
         """A vector per token of the padded vocabulary: logits are its products with the state."""

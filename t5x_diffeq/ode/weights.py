@@ -47,9 +47,7 @@ OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 SILU_SECOND_MOMENT = 0.36
 
 
-def block_parameters(
-    block: nn.Module, inputs: tuple[jax.ShapeDtypeStruct, ...]
-) -> dict[tuple[str, ...], Parameter]:
+def block_parameters(block: nn.Module, inputs: tuple) -> dict[tuple[str, ...], Parameter]:
     """The block's parameters by path, with shapes for values; nothing is computed.
 
     Raises:
@@ -168,7 +166,7 @@ class TimeDependentWeights(nn.Module):
     """
 
     block: nn.Module
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple
     scales: HyperInit
     time_scale: float = 1000.0
     shared_embedding: bool = False
@@ -203,7 +201,7 @@ class LayerWeights(nn.Module):
     """
 
     block: nn.Module
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple
     num_nodes: int
     dtype: DTypeLike = jnp.float32
 
@@ -242,7 +240,7 @@ class SharedWeights(nn.Module):
     """
 
     block: nn.Module
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -253,11 +251,9 @@ class SharedWeights(nn.Module):
         return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
 
 
-def init_block(
-    block: nn.Module, inputs: tuple[jax.ShapeDtypeStruct, ...], key: jax.Array
-) -> Weights:
+def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
     """One initialisation of the block's parameters, as the block declares it."""
-    zeros = (jnp.zeros(x.shape, x.dtype) for x in inputs)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 
 

@@ -9,7 +9,7 @@ from t5x_diffeq.errors import RunError
 from t5x_diffeq.models.adaptive import Adaptive, Solution, solve
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.losses import token_losses
-from t5x_diffeq.training.step import Batch, EvalMetrics
+from t5x_diffeq.training.step import Batch, EvalMetrics, places_of
 
 
 def make_adaptive_eval_step(
@@ -23,7 +23,7 @@ def make_adaptive_eval_step(
 
     @jax.jit
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Solution]:
-        solution = solve(model, params, batch["inputs"], adaptive)
+        solution = solve(model, params, batch["inputs"], adaptive, places_of(batch))
         y = model.apply({"params": params}, solution.y, method="normalised")
         head = model.apply({"params": params}, method="head_vectors")
         vocab_size = model.config.vocab_size

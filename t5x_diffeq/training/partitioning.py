@@ -1,7 +1,7 @@
 """The device mesh, and shardings from logical axes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import jax
@@ -27,7 +27,9 @@ LOGICAL_AXES = (
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
-def make_mesh(mesh: ConfigDict, batch_size: int) -> Mesh:
+def make_mesh(
+    mesh: ConfigDict, batch_size: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """The mesh over all devices; an axis of -1 takes what the others leave.
 
     A filled mesh takes no more devices than the batch can be divided by, on one machine.
@@ -35,6 +37,7 @@ def make_mesh(mesh: ConfigDict, batch_size: int) -> Mesh:
     Args:
       mesh: `config.mesh`.
       batch_size: global sequences of a batch.
+      devices: of the mesh; None: those that this process sees.
 
     Raises:
       InputError: if the axes don't make up the devices, or don't divide the batch.
@@ -45,45 +48,50 @@ def make_mesh(mesh: ConfigDict, batch_size: int) -> Mesh:
     filled = [axis for axis, size in sizes.items() if size == -1]
     if len(filled) > 1:
         raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
+    devices = jax.devices() if devices is None else devices
     if filled:
-        sizes[filled[0]] = fill(sizes, filled[0], batch_size)
-    check_mesh(sizes, batch_size)
-    devices = jax.devices()[: prod(sizes.values())]
+        sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
+    check_mesh(sizes, batch_size, devices)
     return jax.make_mesh(
         tuple(sizes.values()),
         AXES,
         axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
-        devices=devices,
+        devices=devices[: prod(sizes.values())],
     )
 
 
-def fill(sizes: dict[str, int], axis: str, batch_size: int) -> int:
+def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[jax.Device]) -> int:
     """The size of the axis that fills the mesh.
 
     Raises:
       InputError: if the other axes alone don't divide the devices.
     """
     others = prod(size for size in sizes.values() if size != -1)
-    if jax.device_count() % others:
+    if len(devices) % others:
         raise InputError(
-            f"mesh {describe(sizes)}: {jax.device_count()} devices are not divisible by the "
+            f"mesh {describe(sizes)}: {len(devices)} devices are not divisible by the "
             f"{others} of the other axes; change one of them"
         )
-    size = jax.device_count() // others
-    if axis == "tensor" or jax.process_count() > 1:
+    size = len(devices) // others
+    if axis == "tensor" or on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
     return next((n for n in range(size, 0, -1) if batch_size % (n * rest) == 0), size)
 
 
-def check_mesh(sizes: dict[str, int], batch_size: int) -> None:
+def on_many_machines(devices: Sequence[jax.Device]) -> bool:
+    """Whether they belong to several processes, each of which must take part."""
+    return len({device.process_index for device in devices}) > 1
+
+
+def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
     """The devices suffice and the batch divides.
 
     Raises:
       InputError: with both numbers, if not.
     """
-    needed, present = prod(sizes.values()), jax.device_count()
-    if needed > present or (needed < present and jax.process_count() > 1):
+    needed, present = prod(sizes.values()), len(devices)
+    if needed > present or (needed < present and on_many_machines(devices)):
         raise InputError(
             f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
             "set one axis to -1 to fill it"

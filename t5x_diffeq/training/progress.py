@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -23,19 +23,13 @@ from t5x_diffeq.training.setup import Setup
 
 
 @runtime_checkable
-class Documents(Protocol):
-    """What it tells of a split."""
-
-    lengths: np.ndarray
-
-
-@runtime_checkable
 class CorpusFacts(Protocol):
     """What the account tells of a corpus."""
 
     name: str
-    train: Documents
-    validation: Documents
+
+    def tokens(self, split: str) -> int:
+        """Tokens of a split."""
 
 
 class Clock:
@@ -106,7 +100,12 @@ def check_finite(step: int, values: dict[str, float], last_checkpoint: int | Non
 
 
 def say_account(
-    config: ConfigDict, setup: Setup, corpus: CorpusFacts, windows: int, workdir: Path, start: int
+    config: ConfigDict,
+    setup: Setup,
+    corpus: CorpusFacts,
+    mixture: Sequence[tuple[float, Sized]],
+    workdir: Path,
+    start: int,
 ) -> None:
     """What is about to happen: devices, data, model, parameters, steps, and where."""
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
@@ -116,16 +115,22 @@ def say_account(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh),
-            "data": f"{corpus.name}: {count(int(corpus.train.lengths.sum()))} tokens train, "
-            f"{count(int(corpus.validation.lengths.sum()))} validate; vocabulary {c.vocab_size}",
+            "data": f"{corpus.name}: {count(corpus.tokens('train'))} tokens train, "
+            f"{count(corpus.tokens('validation'))} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
             "parameters": describe_parameters(setup.abstract_state.params),
             "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
             f"{count(total_steps * tokens_per_step)} in all, "
-            f"{total_steps * batch_size / windows:.2f} epochs",
+            f"{epochs(mixture, total_steps * batch_size)} epochs",
         },
     )
+
+
+def epochs(mixture: Sequence[tuple[float, Sized]], examples: int) -> str:
+    """How often each part is gone through: `1.25`, or `0.80, 3.10` of a mixture."""
+    weights = sum(weight for weight, _ in mixture)
+    return ", ".join(f"{examples * weight / weights / len(part):.2f}" for weight, part in mixture)
 
 
 def describe_devices(mesh: Mesh) -> str:

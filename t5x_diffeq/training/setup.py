@@ -1,6 +1,6 @@
 """A config made concrete: model, optimizer, mesh and the sharded shape of the train state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +37,7 @@ class Setup:
       attention_reason: why the attention kernel is the one it is.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser in the loss.
+      segments: whether a batch says which document each token is of.
     """
 
     model: LanguageModel
@@ -51,6 +52,7 @@ class Setup:
     attention_reason: str
     loss_chunk: int
     z_loss: float
+    segments: bool
 
     def context(self) -> AbstractContextManager:
         """Within it, arrays are sharded by the rules over the mesh."""
@@ -74,6 +76,8 @@ class Setup:
         """Shape, dtype and sharding of a global batch."""
         shape = (batch_size, self.model.config.max_length)
         dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "mask": jnp.float32}
+        if self.segments:
+            dtypes |= {"segments": jnp.int32, "positions": jnp.int32}
         return {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.rows)
             for name, dtype in dtypes.items()
@@ -85,14 +89,21 @@ class Setup:
         return -(-batch_size // shards) * shards
 
 
-def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
+def make_setup(
+    config: ConfigDict, vocab_size: int, devices: Sequence[jax.Device] | None = None
+) -> Setup:
     """The setup of `config`, for a tokenizer with `vocab_size` tokens.
+
+    Args:
+      config: of the run.
+      vocab_size: of its tokenizer.
+      devices: to run on; None: those that this process sees.
 
     Raises:
       InputError: if any of its values can't be used, alone or together.
     """
     check_counts(config)
-    mesh = partitioning.make_mesh(config.mesh, config.train.batch_size)
+    mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
     model_config, attention_reason = ModelConfig.of(
         config.model.to_dict(), vocab_size, config.data.sequence_length
     ).with_attention_for(mesh.devices.flat[0].platform)
@@ -122,6 +133,7 @@ def make_setup(config: ConfigDict, vocab_size: int) -> Setup:
         attention_reason,
         loss_chunk=config.train.loss_chunk,
         z_loss=config.train.z_loss,
+        segments=not config.data.cross_documents,
     )
 
 

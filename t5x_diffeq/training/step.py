@@ -11,6 +11,7 @@ from clu import metrics as clu_metrics
 from flax import struct
 from jaxtyping import Array
 
+from t5x_diffeq.array_types import Places
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.setup import Setup
@@ -104,6 +105,11 @@ def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], 
     return eval_step
 
 
+def places_of(batch: Batch) -> Places | None:
+    """Where the tokens of a batch stand; None if each row is one document."""
+    return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
+
+
 def batch_losses(
     model: LanguageModel,
     params: dict,
@@ -117,6 +123,7 @@ def batch_losses(
     y, head = model.apply(
         {"params": params},
         batch["inputs"],
+        places_of(batch),
         deterministic=deterministic,
         unroll=unroll,
         rngs=None if deterministic else {"dropout": key},

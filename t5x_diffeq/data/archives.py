@@ -1,0 +1,134 @@
+"""Files within zip and tar archives, read in one pass and never unpacked to disk."""
+
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePosixPath
+
+from t5x_diffeq.errors import InputError
+
+TAR_SUFFIXES = (".tar", ".xz", ".gz", ".tgz")  # of OpenWebText's archives, with or without .tar
+DAMAGE = (
+    EOFError,
+    UnicodeDecodeError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@contextmanager
+def undamaged(path: str, kind: str) -> Iterator[None]:
+    """Within `with`, the file is read.
+
+    Raises:
+      InputError: if it turns out to be damaged or of another kind.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        raise InputError(
+            f"data.path: {path} is no {kind}, damaged, or cut short ({error}); delete it and get "
+            "it again"
+        ) from error
+
+
+def find(root: Path, names: Sequence[str]) -> str:
+    """The path, within a folder or zip, of the file with the first of these names that it has.
+
+    Raises:
+      InputError: if it has none, or is no zip.
+    """
+    if root.is_dir():
+        paths = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    else:
+        with undamaged(str(root), "zip archive"), zipfile.ZipFile(root) as archive:
+            paths = archive.namelist()
+    for name in names:
+        for path in sorted(paths):
+            if PurePosixPath(path).name == name:
+                return path
+    raise InputError(f"data.path={root} has no {' or '.join(names)}; give the whole archive")
+
+
+def read_lines(root: Path, path: str) -> Iterator[str]:
+    """The lines of a UTF-8 file within a folder or zip.
+
+    Raises:
+      InputError: if it can't be read to its end.
+    """
+    with undamaged(f"{root}, {path}", "UTF-8 text"), ExitStack() as stack:
+        if root.is_dir():
+            file = stack.enter_context((root / path).open("rb"))
+        else:
+            file = stack.enter_context(zipfile.ZipFile(root)).open(path)
+        # Lines end at \n alone, or a stray \r within a paragraph would split it.
+        yield from stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
+
+
+def text_files(root: Path) -> Iterator[tuple[str, bytes]]:
+    """Every .txt file of a folder or tar archive, and of the archives within, opened in turn.
+
+    Yields:
+      Its path, through the archives that it lies in (not the outermost), and its content; in the
+      archives' order, in folders sorted.
+
+    Raises:
+      InputError: naming an archive that can't be read to its end.
+    """
+    if not root.is_dir():
+        with root.open("rb") as stream:
+            yield from members(stream, str(root), "")
+        return
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            with path.open("rb") as stream:
+                yield from contents(stream, path.relative_to(root).as_posix())
+
+
+def contents(stream: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
+    """The file itself if it is text, what it holds if it is an archive, else nothing."""
+    if path.endswith(".txt"):
+        yield path, stream.read()
+    elif path.endswith(TAR_SUFFIXES):
+        yield from members(stream, path, f"{path}/")
+
+
+def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """The text files of a tar archive, compressed or not.
+
+    Args:
+      stream: it is read once, forwards.
+      name: for messages.
+      prefix: of the paths.
+    """
+    with undamaged(name, "tar archive"):
+        plain = decompressed(stream)
+        with tarfile.open(fileobj=plain, mode="r|") as archive:
+            for member in archive:
+                if (file := archive.extractfile(member)) is not None:
+                    yield from contents(file, prefix + member.name)
+        # tarfile stops at its end mark; the checksum of the compression lies beyond.
+        while plain.read(2**20):
+            pass
+
+
+def decompressed(stream: io.BufferedReader) -> io.BufferedIOBase:
+    """The stream itself, unless it begins as xz or gzip do.
+
+    Its beginning tells, because a downloaded file may have lost its suffix.
+    """
+    start = stream.peek(6)
+    if start.startswith(b"\xfd7zXZ\0"):
+        return lzma.open(stream)
+    return gzip.open(stream) if start.startswith(b"\x1f\x8b") else stream

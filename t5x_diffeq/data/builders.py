@@ -1,0 +1,176 @@
+"""WikiText-103 and OpenWebText for TensorFlow Datasets, built and read without TensorFlow.
+
+`built` gives a builder whose `as_data_source(split)` is ready; the raw archive is needed once.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+import tensorflow_datasets as tfds
+
+from t5x_diffeq.data import archives
+from t5x_diffeq.data.document_builder import DocumentBuilder, Example
+from t5x_diffeq.data.wikitext import articles, detokenize
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import held
+from t5x_diffeq.report import say
+
+VALIDATION_PART = 0.0005  # of OpenWebText's documents
+VALIDATION_SEED = 0
+
+
+class Wikitext103(DocumentBuilder):
+    """WikiText-103: 28 thousand good and featured articles of Wikipedia, detokenized.
+
+    A document is an article, with its title and headings; the splits are WikiText's own.
+    """
+
+    ARCHIVE = "wikitext-103-raw-v1.zip"
+    HOMEPAGE = "https://arxiv.org/abs/1609.07843"
+    CITATION = """@inproceedings{merity2017pointer,
+      title={Pointer Sentinel Mixture Models},
+      author={Merity, Stephen and Xiong, Caiming and Bradbury, James and Socher, Richard},
+      booktitle={International Conference on Learning Representations}, year={2017}}"""
+
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterable[Example]]:
+        root = self._raw_path(dl_manager)
+        files = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
+        paths = {s: archives.find(root, (f"{f}.raw", f"{f}.tokens")) for s, f in files.items()}
+        for path in paths.values():
+            # WikiText-2 has files of the same names.
+            if (root / path).parent.name.startswith("wikitext-2"):
+                raise InputError(f"data.path={root} is WikiText-2; give {self.ARCHIVE}")
+        return {split: self._generate_examples(root, path) for split, path in paths.items()}
+
+    def _generate_examples(self, root: Path, path: str) -> Iterator[Example]:
+        for number, article in enumerate(articles(archives.read_lines(root, path))):
+            yield f"{PurePosixPath(path).name}/{number:05}", {"text": detokenize(article)}
+
+
+class Openwebtext(DocumentBuilder):
+    """OpenWebText: web pages that were linked to on Reddit, 38 GB of text.
+
+    The whole of it is 8,013,769 documents. One in 2000 validates, chosen by a hash of its name:
+    see `validates`.
+    """
+
+    ARCHIVE = "openwebtext.tar.xz"
+    HOMEPAGE = "https://skylion007.github.io/OpenWebTextCorpus/"
+    CITATION = """@misc{gokaslan2019openwebtext,
+      title={OpenWebText Corpus},
+      author={Gokaslan, Aaron and Cohen, Vanya and Pavlick, Ellie and Tellex, Stefanie},
+      howpublished={https://skylion007.github.io/OpenWebTextCorpus/}, year={2019}}"""
+
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterable[Example]]:
+        # One pass, for the archive takes long to read: the validation documents (20 MB) gather
+        # in a list while train, which comes first, is written.
+        validation: list[Example] = []
+        train = self._generate_examples(self._raw_path(dl_manager), validation)
+        return {"train": train, "validation": validation}
+
+    def _generate_examples(self, root: Path, validation: list[Example]) -> Iterator[Example]:
+        skipped = 0
+        for key, content in archives.text_files(root):
+            text = tidy(content)
+            if not text:
+                skipped += 1
+            elif validates(key):
+                validation.append((key, {"text": text}))
+            else:
+                yield key, {"text": text}
+        self.info.metadata["skipped"] = skipped
+        say(f"{self.name}: {skipped} files skipped, empty or not UTF-8")
+
+
+def tidy(content: bytes) -> str:
+    """A page's text, with one blank line for several; empty if it is not UTF-8."""
+    try:
+        return re.sub(r"\n{3,}", "\n\n", content.decode("utf-8").strip())
+    except UnicodeDecodeError:
+        return ""
+
+
+def validates(key: str) -> bool:
+    """Whether an OpenWebText document is of the validation split, whatever the documents' order.
+
+    So says a hash of a seed, the document's name and that of the archive right around it (or its
+    folder): of a key's parts, those that every way of packing OpenWebText has in common.
+    """
+    *_, archive, name = PurePosixPath("/", key).parts
+    seeded = f"{VALIDATION_SEED} {archive.split('.')[0]}/{name}"
+    first = hashlib.sha256(seeded.encode()).digest()[:8]
+    return int.from_bytes(first, "big") < VALIDATION_PART * 2**64
+
+
+BUILDERS = {"wikitext103": Wikitext103, "openwebtext": Openwebtext}
+
+
+def built(name: str, raw: str | None, data_dir: str | None) -> tfds.core.DatasetBuilder:
+    """A dataset, built from its raw archive unless it is already.
+
+    Args:
+      name: wikitext103 or openwebtext.
+      raw: `data.path`: the archive, a folder with its content, or an http(s) URL.
+      data_dir: `data.data_dir`, the folder of built datasets; None: tfds's own.
+
+    Raises:
+      InputError: if it must be built and `raw` is missing or no whole archive of the dataset, if
+        another process is building it, or if a file of it is lost.
+      RunError: if it can't be written.
+    """
+    data_dir = data_dir and os.path.expanduser(data_dir)
+    builder = BUILDERS[name](raw=raw, data_dir=data_dir)
+    if not builder.is_prepared():
+        builder.check_raw()
+        lock = Path(builder.data_dir_root, f".{name}.lock")
+        with held(lock, f"{name} in data.data_dir={builder.data_dir_root}"):
+            build(builder)
+        builder = BUILDERS[name](data_dir=data_dir)  # as it lies on the disk
+    for path in (path for split in builder.info.splits.values() for path in split.filepaths):
+        if not path.exists():
+            raise InputError(
+                f"data.data_dir: {path} is missing; delete {builder.data_dir} and build it again"
+            )
+    return builder
+
+
+def build(builder: DocumentBuilder) -> None:
+    """Builds the dataset, aside first: tfds renames its folder when it is whole."""
+    if builder.data_path.exists() and not builder.is_prepared():
+        raise InputError(
+            f"data.data_dir: {builder.data_dir} is there but not a whole dataset; delete it"
+        )
+    remove_leftovers(builder)
+    say(f"{builder.name}: building it in {builder.data_dir}, once, from {builder.raw}")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # tfds's chat; results go there
+            builder.download_and_prepare()
+    except InputError:
+        raise
+    except (OSError, RuntimeError) as error:  # array_record's are RuntimeErrors
+        raise RunError(
+            f"data.data_dir={builder.data_dir_root}: {builder.name} could not be built: {error}; "
+            "if the disk is full make room, and start again"
+        ) from error
+    splits = builder.info.splits.values()
+    say(f"{builder.name}: built, " + ", ".join(f"{s.num_examples} {s.name}" for s in splits))
+
+
+def remove_leftovers(builder: DocumentBuilder) -> None:
+    """Removes what killed builds and downloads left; the lock is held, so nobody uses it."""
+    root = Path(builder.data_dir_root)
+    for folder in (
+        *(root / builder.name).glob(f"incomplete.*_{builder.version}"),
+        *(root / "downloads" / builder.name).glob("*.tmp.*"),
+    ):
+        shutil.rmtree(folder)

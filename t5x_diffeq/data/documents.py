@@ -1,0 +1,300 @@
+"""Documents of files, by number, with no more than a few chunks of them in memory.
+
+A document is a whole file (txt, md), a line (jsonl) or a row (parquet). A chunk is what is read at
+once: a file, some 16 MiB of lines, a row group; a compressed file is one chunk.
+"""
+
+import gzip
+import hashlib
+import importlib
+import json
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from types import ModuleType
+
+from t5x_diffeq.errors import InputError, RunError
+
+CHUNK_BYTES = 16 * 2**20
+TEXT, LINES, ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
+KINDS = (*TEXT, ".jsonl", *ROWS)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """From `start` to `stop` of a file: bytes of its lines, or numbers of row groups."""
+
+    path: Path
+    start: int
+    stop: int | None
+    documents: int = 0
+    characters: int = 0
+
+
+class FileDocuments(Sequence):
+    """The documents of files, in the order of the files.
+
+    Args:
+      paths: the files.
+      field: of a line or row, the one that holds the text.
+
+    Raises:
+      InputError: naming a file that can't be read, and where.
+    """
+
+    def __init__(self, paths: Sequence[Path], field: str):
+        self.field = field
+        self.chunks = [counted(c, field) for path in paths for c in chunks_of(path)]
+        self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
+        self.characters = sum(chunk.characters for chunk in self.chunks)
+        self.fingerprint = hashlib.sha256(b"".join(map(file_digest, paths))).hexdigest()
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def __getitem__(self, number: int) -> str:
+        """Document `number`."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        place = bisect_right(self.firsts, number) - 1
+        return recent(self.chunks[place], self.field)[number - self.firsts[place]]
+
+    def character(self, number: int) -> tuple[int, int]:
+        """The document that holds character `number` of all text, and the place in it."""
+        for chunk, first in zip(self.chunks, self.firsts, strict=False):
+            if number < chunk.characters:
+                for offset, text in enumerate(recent(chunk, self.field)):
+                    if number < len(text):
+                        return first + offset, number
+                    number -= len(text)
+            number -= chunk.characters
+        return len(self), 0
+
+
+class Part(Sequence):
+    """Documents from one (number, character) to another; what a cut leaves empty is left out."""
+
+    def __init__(self, documents: Sequence, start: tuple[int, int], stop: tuple[int, int]):
+        self.documents, self.start, self.stop = documents, start, stop
+
+    def __len__(self) -> int:
+        return self.stop[0] - self.start[0] + (self.stop[1] > 0)
+
+    def __getitem__(self, number: int) -> str:
+        """Document `number` of the part."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        number += self.start[0]
+        text = self.documents[number]
+        tail = self.stop[1] if number == self.stop[0] else len(text)
+        head = self.start[1] if number == self.start[0] else 0
+        return text[head:tail]
+
+
+def kind_of(path: Path) -> str:
+    """The ending that says what is in a file, compressed or not: `.jsonl` of `a.jsonl.gz`."""
+    return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
+
+
+def chunks_of(path: Path) -> Iterator[Chunk]:
+    """The chunks of a file, not yet counted."""
+    if kind_of(path) in ROWS:
+        groups = parquet(path).num_row_groups
+        yield from (Chunk(path, group, group + 1) for group in range(groups))
+    elif kind_of(path) in LINES and path.suffix not in DECOMPRESSORS:
+        yield from line_chunks(path)
+    else:
+        yield Chunk(path, 0, None)
+
+
+def line_chunks(path: Path) -> Iterator[Chunk]:
+    """Chunks of whole lines; a longer line is a chunk by itself."""
+    with path.open("rb") as file:
+        size, start = path.stat().st_size, 0
+        while start < size:
+            file.seek(start + CHUNK_BYTES)
+            file.readline()
+            stop = min(file.tell(), size)
+            yield Chunk(path, start, stop)
+            start = stop
+
+
+def counted(chunk: Chunk, field: str) -> Chunk:
+    """The chunk with its numbers of documents and characters."""
+    texts = read_chunk(chunk, field)
+    return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
+
+
+@lru_cache(maxsize=2)
+def recent(chunk: Chunk, field: str) -> list[str]:
+    """`read_chunk`, remembered for the documents that come next."""
+    return read_chunk(chunk, field)
+
+
+def read_chunk(chunk: Chunk, field: str) -> list[str]:
+    """The documents of a chunk.
+
+    Raises:
+      InputError: naming the file, and the line, row or byte, if it is not what its name says.
+    """
+    kind = kind_of(chunk.path)
+    if kind in ROWS:
+        return read_rows(chunk, field)
+    content = read_bytes(chunk)
+    return read_lines(chunk, content, field) if kind in LINES else [whole_text(chunk.path, content)]
+
+
+def read_bytes(chunk: Chunk) -> bytes:
+    """The chunk's bytes, decompressed.
+
+    Raises:
+      InputError: if the file can't be read, or is damaged.
+    """
+    try:
+        with chunk.path.open("rb") as file:
+            file.seek(chunk.start)
+            content = file.read(-1 if chunk.stop is None else chunk.stop - chunk.start)
+        return DECOMPRESSORS.get(chunk.path.suffix, bytes)(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(
+            f"data.path: {chunk.path} can't be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def decompress_zstd(content: bytes) -> bytes:
+    """The content of all frames.
+
+    Raises:
+      EOFError: if a frame is damaged or cut off, which the library alone would pass over.
+    """
+    zstandard = optional("zstandard", ".zst files")
+    parts = []
+    while content:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            parts.append(frame.decompress(content))
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from error
+        if not frame.eof:
+            raise EOFError("it is cut off")
+        content = frame.unused_data
+    return b"".join(parts)
+
+
+DECOMPRESSORS = {".gz": gzip.decompress, ".zst": decompress_zstd}
+
+
+def optional(package: str, kind: str) -> ModuleType:
+    """An optional package that a kind of file needs.
+
+    Raises:
+      InputError: if it isn't installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f'data.path: {kind} need the package {package}; pip install "t5x_diffeq[data]"'
+        ) from error
+
+
+def whole_text(path: Path, content: bytes) -> str:
+    """The text of a file that is one document.
+
+    Raises:
+      InputError: if it is not UTF-8 text.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"data.path: {path} is not text: byte 0x{content[error.start]:02x} at offset "
+            f"{error.start} is not UTF-8; convert the file or leave it out"
+        ) from error
+    if "\0" in text:
+        offset = content.index(0)
+        raise InputError(
+            f"data.path: {path} is not text: byte 0x00 at offset {offset}; leave the file out"
+        )
+    return text
+
+
+def read_lines(chunk: Chunk, content: bytes, field: str) -> list[str]:
+    """A document per line that isn't blank.
+
+    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
+    it is tokenised.
+    """
+    texts, offset = [], chunk.start
+    for line in content.split(b"\n"):
+        if line.strip():
+            texts.append(text_of_line(line, field, f"{chunk.path}, line at byte {offset}"))
+        offset += len(line) + 1
+    return texts
+
+
+def text_of_line(line: bytes, field: str, place: str) -> str:
+    """The field of a JSON object; null is an empty text.
+
+    Raises:
+      InputError: if there is no such text.
+    """
+    try:
+        record = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
+    if not isinstance(record, dict) or field not in record:
+        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        raise InputError(
+            f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
+        )
+    if not isinstance(record[field], str | None):
+        raise InputError(f"data.path: {place}: its {field!r} is {record[field]!r:.60}, not text")
+    return record[field] or ""
+
+
+def parquet(path: Path) -> object:
+    """The opened file.
+
+    Raises:
+      InputError: if it is none.
+    """
+    optional("pyarrow", ".parquet files")
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
+
+
+def read_rows(chunk: Chunk, field: str) -> list[str]:
+    """A document per row of a row group; null is an empty text."""
+    file = parquet(chunk.path)
+    if field not in file.schema_arrow.names:
+        raise InputError(
+            f"data.path: {chunk.path} has no column {field!r}, but "
+            f"{', '.join(file.schema_arrow.names)}; set --config.data.text_field"
+        )
+    try:
+        column = file.read_row_group(chunk.start, columns=[field]).column(0).to_pylist()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"data.path: {chunk.path}: row group {chunk.start} can't be read: {error}"
+        ) from error
+    if any(not isinstance(text, str | None) for text in column):
+        raise InputError(f"data.path: {chunk.path}: its column {field!r} is not text")
+    return [text or "" for text in column]
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}") from error

@@ -1,0 +1,281 @@
+"""Documents to token shards, on all cores; killed and begun again, it goes on."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.shards import (
+    RECORD_TOKENS,
+    SPLITS,
+    merge,
+    read_facts,
+    stem,
+    token_dtype,
+    told,
+    write_shard,
+)
+from t5x_diffeq.data.sources import Source
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, unusable
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.report import Progress, say
+
+RECIPE = "recipe.json"
+PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
+BATCH_CHARACTERS = 4_000_000  # tokenised at once
+Job = tuple[str, int]  # split and number of a shard
+
+
+def prepare(
+    source: Source,
+    tokenizer: Tokenizer,
+    folder: Path,
+    shards: int,
+    workers: int,
+    part: tuple[int, int] = (0, 1),
+) -> dict | None:
+    """Makes the shards of one part; if that is all, checks them and ends with a manifest.
+
+    The same documents and tokenizer give the same bytes, whatever the number of workers or parts.
+
+    Args:
+      source: the documents.
+      tokenizer: the one saved in `folder`.
+      folder: of the shards.
+      shards: of each split.
+      workers: processes.
+      part: (i, n), the i-th of n parts; (0, 1) is all.
+
+    Returns:
+      The manifest, if this was all.
+
+    Raises:
+      InputError: if the folder holds shards of something else, or nothing can be trained on.
+      RunError: if a shard can't be written.
+    """
+    facts = {
+        "source": source.name,
+        "fingerprint": fingerprint_of(source, tokenizer),
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "record_tokens": RECORD_TOKENS,
+    }
+    mine = [(split, n) for split in SPLITS for n in range(shards)][part[0] :: part[1]]
+    missing = [(s, n) for s, n in mine if not is_made(folder, stem(s, n, shards), facts)]
+    if len(missing) < len(mine):
+        say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
+    make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
+    if part[1] > 1:
+        say("this part is made; when all are, the command without --shard finishes")
+        return None
+    manifest = merge(folder, shards, facts)
+    if manifest["skipped"]:
+        say(f"{source.name}: skipped documents: {told(manifest['skipped'])}")
+    return manifest
+
+
+def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
+    """A hash of all that decides the tokens."""
+    return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
+
+
+def tokenizer_in(folder: Path, data: ConfigDict, documents: Sequence) -> Tokenizer:
+    """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
+
+    Raises:
+      InputError: if one is there that another config made.
+    """
+    trained = data.tokenizer == "sentencepiece"
+    recipe = {
+        "tokenizer": data.tokenizer,
+        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
+        "end_of_text": data.end_of_text,
+    }
+    there = load_tokenizer(folder)
+    if there is None:
+        tokenizer = make_tokenizer(data, documents)  # deterministic: any machine makes the same
+        write_whole(folder / RECIPE, json.dumps(recipe, indent=2).encode())
+        tokenizer.save(folder)
+        return tokenizer
+    made_by = json.loads((folder / RECIPE).read_text()) if (folder / RECIPE).exists() else {}
+    for key, value in recipe.items():
+        if made_by.get(key) != value:
+            raise InputError(
+                f"data.{key} is {value!r}, and {folder} holds a tokenizer made with "
+                f"{made_by.get(key)!r}; choose another folder, or delete this one"
+            )
+    return there
+
+
+def is_made(folder: Path, name: str, facts: dict) -> bool:
+    """Whether the shard is whole.
+
+    Raises:
+      InputError: if it was made from something else.
+    """
+    found = read_facts(folder, name)
+    if found is not None and found["fingerprint"] != facts["fingerprint"]:
+        raise InputError(
+            f"{folder} holds shard {name} of {found['source']}, not of {facts['source']} as it is "
+            "now; choose another folder, or delete this one"
+        )
+    return found is not None
+
+
+def make_shards(
+    source: Source, folder: Path, shards: int, missing: list[Job], facts: dict, workers: int
+) -> None:
+    """Makes the missing shards, several at a time, and shows how far it is."""
+    total = sum(len(own_documents(source, job, shards)) for job in missing)
+    context = get_context("spawn")
+    done = context.Value("q", 0)
+    common = (source, folder, shards, facts, done, max(1, (os.cpu_count() or 1) // workers))
+    with Progress(f"tokenising {source.name}", total, "documents") as progress:
+        if workers == 1:
+            worker = Worker(*common)
+            for job in missing:
+                worker.make(job, progress.update)
+            return
+        with ProcessPoolExecutor(workers, context, start_worker, common) as pool:
+            pending = {pool.submit(work, job) for job in missing}
+            while pending:
+                finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                progress.update(done.value)
+                for future in finished:
+                    check(future, pool)
+
+
+def check(future: Future, pool: ProcessPoolExecutor) -> None:
+    """Raises what a worker raised, once no more shards are begun.
+
+    Raises:
+      RunError: if a worker died.
+    """
+    try:
+        future.result()
+    except (RunError, InputError):
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except Exception as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise RunError(
+            f"a worker failed: {type(error).__name__}: {error}; the finished shards are kept: "
+            "start again, with fewer --workers if memory was short"
+        ) from error
+
+
+class Worker:
+    """Makes shards, one after the other; each process has one.
+
+    Attributes:
+      done: documents taken so far, by all workers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        shards: int,
+        facts: dict,
+        done: object,
+        threads: int,
+    ):
+        self.source, self.folder, self.shards, self.facts = source, folder, shards, facts
+        self.done = done
+        self.tokenizer = load_tokenizer(folder / "tokenizer")
+        self.tokenizer.threads = threads
+
+    def make(self, job: Job, tell: object = None) -> None:
+        """Tokenises and writes one shard; `tell` is called with the documents taken."""
+        skipped = Counter()
+        numbers = own_documents(self.source, job, self.shards)
+        documents = self.counting(getattr(self.source, job[0]), numbers, tell)
+        write_shard(
+            self.folder,
+            stem(*job, self.shards),
+            tokenised(documents, self.tokenizer, skipped),
+            self.facts,
+            skipped,
+        )
+
+    def counting(self, documents: Sequence, numbers: range, tell: object) -> Iterator[str]:
+        """The documents, each counted when it is taken."""
+        for number in numbers:
+            yield documents[number]
+            with self.done.get_lock():
+                self.done.value += 1
+            if tell:
+                tell(self.done.value)
+
+
+def start_worker(*common: object) -> None:
+    """Gives this process its worker."""
+    global WORKER
+    WORKER = Worker(*common)
+
+
+def work(job: Job) -> None:
+    """A shard, by this process's worker."""
+    WORKER.make(job)
+
+
+def own_documents(source: Source, job: Job, shards: int) -> range:
+    """The numbers of the documents of a shard."""
+    split, n = job
+    count = len(getattr(source, split))
+    return range(count * n // shards, count * (n + 1) // shards)
+
+
+def tokenised(
+    documents: Iterable[str], tokenizer: Tokenizer, skipped: Counter
+) -> Iterator[Integer[np.ndarray, " length"]]:
+    """The tokens of each document with `end_of_text`, in the smallest dtype.
+
+    What can't be trained on is counted in `skipped`, by reason.
+    """
+    dtype, parts = token_dtype(tokenizer.vocab_size), []
+    for batch in batches(pieces(documents, skipped)):
+        for tokens, (_, is_last) in zip(
+            tokenizer.encode([text for text, _ in batch]), batch, strict=True
+        ):
+            parts.append(tokens.astype(dtype))
+            if is_last:
+                yield np.concatenate([*parts, np.array([tokenizer.end_of_text], dtype)])
+                parts = []
+
+
+def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
+    """The documents in pieces of bounded length, and whether each is its document's last."""
+    for text in documents:
+        reason = unusable(text)
+        if reason:
+            skipped[reason] += 1
+            continue
+        start = 0
+        while len(text) - start > PIECE_CHARACTERS:
+            stop = start + PIECE_CHARACTERS
+            cut = max(text.rfind(mark, start, stop) for mark in "\n ") + 1
+            yield text[start : cut or stop], False
+            start = cut or stop
+        yield text[start:], True
+
+
+def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces in groups of about `BATCH_CHARACTERS`."""
+    batch, characters = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0])
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,112 @@
+"""WikiText: its articles, and natural text from its tokens.
+
+WikiText is Wikipedia's text as the Moses tokenizer splits it: every mark is a token between
+spaces, `@-@`, `@,@` and `@.@` stand for marks inside a word or a number, and an apostrophe begins
+the token after it (`game 's`, `don 't`, `O 'Brien`).
+
+Merity et al., Pointer Sentinel Mixture Models, 2016 (arXiv:1609.07843). Koehn et al., Moses: Open
+Source Toolkit for Statistical Machine Translation, ACL 2007.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+JOINERS = {"@-@": "-", "@,@": ",", "@.@": "."}
+CLOSING = frozenset(",.;:!?)]}%")  # no space before
+OPENING = frozenset("([{")  # no space after
+SIGNS = frozenset("$£€¥#")  # no space before a number
+APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
+HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
+# A word with an s that an apostrophe may follow; after these few it opens a quotation instead.
+PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """The articles of a WikiText file, each with its title; text before the first is one too.
+
+    An article begins at ` = Title = ` between blank lines, with one equals sign on each side.
+    ` = = Section = = ` begins none, nor does such a line within a paragraph.
+    """
+    article: list[str] = []
+    for line in lines:
+        if not line.strip() and ends_in_title(article):
+            if before := "".join(article[:-1]).strip():
+                yield before
+            del article[:-1]
+        article.append(line)
+    if rest := "".join(article).strip():
+        yield rest
+
+
+def ends_in_title(lines: list[str]) -> bool:
+    """Whether the last line is an article's title, with a blank line or nothing before it."""
+    tokens = lines[-1].split() if lines else []
+    marked = len(tokens) >= 3 and tokens[0] == tokens[-1] == "="
+    return marked and "=" not in (tokens[1], tokens[-2]) and not "".join(lines[-2:-1]).strip()
+
+
+def detokenize(text: str) -> str:
+    """The text as it was written, where its tokens leave no doubt.
+
+    Only spaces change, the joiners `@-@`, `@,@`, `@.@`, and runs of blank lines, which become one.
+    In doubt a space stays: around dashes, ellipses, single quotes, unpaired double quotes, and
+    slashes but in fractions.
+    """
+    lines = "\n".join(map(detokenize_line, text.split("\n")))
+    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
+
+
+def detokenize_line(line: str) -> str:
+    """A paragraph, or a heading: `= = Career = =` becomes `== Career ==`."""
+    line = line.strip()
+    heading = HEADING.fullmatch(line)
+    if not heading or heading[1].count("=") != heading[3].count("="):
+        return join(line)
+    marks = "=" * heading[1].count("=")
+    return f"{marks} {join(heading[2])} {marks}"
+
+
+def join(line: str) -> str:
+    """Tokens without the spaces that the tokenizer put in."""
+    tokens = [token for token in line.split(" ") if token]
+    closed = {i for i, (before, after) in enumerate(pairwise(tokens)) if touch(before, after)}
+    closed.update(gaps_at_quotes(tokens), gaps_in_numbers(tokens), [len(tokens) - 1])
+    pieces = ((JOINERS.get(token, token), i) for i, token in enumerate(tokens))
+    return "".join(piece if i in closed else f"{piece} " for piece, i in pieces)
+
+
+def touch(before: str, after: str) -> bool:
+    """Whether two tokens alone tell that no space stood between them."""
+    return (
+        before in JOINERS
+        or after in JOINERS
+        or before in OPENING
+        or after in CLOSING
+        or (before[-1].isalnum() and APOSTROPHE.match(after) is not None)
+        or (before in SIGNS and after[0].isdigit())
+        or (before == "°" and after in ("C", "F"))
+    )
+
+
+def gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
+    """Gaps that quotes and possessives close, each by the number of the token before it.
+
+    Double quotes open and close by turns, if their number is even. An apostrophe of its own is a
+    possessive (`players ' names`) if none of the line's can be a quotation's.
+    """
+    double = [i for i, token in enumerate(tokens) if token == '"']
+    if len(double) % 2 == 0:
+        yield from double[::2]
+        yield from (i - 1 for i in double[1::2])
+    single = [i for i, token in enumerate(tokens) if token == "'"]
+    if all(i > 0 and PLURAL.fullmatch(tokens[i - 1]) for i in single):
+        yield from (i - 1 for i in single)
+
+
+def gaps_in_numbers(tokens: list[str]) -> Iterator[int]:
+    """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), likewise."""
+    for i, (before, mark, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
+        digits = before.isdigit() and after.isdigit()
+        if digits and (mark == "/" or (mark == ":" and len(before) <= 2 == len(after))):
+            yield from (i, i + 1)

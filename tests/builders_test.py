@@ -1,0 +1,463 @@
+"""WikiText-103 and OpenWebText: tiny archives in the real layouts, whole and damaged."""
+
+import functools
+import http.server
+import io
+import resource
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5x_diffeq.data import archives, builders, document_builder, wikitext
+from t5x_diffeq.data.builders import built, tidy, validates
+from t5x_diffeq.data.wikitext import articles, detokenize
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import held
+
+TITLES = {"train": ["Kestrel", "E = mc ²", "Zürich"], "valid": ["Tern"], "test": ["Rook", "Jay"]}
+PAGES = {f"{n:07}-{n * 7919:032x}.txt": f"Page {n}\n\n\n\nits text, ñ\n" for n in range(40)}
+
+
+def wiki(titles: list[str]) -> str:
+    article = (
+        " \n = {} = \n \n A well @-@ known one , it 's said . \n \n = = Name = = \n \n Short . \n"
+    )
+    return "".join(article.format(title) + " \n" for title in titles)
+
+
+def wiki_folder(folder: Path, suffix: str = "raw") -> Path:
+    folder.mkdir(parents=True)
+    for part, titles in TITLES.items():
+        (folder / f"wiki.{part}.{suffix}").write_text(wiki(titles))
+    return folder
+
+
+def wiki_zip(path: Path, suffix: str = "raw", inside: str = "wikitext-103-raw") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.mkdir(inside)
+        for part, titles in TITLES.items():
+            archive.writestr(f"{inside}/wiki.{part}.{suffix}", wiki(titles))
+    return path
+
+
+def tar(contents: dict[str, bytes], mode: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:
+        folder = tarfile.TarInfo("openwebtext")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def subsets(prefix: str) -> dict[str, bytes]:
+    pages = [(name, text.encode()) for name, text in PAGES.items()]
+    return {
+        f"{prefix}urlsf_subset00-{i}_data.xz": tar(dict(pages[20 * i : 20 * i + 20]), "w:xz")
+        for i in range(2)
+    }
+
+
+def pack_original(folder: Path) -> Path:
+    path = folder / "openwebtext.tar.xz"
+    path.write_bytes(tar(subsets("openwebtext/"), "w:xz"))
+    return path
+
+
+def pack_subsets(folder: Path) -> Path:
+    for i, (name, content) in enumerate(subsets("openwebtext/").items()):
+        path = folder / "subsets" / f"urlsf_subset{i:02}.tar"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(tar({name: content}, "w"))
+    return folder / "subsets"
+
+
+def pack_folder(folder: Path) -> Path:
+    for name, content in subsets("").items():
+        (folder / name).write_bytes(content)
+    (folder / "README.md").write_text("not a page")
+    return folder
+
+
+def unpack(folder: Path) -> Path:
+    for name, content in subsets("").items():
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(folder / name.removesuffix(".xz"), filter="data")
+    return folder
+
+
+def texts(name: str, data_dir: Path, split: str) -> list[str]:
+    source = built(name, None, str(data_dir)).as_data_source(split)
+    return [source[i]["text"].decode() for i in range(len(source))]
+
+
+@pytest.fixture
+def third_validates(monkeypatch):
+    monkeypatch.setattr(builders, "VALIDATION_PART", 0.3)
+
+
+def test_wikitext_splits_into_natural_articles(tmp_path, capsys):
+    raw = wiki_zip(tmp_path / "wikitext-103-raw-v1.zip")
+    built("wikitext103", str(raw), str(tmp_path / "tfds"))
+    said = capsys.readouterr()
+    assert "building it" in said.err and "3 train, 1 validation, 2 test" in said.err
+    assert said.out == ""
+    raw.unlink()  # needed no more
+    article = "= {} =\n\nA well-known one, it's said.\n\n== Name ==\n\nShort."
+    for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
+        wanted = [article.format(title) for title in TITLES[part]]
+        assert texts("wikitext103", tmp_path / "tfds", split) == wanted
+    assert len(texts("wikitext103", tmp_path / "tfds", "train[:67%]")) == 2
+    assert capsys.readouterr().err == ""
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: wiki_zip(folder / "w.zip", "tokens", "wikitext-103"),
+        lambda folder: wiki_folder(folder / "wikitext-103-raw"),
+        lambda folder: wiki_folder(folder / "some" / "wikitext-103", "tokens").parent,
+    ],
+    ids=["zip of tokens", "folder", "folder in a folder"],
+)
+def test_wikitext_in_other_layouts(tmp_path, make):
+    builder = built("wikitext103", str(make(tmp_path)), str(tmp_path / "tfds"))
+    assert {s: x.num_examples for s, x in builder.info.splits.items()} == {
+        "train": 3,
+        "validation": 1,
+        "test": 2,
+    }
+
+
+@pytest.mark.parametrize("pack", [pack_original, pack_subsets, pack_folder, unpack])
+def test_openwebtext_in_every_packing(tmp_path, third_validates, pack):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    built("openwebtext", str(pack(raw)), str(tmp_path / "tfds"))
+    train, validation = (
+        texts("openwebtext", tmp_path / "tfds", s) for s in ("train", "validation")
+    )
+    pages = [
+        (f"urlsf_subset00-{n // 20}_data.xz/{name}", tidy(text.encode()))
+        for n, (name, text) in enumerate(PAGES.items())
+    ]
+    assert train == [text for key, text in pages if not validates(key)]
+    assert validation == [text for key, text in pages if validates(key)]
+    assert 4 < len(validation) < 20
+    assert train[0].splitlines() == [train[0].split("\n")[0], "", "its text, ñ"]
+
+
+def test_keys_and_shards(tmp_path, third_validates, monkeypatch):
+    keys = [key for key, _ in archives.text_files(pack_original(tmp_path))]
+    assert keys[0] == f"openwebtext/urlsf_subset00-0_data.xz/{next(iter(PAGES))}"
+    assert len(set(keys)) == 40
+    zipped = wiki_zip(tmp_path / "w.zip")
+    examples = builders.Wikitext103(data_dir=str(tmp_path))._generate_examples(
+        zipped, archives.find(zipped, ["wiki.test.raw"])
+    )
+    assert [key for key, _ in examples] == ["wiki.test.raw/00000", "wiki.test.raw/00001"]
+    monkeypatch.setattr(document_builder, "SHARD_LENGTH", 2)
+    monkeypatch.setattr(document_builder, "SAY_EVERY", 3)
+    train = built("wikitext103", str(zipped), str(tmp_path)).info.splits["train"]
+    assert train.shard_lengths == [2, 1]
+    assert [text.split("\n")[0] for text in texts("wikitext103", tmp_path, "train")] == [
+        "= Kestrel =",
+        "= E = mc ² =",
+        "= Zürich =",
+    ]
+
+
+def test_one_document_in_two_thousand_validates_by_its_name_alone():
+    keys = [f"openwebtext/urlsf_subset00-1_data.xz/{n:07}-a.txt" for n in range(100_000)]
+    chosen = [key for key in keys if validates(key)]
+    assert 20 < len(chosen) < 90
+    assert all(validates(key.removeprefix("openwebtext/").replace(".xz", "")) for key in chosen)
+
+
+def test_pages_that_are_no_text_are_skipped_and_counted(tmp_path, third_validates, capsys):
+    pages = {name: text.encode() for name, text in PAGES.items()}
+    pages |= {"a.txt": b"\xff\xfe", "b.txt": b" \n\n ", "c.txt": b"", "d.html": b"<p>"}
+    path = tmp_path / "pages.tar.gz"
+    path.write_bytes(tar(pages, "w:gz"))
+    built("openwebtext", str(path), str(tmp_path / "tfds"))
+    assert "3 files skipped, empty or not UTF-8" in capsys.readouterr().err
+    builder = built("openwebtext", None, str(tmp_path / "tfds"))
+    assert builder.info.metadata["skipped"] == 3
+    assert sum(split.num_examples for split in builder.info.splits.values()) == 40
+
+
+def cut(path: Path, length: int) -> Path:
+    path.write_bytes(path.read_bytes()[:length])
+    return path
+
+
+def corrupt(path: Path) -> Path:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+    return path
+
+
+def without(path: Path, name: str) -> Path:
+    other = path.with_name("other.zip")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        for member in old.namelist():
+            if not member.endswith(name):
+                new.writestr(member, old.read(member))
+    return other
+
+
+def not_utf8(folder: Path) -> Path:
+    (wiki_folder(folder / "w") / "wiki.test.raw").write_bytes(b" \n = \xff = \n")
+    return folder
+
+
+def bad_subset(folder: Path) -> Path:
+    corrupt(pack_folder(folder) / "urlsf_subset00-1_data.xz")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("wikitext103", lambda f: f / "absent.zip", r"data.path=\S*absent.zip: there is no such"),
+        ("wikitext103", lambda f: f / ("long" * 100), "there is no such file"),
+        ("wikitext103", lambda f: cut(wiki_zip(f / "w.zip"), 900), "w.zip is no zip archive, dama"),
+        ("wikitext103", lambda f: corrupt(wiki_zip(f / "w.zip")), "w.zip, .*wiki.train.raw is no"),
+        ("wikitext103", pack_original, "openwebtext.tar.xz is no zip archive"),
+        ("wikitext103", lambda f: f, "has no wiki.train.raw or wiki.train.tokens; give the whole"),
+        ("wikitext103", lambda f: without(wiki_zip(f / "w.zip"), "test.raw"), "no wiki.test.raw"),
+        ("wikitext103", lambda f: wiki_folder(f / "wikitext-2-raw"), "is WikiText-2; give wiki"),
+        ("wikitext103", not_utf8, "wiki.test.raw is no UTF-8 text, .*0xff"),
+        ("openwebtext", lambda f: wiki_zip(f / "w.zip"), "w.zip is no tar archive"),
+        ("openwebtext", lambda f: cut(pack_original(f), 0), "is no tar archive"),
+        ("openwebtext", lambda f: cut(pack_original(f), 400), "cut short"),
+        ("openwebtext", lambda f: cut(pack_original(f), -500), "cut short"),
+        ("openwebtext", lambda f: cut(pack_original(f), -4), "tar.xz is no .* cut short"),
+        ("openwebtext", lambda f: corrupt(pack_original(f)), "damaged"),
+        ("openwebtext", bad_subset, "subset00-1_data.xz is no tar archive, damaged"),
+        (
+            "openwebtext",
+            lambda f: cut(pack_subsets(f) / "urlsf_subset01.tar", 1500),
+            "subset01.tar is no",
+        ),
+        ("openwebtext", lambda f: f, "has no document for the train split"),
+        ("openwebtext", unpack, "has no document for the validation split; give the whole of op"),
+    ],
+)
+def test_archives_that_cannot_be_used(tmp_path, name, make, message):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with pytest.raises(InputError, match=message) as failure:
+        built(name, str(make(raw)), str(tmp_path / "tfds"))
+    assert "\n" not in str(failure.value) and "data.path" in str(failure.value)
+    with pytest.raises(InputError, match=r"data.path is not set and .* is not built in"):
+        built(name, None, str(tmp_path / "tfds"))
+
+
+def test_unbuilt_half_built_and_foreign_folders(tmp_path):
+    with pytest.raises(InputError, match=r"path is not set and wikitext103 is not built in \S*103"):
+        built("wikitext103", None, str(tmp_path))
+    raw = wiki_zip(tmp_path / "w.zip")
+    whole = Path(built("wikitext103", str(raw), str(tmp_path)).data_dir)
+    killed = whole.rename(whole.with_name("incomplete.ABCDEF_1.0.0"))
+    with pytest.raises(InputError, match="is not built"):
+        built("wikitext103", None, str(tmp_path))
+    built("wikitext103", str(raw), str(tmp_path))
+    assert not killed.exists()
+    shard = whole / "wikitext103-test.array_record-00000"
+    aside = shard.rename(tmp_path / "aside")
+    with pytest.raises(InputError, match="array_record-00000 is missing; delete"):
+        built("wikitext103", None, str(tmp_path))
+    aside.rename(shard)
+    (whole / "dataset_info.json").unlink()
+    with pytest.raises(InputError, match="is there but not a whole dataset; delete it"):
+        built("wikitext103", str(raw), str(tmp_path))
+
+
+def test_one_process_builds(tmp_path):
+    with held(tmp_path / ".wikitext103.lock", "it"), pytest.raises(InputError, match="another pro"):
+        built("wikitext103", str(wiki_zip(tmp_path / "w.zip")), str(tmp_path))
+
+
+def test_full_disk(tmp_path):
+    raw = wiki_folder(tmp_path / "w")
+    noise = "".join(f"{n * 7919 % 10007} " for n in range(200_000))
+    (raw / "wiki.test.raw").write_text(f" \n = Noise = \n \n {noise}\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"data.data_dir=\S* wikitext103 could not be built: "):
+            built("wikitext103", str(raw), str(tmp_path / "tfds"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in (tmp_path / "tfds" / "wikitext103").iterdir()] == []
+    assert built("wikitext103", str(raw), str(tmp_path / "tfds")).info.splits["test"].num_examples
+
+
+@pytest.mark.slow
+def test_killed_build_is_not_taken_for_whole(tmp_path):
+    raw = wiki_zip(tmp_path / "w.zip")
+    code = (
+        "import os, signal\n"
+        "from t5x_diffeq.data import builders\n"
+        "def killing(text, seen=[]):\n"
+        "    seen.append(text)\n"
+        "    len(seen) == 5 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return text\n"
+        "builders.detokenize = killing\n"
+        f"builders.built('wikitext103', {str(raw)!r}, {str(tmp_path)!r})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
+    left = [path.name for path in (tmp_path / "wikitext103").iterdir()]
+    assert len(left) == 1 and left[0].startswith("incomplete.")
+    built("wikitext103", str(raw), str(tmp_path))
+    assert [path.name for path in (tmp_path / "wikitext103").iterdir()] == ["1.0.0"]
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; of `short.zip` all but the end."""
+
+    def copyfile(self, source, outputfile):
+        content = source.read()
+        outputfile.write(content[:-99] if "short" in self.path else content)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_archives_are_downloaded(tmp_path):
+    (tmp_path / "www").mkdir()
+    for name in ("wikitext-103-raw-v1.zip", "short.zip"):
+        wiki_zip(tmp_path / "www" / name)
+    handler = functools.partial(Server, directory=str(tmp_path / "www"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        for name, message in (("short.zip", "IncompleteRead"), ("absent.zip", "404")):
+            with pytest.raises(InputError, match=f"{url}{name} can't be downloaded: .*{message}"):
+                built("wikitext103", url + name, str(tmp_path))
+        built("wikitext103", f"{url}wikitext-103-raw-v1.zip", str(tmp_path))
+        server.shutdown()
+    assert len(texts("wikitext103", tmp_path, "train")) == 3
+    assert not list((tmp_path / "downloads").rglob("*.tmp.*"))  # of the failed ones
+
+
+def test_articles_begin_at_titles_between_blank_lines():
+    lines = [
+        " \n",
+        " = First = \n",
+        " \n",
+        " A line . \n",
+        " = No title = \n",
+        " \n",
+        " = = Section = = \n",
+        " \n",
+        " = Nor this = \n",
+        " a line \n",
+        " \n",
+        " \n",
+        " = Second ( album ) = \n",
+        " \n",
+        " \n",
+        " = Third = \n",
+        " \n",
+        " Text = text = \n",
+        " \n",
+        " = = = Deep = = = \n",
+        " = Last = \n",
+    ]
+    first, second, third = articles(lines)
+    assert first.startswith("= First =") and first.endswith("= Nor this = \n a line")
+    assert second == "= Second ( album ) ="
+    assert third.startswith("= Third =") and third.endswith("= Last =")
+    assert list(articles(["Before . \n", " \n", " = A = \n", " \n"])) == ["Before .", "= A ="]
+    assert list(articles([" \n", "\n"])) == []
+
+
+TOKENIZED = {
+    " The ship 's guns weren 't all 12 @-@ pounders . ": "The ship's guns weren't all 12-pounders.",
+    " It cost US $ 1 @,@ 250 ( £ 800 @.@ 50 ) . ": "It cost US $1,250 (£800.50).",
+    ' He said , " I \'ll go " ; she ( she ! ) stayed . ': 'He said, "I\'ll go"; she (she!) stayed.',
+    " They left Xi 'an with Miles O 'Hara at 22 : 05 , didn 't they ? ": (
+        "They left Xi'an with Miles O'Hara at 22:05, didn't they?"
+    ),
+    " About 40 % of the players ' names [ sic ] : all wrong ! ": (
+        "About 40% of the players' names [sic]: all wrong!"
+    ),
+    " = = Early life = = ": "== Early life ==",
+    " = = = Tours ( 1990 — 95 ) = = = ": "=== Tours (1990 — 95) ===",
+    " = Kestrel = ": "= Kestrel =",
+    ' The so @-@ called " Red " and " Blue " teams . ': 'The so-called "Red" and "Blue" teams.',
+    " A 1 / 2 share of the # 3 song in the 1960 's ": "A 1/2 share of the #3 song in the 1960's",
+    " do n't , at 20 ° C ": "don't, at 20 °C",
+    " It was ' grand ' , he thought ; others ' views ... differ . ": (
+        "It was ' grand ', he thought; others ' views ... differ."
+    ),
+    ' Boards 5 " wide and more . ': 'Boards 5 " wide and more.',
+    ' ( " Why ? " ) ': '("Why?")',
+    " Senjō ( Japanese : 戦場 , lit . field ) <unk> , No . 1 ": (
+        "Senjō (Japanese: 戦場, lit. field) <unk>, No. 1"
+    ),
+    " This is ' s ' and his ' dogs ' ": "This is ' s ' and his ' dogs '",
+    " in Mark 2 : 1 and and / or ": "in Mark 2: 1 and and / or",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("tokenized", "natural"), TOKENIZED.items())
+def test_detokenized_lines(tokenized, natural):
+    assert detokenize(tokenized) == natural
+    assert detokenize(natural) == natural
+
+
+def test_detokenized_paragraphs():
+    text = " = A = \n \n \n \n One . \n Two . \n \n = = B = = \n \n Three . \n "
+    assert detokenize(text) == "= A =\n\nOne.\nTwo.\n\n== B ==\n\nThree."
+
+
+TOKEN = st.sampled_from([*wikitext.CLOSING, *wikitext.OPENING, *wikitext.SIGNS, *wikitext.JOINERS])
+WORD = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
+MARK = st.sampled_from(['"', "'", "'s", "n't", "/", "=", "—", "...", "°", "C", "\n"])
+
+
+@settings(deadline=None)
+@given(st.lists(TOKEN | WORD | MARK))
+def test_only_spaces_and_joiners_change(tokens):
+    wanted = "".join(wikitext.JOINERS.get(token, token) for token in tokens)
+    assert "".join(detokenize(" ".join(tokens)).split()) == "".join(wanted.split())
+
+
+PIECES = [
+    ("{0}", "{0}"),
+    ("{0} @-@ {1}", "{0}-{1}"),
+    ("{0} 's", "{0}'s"),
+    ("( {0} {1} )", "({0} {1})"),
+    ('" {0} , {1} "', '"{0}, {1}"'),
+    ("3 @,@ 000 @.@ 5 %", "3,000.5%"),
+    ("[ {0} ]", "[{0}]"),
+    ("$ 7", "$7"),
+]
+LATIN = st.text("abcdefghijklmnopqrstuvwxyzéüß", min_size=1, max_size=6)
+PIECE = st.tuples(st.sampled_from(PIECES), LATIN, LATIN, st.sampled_from(["", ",", ";", ".", "?"]))
+
+
+@settings(deadline=None)
+@given(st.lists(PIECE, min_size=1))
+def test_natural_text_comes_back_and_stays(pieces):
+    tokenized = [f"{p[0].format(a, b)} {mark}".strip() for p, a, b, mark in pieces]
+    natural = " ".join(p[1].format(a, b) + mark for p, a, b, mark in pieces)
+    assert detokenize(" ".join(tokenized)) == natural
+    assert detokenize(natural) == natural

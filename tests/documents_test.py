@@ -1,0 +1,86 @@
+"""Documents of files: every format by number, and what is wrong named with its place."""
+
+import gzip
+import json
+
+import pytest
+
+from t5x_diffeq.data import documents
+from t5x_diffeq.data.documents import FileDocuments, Part
+from t5x_diffeq.errors import InputError
+
+TEXTS = ["first\ndocument", "ünïcode 😀", "", "x" * 300, "last"]
+LINES = "".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(TEXTS)).encode()
+
+
+def write(folder, name):
+    """A file of `TEXTS`, in the format that its name says."""
+    path = folder / name
+    if name.endswith(".parquet"):
+        pyarrow = pytest.importorskip("pyarrow", reason="pyarrow isn't installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": TEXTS}), path, row_group_size=2)
+    elif name.endswith(".zst"):
+        zstandard = pytest.importorskip("zstandard", reason="zstandard isn't installed")
+        path.write_bytes(zstandard.compress(LINES))
+    else:
+        path.write_bytes(gzip.compress(LINES) if name.endswith(".gz") else LINES)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.gz", "a.jsonl.zst", "a.parquet"])
+def test_every_format_gives_its_documents(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(documents, "CHUNK_BYTES", 40)
+    found = FileDocuments([write(tmp_path, name)], "text")
+    assert list(found) == TEXTS
+    assert [found[n] for n in (4, 0, 3)] == ["last", TEXTS[0], TEXTS[3]]  # in any order
+    assert found.characters == sum(map(len, TEXTS))
+    if name in ("a.jsonl", "a.parquet"):
+        assert len(found.chunks) == 3  # never all of it at once
+    with pytest.raises(IndexError):
+        found[5]
+
+
+def test_files_follow_one_another(tmp_path):
+    (tmp_path / "b.txt").write_text("a whole file\n")
+    (tmp_path / "c.md.gz").write_bytes(gzip.compress(b"# another"))
+    paths = [write(tmp_path, "a.jsonl"), tmp_path / "b.txt", tmp_path / "c.md.gz"]
+    found = FileDocuments(paths, "text")
+    assert list(found) == [*TEXTS, "a whole file\n", "# another"]
+
+
+def test_parts_meet_within_a_document(tmp_path):
+    found = FileDocuments([write(tmp_path, "a.jsonl")], "text")
+    for character in (0, 1, 14, 15, 200, found.characters):
+        cut = found.character(character)
+        head, tail = Part(found, (0, 0), cut), Part(found, cut, (len(found), 0))
+        assert "".join(head) + "".join(tail) == "".join(TEXTS)
+        assert sum(map(len, head)) == character
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{broken", r"a.jsonl, line at byte 15 is not JSON"),
+        (b"[1, 2]", r"line at byte 15 has no 'text', but list"),
+        (b'{"body": "x"}', r"has no 'text', but body; set --config.data.text_field"),
+        (b'{"text": 7}', r"its 'text' is 7, not text"),
+    ],
+)
+def test_lines_that_are_no_documents(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "ok"}\n' + line)
+    with pytest.raises(InputError, match=message):
+        FileDocuments([tmp_path / "a.jsonl"], "text")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_damaged_files_are_named(tmp_path, name):
+    path = write(tmp_path, name)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=rf"{name}"):
+        FileDocuments([path], "text")
+
+
+def test_other_columns_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"has no column 'body', but text; set"):
+        FileDocuments([write(tmp_path, "a.parquet")], "body")

@@ -1,0 +1,52 @@
+"""The perplexity of a split depends on the split alone."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from conftest import small_config
+
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.step import make_eval_step
+
+
+@pytest.fixture(scope="module")
+def perplexity(tmp_path_factory):
+    """Of a model fresh from its key, by devices and batch size."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(400)))
+    config = small_config(text)
+    corpus = prepare_corpus(config.data, folder / "run", new=True)
+
+    @cache
+    def model_on(devices):
+        config.mesh.fsdp = devices
+        setup = make_setup(config, corpus.tokenizer.vocab_size)
+        assert setup.mesh.size == devices
+        with setup.context():
+            return setup, setup.init_state().params
+
+    def of(devices, batch_size):
+        setup, params = model_on(devices)
+        with setup.context():
+            step = make_eval_step(setup.model, setup.loss_chunk)
+            rows = setup.eval_rows(batch_size)
+            batches = eval_batches(eval_examples(config.data, corpus), rows, setup.rows)
+            return evaluate(step, params, batches)
+
+    return of
+
+
+def test_perplexity_for_any_batch_size_and_devices(perplexity):
+    expected = perplexity(1, 1)
+    assert expected["tokens"] > 1000
+    assert expected["tokens"] % 16  # the last window is ragged
+    for devices, batch_size in ((1, 3), (1, 8), (8, 1), (8, 3), (8, 8)):
+        found = perplexity(devices, batch_size)
+        assert found["tokens"] == expected["tokens"]
+        np.testing.assert_allclose(found["perplexity"], expected["perplexity"], rtol=1e-6)

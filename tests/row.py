@@ -1,0 +1,16 @@
+"""Tokenised documents in memory, one behind the other."""
+
+import numpy as np
+
+
+class Row:
+    def __init__(self, tokens, lengths):
+        self.tokens, self.lengths = tokens, np.asarray(lengths)
+        self.ends = np.cumsum(lengths)
+
+    def slice(self, number, start, stop):
+        first = int(self.ends[number] - self.lengths[number])
+        return self.tokens[first + start : min(first + stop, int(self.ends[number]))]
+
+    def __getitem__(self, number):
+        return self.slice(number, 0, int(self.lengths[number]))
