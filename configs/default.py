@@ -57,6 +57,7 @@ def get_config() -> ConfigDict:
     config.train = train = ConfigDict()
     train.total_steps = 2000  # optimizer steps
     train.batch_size = 16  # sequences of a step, over all devices
+    train.microbatches = 1  # parts of it that go through the model one after the other
     train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # evaluate so many batches; None: the whole split
     train.loss_chunk = 2048  # tokens per device whose logits exist at once
@@ -71,6 +72,7 @@ def get_config() -> ConfigDict:
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
     optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares
     optimizer.epsilon = 1e-8  # Adam's epsilon
+    optimizer.moment_dtype = "float32"  # of the mean of gradients: float32 | bfloat16
     optimizer.weight_decay = 0.1  # decoupled
     optimizer.decay = "embeddings"  # what decays: embeddings | kernels (and embeddings) | all
     optimizer.warmup_fraction = 0.01  # of total_steps, linear

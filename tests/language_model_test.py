@@ -198,7 +198,7 @@ def test_packed_documents_are_as_if_alone(architecture):
 
     def states(tokens, places=None):
         apply = jax.jit(
-            lambda p, t, s: model.apply({"params": p}, t, s, method="state_and_head")[0]
+            lambda p, t, s: model.apply({"params": p}, t, None, s, method="state_and_head")[0]
         )
         return apply(params, tokens, places)
 

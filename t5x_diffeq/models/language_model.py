@@ -77,12 +77,17 @@ class LanguageModel(nn.Module):
     def state_and_head(
         self,
         tokens: Tokens,
+        weights: Weights | None = None,
         places: Places | None = None,
         deterministic: bool = True,
         unroll: bool = False,
     ) -> tuple[State, Float[Array, "V D"]]:
-        """What the loss is made of: the last state, and the vectors it is compared with."""
-        y = self.hidden(tokens, self.weights(), places, deterministic, unroll)
+        """What the loss is made of: the last state, and the vectors it is compared with.
+
+        The weights of the pass are made here unless they are given.
+        """
+        weights = self.weights() if weights is None else weights
+        y = self.hidden(tokens, weights, places, deterministic, unroll)
         return y, self.head_vectors()
 
     def weights(self) -> Weights:

@@ -93,6 +93,16 @@ def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> F
 contract.defvjp(contract_forward, contract_backward)
 
 
+def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Float[Array, ""]:
+    """|dP|^2 for dP = e^T dW, that is <e e^T, dW dW^T>: from two `[N, N]` matrices, without dP."""
+    e = e.astype(dW.dtype).astype(jnp.float32)
+    kernel = tuple(range(1, dW.ndim))
+    gram = jax.lax.dot_general(
+        dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
+    )
+    return jnp.sum((e @ e.T) * gram)
+
+
 def kernel_spec(axes: Axes) -> PartitionSpec:
     """How a stack `[N or T, *kernel]` is laid out: whole on its first axis, then as the kernel."""
     return PartitionSpec(None, *(nn.logical_to_mesh_axes(axes) or ()))

@@ -45,6 +45,7 @@ from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 SILU_SECOND_MOMENT = 0.36
+EMBEDDINGS = "embeddings"
 
 
 def block_parameters(block: nn.Module, inputs: tuple) -> dict[tuple[str, ...], Parameter]:
@@ -125,8 +126,12 @@ class GeneratedLayer(nn.Module):
     def __call__(
         self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
     ) -> dict[str, Float[Array, "N ..."]]:
-        """Its leaves at each time; from an embedding of its own unless `e` is given."""
+        """Its leaves at each time; from an embedding of its own unless `e` is given.
+
+        It can be had under `e` of the collection `EMBEDDINGS`.
+        """
         e = self.scales.embedding()(features) if e is None else e
+        self.sow(EMBEDDINGS, "e", e, reduce_fn=lambda _, e: e, init_fn=lambda: None)
         return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}
 
     def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:

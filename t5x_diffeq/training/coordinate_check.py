@@ -16,10 +16,10 @@ import optax
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.gradient import batch_losses
 from t5x_diffeq.training.optimizer import scale_each
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.step import batch_losses
 
 WIDTHS = (8, 20, 48, 96, 144)
 
@@ -54,7 +54,9 @@ def moved(config: ModelConfig, batch: dict[str, jax.Array], steps: int) -> dict[
         def loss(params: dict) -> jax.Array:
             return batch_losses(model, params, batch, chunk=2048)[0].mean()
 
-        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        gradient = jax.grad(loss)(params)
+        norm = optax.global_norm(gradient)
+        updates, opt_state = optimizer.update(gradient, opt_state, params, norm=norm)
         return optax.apply_updates(params, updates), opt_state
 
     @jax.jit

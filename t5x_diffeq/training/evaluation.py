@@ -8,8 +8,9 @@ import jax
 from t5x_diffeq.errors import RunError
 from t5x_diffeq.models.adaptive import Adaptive, Solution, solve
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.gradient import Batch, places_of
 from t5x_diffeq.training.losses import token_losses
-from t5x_diffeq.training.step import Batch, EvalMetrics, places_of
+from t5x_diffeq.training.step import EvalMetrics
 
 
 def make_adaptive_eval_step(

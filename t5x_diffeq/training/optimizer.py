@@ -3,7 +3,9 @@
 from math import inf
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
@@ -29,7 +31,7 @@ def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Sch
 def make_optimizer(
     optimizer: ConfigDict, declared: dict, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Clip by global norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
+    """Clip by the given norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
 
     Args:
       optimizer: `config.optimizer`.
@@ -47,8 +49,10 @@ def make_optimizer(
     decays = of_declared(lambda leaf: leaf.role in DECAYED[optimizer.decay])
     multipliers = of_declared(lambda leaf: leaf.step_multiplier)
     return optax.chain(
-        optax.clip_by_global_norm(optimizer.max_grad_norm),
-        optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
+        clip(optimizer.max_grad_norm),
+        optax.scale_by_adam(
+            optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
+        ),
         scale_each(multipliers),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
         optax.scale_by_learning_rate(schedule),
@@ -68,10 +72,26 @@ def check(optimizer: ConfigDict) -> None:
     for key in ("learning_rate", "max_grad_norm", "epsilon"):
         if not 0 < optimizer[key] < inf:
             raise InputError(f"optimizer.{key} is {optimizer[key]}; it must be greater than 0")
+    if optimizer.moment_dtype not in ("float32", "bfloat16"):
+        raise InputError(
+            f"optimizer.moment_dtype is {optimizer.moment_dtype!r}; it can be float32 or bfloat16"
+        )
     if not 0 <= optimizer.weight_decay < inf:
         raise InputError(
             f"optimizer.weight_decay is {optimizer.weight_decay}; it must be 0 or greater"
         )
+
+
+def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scales a gradient down to `max_norm`; its `norm` comes with it, for the step knows it."""
+
+    def update(
+        updates: dict, state: optax.EmptyState, params: dict, *, norm: Array, **_: object
+    ) -> tuple[dict, optax.EmptyState]:
+        factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+        return jax.tree.map(lambda u: factor * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def scale_each(multipliers: dict) -> optax.GradientTransformation:

@@ -37,6 +37,7 @@ class Setup:
       attention_reason: why the attention kernel is the one it is.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser in the loss.
+      microbatches: parts in which a step's batch goes through the model.
       segments: whether a batch says which document each token is of.
     """
 
@@ -52,6 +53,7 @@ class Setup:
     attention_reason: str
     loss_chunk: int
     z_loss: float
+    microbatches: int
     segments: bool
 
     def context(self) -> AbstractContextManager:
@@ -104,6 +106,7 @@ def make_setup(
     """
     check_counts(config)
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
+    check_microbatches(config.train, mesh)
     model_config, attention_reason = ModelConfig.of(
         config.model.to_dict(), vocab_size, config.data.sequence_length
     ).with_attention_for(mesh.devices.flat[0].platform)
@@ -133,8 +136,24 @@ def make_setup(
         attention_reason,
         loss_chunk=config.train.loss_chunk,
         z_loss=config.train.z_loss,
+        microbatches=config.train.microbatches,
         segments=not config.data.cross_documents,
     )
+
+
+def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
+    """Every device's rows can be divided into the microbatches.
+
+    Raises:
+      InputError: with both numbers, if not.
+    """
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if train.batch_size % (shards * train.microbatches):
+        raise InputError(
+            f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
+            f"{train.microbatches} on each of {shards} devices (mesh.data {mesh.shape['data']} x "
+            f"mesh.fsdp {mesh.shape['fsdp']}); change one of them"
+        )
 
 
 def check_counts(config: ConfigDict) -> None:

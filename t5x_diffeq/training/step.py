@@ -5,19 +5,14 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import optax
 from clu import metrics as clu_metrics
 from flax import struct
-from jaxtyping import Array
 
-from t5x_diffeq.array_types import Places
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.gradient import Batch, batch_losses, make_gradient
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
-
-Batch = dict[str, jax.Array]
 
 
 @struct.dataclass
@@ -45,23 +40,22 @@ def make_train_step(
       setup: model, optimizer and what goes with them.
       unroll: write the depth's loop out, for counting.
     """
-    model, optimizer = setup.model, setup.optimizer
-
-    def mean_loss(params: dict, batch: Batch, key: Array) -> tuple[Array, Array]:
-        losses, normalisers = batch_losses(model, params, batch, setup.loss_chunk, key, unroll)
-        tokens = batch["mask"].sum()
-        loss = (losses * batch["mask"]).sum() / tokens
-        z_loss = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
-        return loss + setup.z_loss * z_loss, loss
+    of_batch = make_gradient(
+        setup.model,
+        microbatches=setup.microbatches,
+        loss_chunk=setup.loss_chunk,
+        z_loss=setup.z_loss,
+        unroll=unroll,
+    )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        gradient, loss = jax.grad(mean_loss, has_aux=True)(state.params, batch, dropout_key)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        gradient, norm, loss = of_batch(state.params, batch, dropout_key)
+        updates, opt_state = setup.optimizer.update(
+            gradient, state.opt_state, state.params, norm=norm
+        )
         metrics = TrainMetrics.single_from_model_output(
-            loss=loss,
-            grad_norm=optax.global_norm(gradient),
-            learning_rate=setup.schedule(state.step),
+            loss=loss, grad_norm=norm, learning_rate=setup.schedule(state.step)
         )
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), metrics
@@ -103,31 +97,3 @@ def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], 
         return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
     return eval_step
-
-
-def places_of(batch: Batch) -> Places | None:
-    """Where the tokens of a batch stand; None if each row is one document."""
-    return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
-
-
-def batch_losses(
-    model: LanguageModel,
-    params: dict,
-    batch: Batch,
-    chunk: int,
-    key: Array | None = None,
-    unroll: bool = False,
-) -> tuple[Array, Array]:
-    """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given."""
-    deterministic = key is None or model.config.dropout_rate == 0
-    y, head = model.apply(
-        {"params": params},
-        batch["inputs"],
-        places_of(batch),
-        deterministic=deterministic,
-        unroll=unroll,
-        rngs=None if deterministic else {"dropout": key},
-        method="state_and_head",
-    )
-    vocab_size = model.config.vocab_size
-    return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)

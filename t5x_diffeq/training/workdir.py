@@ -62,6 +62,7 @@ def may_change(key: str) -> bool:
             "train.keep_checkpoints",
             "train.eval_batch_size",
             "train.loss_chunk",
+            "train.microbatches",
             "data.read_threads",
         )
     )

@@ -1,0 +1,155 @@
+"""The gradient of a step: W(t) is made once, and its gradient pulled back to P once.
+
+Between the two, sequences may go through the model in several microbatches, whose gradients on the
+made weights are summed in float32. So accumulation costs the hypernetwork nothing.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Places, Weights
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.ode.contraction import projection_square
+from t5x_diffeq.ode.weights import EMBEDDINGS
+from t5x_diffeq.training.losses import token_losses
+
+Batch = dict[str, jax.Array]
+Params = dict
+Part = tuple[tuple[Params, Weights], Array]  # gradient on the rest and on the weights, and loss
+
+
+def make_gradient(
+    model: LanguageModel, *, microbatches: int, loss_chunk: int, z_loss: float, unroll: bool = False
+) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
+    """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
+
+    The loss is the sum of all tokens' losses over the number of all tokens of the batch, whatever
+    the microbatches.
+
+    Args:
+      model: the language model.
+      microbatches: parts of the batch; each device's rows must be divisible by them.
+      loss_chunk: tokens per device whose logits exist at once.
+      z_loss: factor of the squared log normaliser.
+      unroll: write loops out, for counting.
+    """
+
+    def loss(
+        rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
+    ) -> tuple[Array, Array]:
+        losses, normalisers = batch_losses(model, rest, batch, loss_chunk, weights, key, unroll)
+        loss = (losses * batch["mask"]).sum() / tokens
+        z = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
+        return loss + z_loss * z, loss
+
+    def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
+        rest = {name: leaf for name, leaf in params.items() if name != "source"}
+        weights, pull_back, embeddings = jax.vjp(
+            partial(make_weights, model, rest), params["source"], has_aux=True
+        )
+        of_part: Callable[[Batch, Array], Part] = partial(
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
+        )
+        (d_rest, d_weights), mean = (
+            of_part(batch, key)
+            if microbatches == 1
+            else accumulate(of_part, batch, key, microbatches, unroll)
+        )
+        d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
+        (d_source,) = pull_back(d_weights)
+        gradient = {"source": d_source, **d_rest}
+        return gradient, norm(gradient, d_weights, embeddings), mean
+
+    return gradient
+
+
+def make_weights(model: LanguageModel, rest: Params, source: Params) -> tuple[Weights, dict]:
+    """The weights of a whole pass; and, by generated layer, the e(t) that they were made with."""
+    weights, collections = model.apply(
+        {"params": {**rest, "source": source}}, method="weights", mutable=[EMBEDDINGS]
+    )
+    return weights, collections.get(EMBEDDINGS, {}).get("source", {})
+
+
+def accumulate(
+    of_part: Callable[[Batch, Array], Part], batch: Batch, key: Array, parts: int, unroll: bool
+) -> Part:
+    """Sums over the microbatches, in float32; each has its own dropout.
+
+    Row r goes to microbatch r modulo `parts`: so every device keeps its own rows.
+    """
+
+    def split(leaf: Array) -> Array:
+        return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Part, part: tuple[Batch, Array]) -> tuple[Part, None]:
+        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, of_part(*part)), None
+
+    inputs = jax.tree.map(split, batch), jax.random.split(key, parts)
+    shapes = jax.eval_shape(of_part, *jax.tree.map(lambda x: x[0], inputs))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+    return jax.lax.scan(add, zeros, inputs, unroll=parts if unroll else 1)[0]
+
+
+def norm(gradient: Params, d_weights: Weights, embeddings: dict) -> Float[Array, ""]:
+    """The global norm of the gradient.
+
+    That of P, most of it, comes from small matrices: so P's gradient needn't stand in full before
+    the first of it is used.
+
+    Args:
+      gradient: on all parameters.
+      d_weights: on the made weights.
+      embeddings: the e(t) that they were made with, by layer; empty if they were not made.
+    """
+    leaves, squares = flatten_dict(gradient), jnp.zeros(())
+    for path, dW in flatten_dict(d_weights).items() if embeddings else ():
+        layer = ".".join(path[:-1])
+        squares += projection_square(embeddings[layer]["e"], dW)
+        del leaves["source", layer, path[-1]]
+    return jnp.sqrt(squares + sum(jnp.square(leaf).sum() for leaf in leaves.values()))
+
+
+def places_of(batch: Batch) -> Places | None:
+    """Where the tokens of a batch stand; None if each row is one document."""
+    return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
+
+
+def batch_losses(
+    model: LanguageModel,
+    params: Params,
+    batch: Batch,
+    chunk: int,
+    weights: Weights | None = None,
+    key: Array | None = None,
+    unroll: bool = False,
+) -> tuple[Array, Array]:
+    """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given.
+
+    Args:
+      model: the model.
+      params: its parameters; with weights given, the source's are not needed.
+      batch: the batch.
+      chunk: tokens per device whose logits exist at once.
+      weights: of the pass; None: made from the parameters.
+      key: of dropout.
+      unroll: write loops out, for counting.
+    """
+    deterministic = key is None or model.config.dropout_rate == 0
+    y, head = model.apply(
+        {"params": params},
+        batch["inputs"],
+        weights,
+        places_of(batch),
+        deterministic=deterministic,
+        unroll=unroll,
+        rngs=None if deterministic else {"dropout": key},
+        method="state_and_head",
+    )
+    vocab_size = model.config.vocab_size
+    return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)

@@ -1,0 +1,100 @@
+"""The gradient of a step: microbatches change nothing, and its norm is its norm."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from language_model_test import random_params
+from language_model_test import small as small_model
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.partitioning import sharded
+from t5x_diffeq.training.setup import make_setup
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 50, (16, 11))
+BATCH = {
+    "inputs": jnp.asarray(TOKENS[:, :-1], jnp.int32),
+    "targets": jnp.asarray(TOKENS[:, 1:], jnp.int32),
+    # Rows of unequal weight: a mean of the microbatches' means would be another loss.
+    "mask": jnp.asarray(RNG.random((16, 10)) < np.linspace(0.1, 1, 16)[:, None], jnp.float32),
+}
+RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))
+
+
+def gradient(microbatches, mesh=None, **changes):
+    model = small_model(**changes)
+    params = random_params(model)
+    of_batch = make_gradient(model, microbatches=microbatches, loss_chunk=32, z_loss=1e-2)
+    arguments = params, BATCH, jax.random.key(0)
+    if mesh is None:
+        return jax.jit(of_batch)(*arguments)
+    with sharded(mesh, RULES):
+        return jax.jit(of_batch)(*arguments)
+
+
+@pytest.mark.parametrize("weights", ["time_dependent", "per_layer"])
+def test_microbatches_change_nothing(weights):
+    expected, norm, loss = gradient(1, weights=weights)
+    for microbatches in (2, 8):
+        found = gradient(microbatches, weights=weights)
+        np.testing.assert_allclose(found[1:], (norm, loss), rtol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-9),
+            found[0],
+            expected,
+        )
+
+
+def test_it_is_the_gradient_of_the_loss():
+    model, params = small_model(), random_params(small_model())
+    found, _, loss = gradient(1)
+
+    def whole(params):
+        logits = model.apply({"params": params}, BATCH["inputs"])[..., :50]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, BATCH["targets"])
+        squares = jnp.square(jax.nn.logsumexp(logits, -1))
+        return ((losses + 1e-2 * squares) * BATCH["mask"]).sum() / BATCH["mask"].sum()
+
+    value, expected = jax.jit(jax.value_and_grad(whole))(params)
+    assert value > loss
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-9),
+        found,
+        expected,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"time_embedding": "shared", "architecture": "llama"},
+        {"weights": "shared"},
+        {"dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_the_norm_is_the_gradients_norm(changes):
+    found, norm, _ = gradient(1, **changes)
+    np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    expected, norm, loss = gradient(1)
+    found = gradient(2, mesh)
+    np.testing.assert_allclose(found[1:], (norm, loss), rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-9),
+        found[0],
+        expected,
+    )
+
+
+def test_a_batch_that_does_not_divide_names_its_numbers(small):
+    small.train.microbatches = 3
+    with pytest.raises(InputError, match=r"batch_size=8 is not divisible by train.microbatches=3"):
+        make_setup(small, 256)
