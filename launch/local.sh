@@ -2,20 +2,31 @@
 # Trains a config on this machine, evaluates it, and prints a sample of its text.
 #
 #   launch/local.sh configs/tiny.py [--workdir=DIR] [--config.train.total_steps=50 ...]
+#   launch/local.sh --processes=2 --devices_per_process=4 configs/tiny.py
 #
+# The second trains as several processes, each with virtual CPU devices: a real multi-process run.
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-[ $# -ge 1 ] || die "give a config: launch/local.sh configs/tiny.py"
-config="$1"
-shift
-case "$config" in
-  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-  -*) die "the config comes first: launch/local.sh configs/tiny.py $config" ;;
-esac
+config=""
+workdir=""
+arguments=()
+several=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --workdir=*) workdir="${1#--workdir=}" ;;
+    --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
+    --processes=* | --devices_per_process=*) several+=("$1") ;;
+    -*) arguments+=("$1") ;;
+    *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
+  esac
+  shift
+done
+[ -n "$config" ] || die "give a config: launch/local.sh configs/tiny.py"
 
 # A config of the project is found from anywhere.
 if [ ! -e "${config%%:*}" ] && [ -e "$ROOT/${config%%:*}" ]; then
@@ -23,22 +34,17 @@ if [ ! -e "${config%%:*}" ] && [ -e "$ROOT/${config%%:*}" ]; then
 fi
 name="$(basename "${config%%:*}" .py)"
 [[ "$config" != *:* ]] || name="$name-${config##*:}"
-workdir="workdirs/$name"
-arguments=()
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --workdir=*) workdir="${1#--workdir=}" ;;
-    --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
-    *) arguments+=("$1") ;;
-  esac
-  shift
-done
+workdir="${workdir:-workdirs/$name}"
 
 setup
 python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 echo "workdir: $workdir" >&2
-"$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"}
+train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
+if [ ${#several[@]} -gt 0 ]; then
+  train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
+fi
+"${train[@]}"
 echo "--- evaluation on the whole validation split" >&2
 "$python" -m t5x_diffeq.evaluate --workdir="$workdir"
 echo "--- a sample" >&2

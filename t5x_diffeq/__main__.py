@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t5x_diffeq import __version__
 
-VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark")
+VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark", "plan")
 
 
 def summary(verb: str) -> str:

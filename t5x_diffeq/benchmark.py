@@ -136,7 +136,7 @@ def show_data(config: ConfigDict, rounds: int) -> None:
         rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
     for name, tokens in rates.items():
         ratio = tokens / rates["plain_grain"]
-        say(f"{name:<14}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
+        say(f"{name:<18}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
     print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
 
 

@@ -18,24 +18,28 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
+import jax
 from absl import flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import __version__
+from t5x_diffeq import __version__, processes
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[1]  # where `configs` lies
 
 
-def run(verb: Callable[[], int | None], doc: str, own: flags.FlagValues) -> None:
+def run(
+    verb: Callable[[], int | None], doc: str, own: flags.FlagValues, several: bool = False
+) -> None:
     """Parses the flags, runs the verb, and exits.
 
     Args:
       verb: its work; returns its exit status, None for 0.
       doc: what `--help` prints above the flags.
       own: the verb's flags. Each verb has its own, so that one program can import two.
+      several: whether it can be one of several processes.
     """
     quieten()
     if "--version" in sys.argv[1:]:
@@ -46,6 +50,8 @@ def run(verb: Callable[[], int | None], doc: str, own: flags.FlagValues) -> None
         sys.exit(0)
     try:
         parse(sys.argv, own)
+        if several:
+            processes.initialise()
         status = verb() or 0
     except InputError as error:
         status = fail(2, error)
@@ -57,6 +63,8 @@ def run(verb: Callable[[], int | None], doc: str, own: flags.FlagValues) -> None
         traceback.print_exc()
         status = fail(1, f"{type(error).__name__}: {error}")
     sys.stdout.flush()
+    if status in (1, 2) and jax.distributed.is_initialized():
+        os._exit(status)  # leaving in order would wait for the others, who wait for this one
     sys.exit(status)
 
 
@@ -67,8 +75,11 @@ def help_on(own: flags.FlagValues) -> str:
 
 
 def fail(status: int, error: object) -> int:
-    """Prints the one last line; returns the status."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    """Prints the one last line, saying whose it is if it isn't process 0's; returns the status."""
+    message = " ".join(str(error).split())
+    if jax.distributed.is_initialized() and jax.process_index() > 0:
+        message = f"process {jax.process_index()}: {message}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
     return status
 
 

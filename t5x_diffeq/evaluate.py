@@ -99,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+    command_line.run(main, __doc__, FLAGS, several=True)

@@ -15,13 +15,16 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.data.examples import check_packing, eval_examples, train_examples
+from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
+from t5x_diffeq.data.streams import gathered
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import held
+from t5x_diffeq.processes import first_then_others, wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.compilation_cache import keep_compiled
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter
 from t5x_diffeq.training.setup import make_setup
@@ -53,31 +56,42 @@ def train(config: ConfigDict, workdir: Path) -> int:
     new = check_config(config, workdir)
     stated = config.model.vocab_size
     make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
-    check_packing(config.data)
-    corpus = prepare_corpus(config.data, workdir, new)
+    check_data(config.data)
+    corpus = first_then_others(
+        lambda first: prepare_corpus(config.data, workdir, new and first), "the data is prepared"
+    )
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
-    mixture = train_examples(config.data, corpus, config.seed)
+    examples = train_examples(config.data, corpus, batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
     eval_sequences = sum(map(len, eval_parts))
-    save_config(config, workdir)
+    if jax.process_index() == 0:
+        save_config(config, workdir)
+    wait_for_all("the config is saved")
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # -------------------------------------------------------------- state, new or restored
         checkpoints = stack.enter_context(Checkpoints(workdir, config.train.keep_checkpoints))
         restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-        state, start = restored or (setup.init_state(), 0)
+        state, start, places = restored or (setup.init_state(), 0, None)
         total_steps = config.train.total_steps
-        progress.say_account(config, setup, corpus, mixture, workdir, start)
+        gone_through = epochs(examples, total_steps * batch_size)
+        progress.write_overview(setup.abstract_state.params, workdir)
+        progress.say_account(config, setup, corpus, gone_through, workdir, start)
         if start >= total_steps:
             say(f"already finished: {start} of {total_steps} steps are done")
             progress.say_next(workdir)
             return 0
 
         # -------------------------------------------------------------- compiled steps
+        cache, compiling = keep_compiled(workdir), time.perf_counter()
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         train_step = compile_train_step(setup, batch_size)
-        say(f"ready after {time.perf_counter() - started:.1f} s, compilation included")
+        now = time.perf_counter()
+        say(
+            f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile the step "
+            f"(compilation cache {cache})"
+        )
 
         # -------------------------------------------------------------- what happens between steps
         writer = stack.enter_context(MetricWriter(workdir, start))
@@ -89,6 +103,8 @@ def train(config: ConfigDict, workdir: Path) -> int:
         def report(step: int, metrics: TrainMetrics) -> None:
             values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
             progress.check_finite(step, values, checkpoints.latest_step)
+            if step == start + 1:
+                say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
                 rate = clock.rate(step)
                 named = {f"train/{name}": value for name, value in values.items()}
@@ -104,18 +120,20 @@ def train(config: ConfigDict, workdir: Path) -> int:
                 say(progress.eval_line(step, values))
 
         # -------------------------------------------------------------- loop
+        threads = config.data.read_threads
         batches = train_batches(
-            mixture, batch_size, config.seed, start, setup.rows, config.data.read_threads
+            examples, batch_size, config.seed, start, setup.rows, threads, places
         )
         if start == 0:
             evaluate_now(0)
         in_flight = None
         for step in range(start + 1, total_steps + 1):
-            state, metrics = train_step(state, next(batches))
+            batch, places = next(batches)
+            state, metrics = train_step(state, batch)
             if in_flight:
                 report(*in_flight)  # the step before, while this one runs
             in_flight = (step, metrics)
-            stopping = stop.status is not None
+            stopping = stop.after(step)
             evaluating = due(step, config.train.eval_every)
             saving = due(step, config.train.checkpoint_every) or stopping
             if evaluating or saving:
@@ -125,7 +143,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
                 evaluate_now(step)
             if saving:
                 with clock.paused():
-                    checkpoints.save(step, state, corpus.fingerprint)
+                    checkpoints.save(step, state, corpus.fingerprint, gathered(places))
             if stopping:
                 break
 
@@ -142,9 +160,11 @@ def main() -> int:
     if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
     workdir = command_line.folder(WORKDIR, "train")
-    with held(workdir / ".lock", f"--workdir={workdir}"):
+    with ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(held(workdir / ".lock", f"--workdir={workdir}"))
         return train(CONFIG.value, workdir)
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+    command_line.run(main, __doc__, FLAGS, several=True)

@@ -44,7 +44,10 @@ def test_bad_arguments(arguments, message):
     assert ended.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "prepare_data", "benchmark"])
+VERBS = ["train", "evaluate", "generate", "prepare_data", "benchmark", "plan"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_help(verb):
     ended = run(f"t5x_diffeq.{verb}", "--help")
     assert ended.returncode == 0
@@ -54,13 +57,7 @@ def test_help(verb):
 def test_verbs_are_listed():
     ended = run("t5x_diffeq")
     assert ended.returncode == 0
-    assert [line.split()[0] for line in ended.stdout.splitlines()[1:]] == [
-        "train",
-        "evaluate",
-        "generate",
-        "prepare_data",
-        "benchmark",
-    ]
+    assert [line.split()[0] for line in ended.stdout.splitlines()[1:]] == VERBS
     assert run("t5x_diffeq", "trian").returncode == 2
 
 

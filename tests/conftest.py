@@ -43,7 +43,8 @@ def one_setup_per_config():
     def shared_setup(config: ConfigDict, vocab_size: int) -> setup.Setup:
         changing = ("log_every", "eval_every", "checkpoint_every")
         train = {k: v for k, v in config.train.items() if k not in changing}
-        key = repr((config.model, config.data, config.optimizer, config.mesh, train, config.seed))
+        data = (config.data.sequence_length, config.data.cross_documents)
+        key = repr((config.model, data, config.optimizer, config.mesh, train, config.seed))
         if (key, vocab_size) not in setups:
             setups[key, vocab_size] = setup.make_setup(config, vocab_size)
         return setups[key, vocab_size]

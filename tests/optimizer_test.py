@@ -19,7 +19,8 @@ def updates(optimizer, gradient):
     transform = make_optimizer(optimizer, declared, lambda step: 1.0)
     params = jax.tree.map(lambda x: jnp.ones(x.shape), unbox(declared))
     gradients = jax.tree.map(lambda x: jnp.full(x.shape, gradient), params)
-    found = jax.jit(lambda g, p: transform.update(g, transform.init(p), p, norm=jnp.float32(0.5))[0])(
+    norm = jnp.float32(0.5)
+    found = jax.jit(lambda g, p: transform.update(g, transform.init(p), p, norm=norm)[0])(
         gradients, params
     )
     return declared, flatten_dict(found, sep="/")

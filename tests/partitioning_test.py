@@ -1,12 +1,14 @@
 """Meshes fill or say why not; parameters are laid out by their logical axes."""
 
+from dataclasses import dataclass
+
 import jax
 import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.training.partitioning import logical_rules, make_mesh
+from t5x_diffeq.training.partitioning import arrange, axes_across_slices, logical_rules, make_mesh
 from t5x_diffeq.training.progress import describe_devices
 from t5x_diffeq.training.setup import make_setup
 
@@ -78,3 +80,26 @@ def test_state_is_laid_out_as_its_axes_say(small):
         assert made[name].sharding.is_equivalent_to(params[name].sharding, made[name].ndim), name
     moments = [x for x in jax.tree.leaves(setup.abstract_state.opt_state) if x.ndim == 5]
     assert {x.sharding.spec for x in moments} == {expected["source/attention.qkv/kernel"]}
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """A device of a multi-slice system, as far as a mesh asks."""
+
+    id: int
+    slice_index: int
+    process_index: int
+    device_kind: str = "fake"
+    platform: str = "gpu"
+
+
+def test_slices_are_crossed_by_data_then_fsdp():
+    devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
+    sizes = {"data": 2, "fsdp": 4, "tensor": 2}
+    assert axes_across_slices(sizes, devices) == {"data": 2, "fsdp": 2, "tensor": 1}
+    assert axes_across_slices(sizes, devices[:4]) == {"data": 1, "fsdp": 1, "tensor": 1}
+    mesh = arrange({"data": 4, "fsdp": 2, "tensor": 2}, devices)
+    for n in range(4):  # each slice is one place of the data axis
+        assert {device.slice_index for device in mesh.devices[n].flat} == {n}
+    with pytest.raises(InputError, match=r"4 slices don't divide .* set mesh.data=4"):
+        axes_across_slices({"data": 1, "fsdp": 2, "tensor": 8}, devices)

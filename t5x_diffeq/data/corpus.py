@@ -1,21 +1,24 @@
-"""The tokenised data of a workdir: made once or read from shards, checked on every run."""
+"""The data of a workdir: tokenised once, or read from shards, and checked on every run.
+
+With data.tokenize=in_loop, only what validates is tokenised, and what trains stays text.
+"""
 
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.mixture import Concatenated, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare, tokenizer_in
 from t5x_diffeq.data.shards import SPLITS, ShardedDocuments, read_manifest
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.report import count
 
 FACTS_FILE = "data.json"
 SHARDS_OF_LARGE = 64  # per split; what is tokenised by one process has one
@@ -28,14 +31,14 @@ class Part:
     Attributes:
       name: of the source.
       weight: its share of the examples, against the other parts' weights.
-      train: documents.
+      train: documents; if they are tokenised in the loop, texts, and none where nothing trains.
       validation: documents.
       fingerprint: a hash of all that decides the tokens.
     """
 
     name: str
     weight: float
-    train: ShardedDocuments
+    train: Sequence
     validation: ShardedDocuments
     fingerprint: str
 
@@ -60,9 +63,12 @@ class Corpus:
         weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
         return digest(x.encode() for x in [*(part.fingerprint for part in self.parts), *weights])
 
-    def tokens(self, split: str) -> int:
-        """Tokens of a split, of all parts."""
-        return sum(int(getattr(part, split).lengths.sum()) for part in self.parts)
+    def amount(self, split: str) -> str:
+        """`1.23M tokens` of all parts, or `12.3k documents` of texts."""
+        documents = [getattr(part, split) for part in self.parts]
+        if all(isinstance(each, ShardedDocuments) for each in documents):
+            return f"{count(sum(int(each.lengths.sum()) for each in documents))} tokens"
+        return f"{count(sum(map(len, documents)))} documents"
 
 
 def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
@@ -79,6 +85,9 @@ def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
     """
     configs = part_configs(data)
     sources = [None if part.source == "tokens" else load_source(part) for part in configs]
+    in_loop = data.tokenize == "in_loop"
+    if in_loop:
+        check_one_by_one(sources[0])
     if new:
         make_corpus(data, configs, sources, workdir)
     corpus = load_corpus(workdir)
@@ -94,39 +103,23 @@ def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
                 f"{part.fingerprint[:12]}), but the data is now {name} ({fingerprint[:12]}); "
                 "restore that data or choose a new --workdir"
             )
+    if in_loop:
+        return replace(corpus, parts=(replace(corpus.parts[0], train=sources[0].train),))
     return corpus
 
 
-def part_configs(data: ConfigDict) -> list[ConfigDict]:
-    """`config.data` of each part of the mixture, or of the one source.
+def check_one_by_one(source: Source) -> None:
+    """The source's documents can be read in any order.
 
     Raises:
-      InputError: if the mixture is not one.
+      InputError: if each would take reading many others.
     """
-    if data.source != "mixture":
-        if data.mixture:
-            raise InputError(
-                f"data.mixture is set, and data.source is {data.source!r}; set data.source=mixture"
-            )
-        return [data]
-    parts = []
-    for entry in data.mixture:
-        if not (isinstance(entry, Sequence) and len(entry) == 3 and is_weight(entry[0])):
-            raise InputError(
-                f"data.mixture has {entry!r}; each part is (weight > 0, source, path), such as "
-                "(0.7, 'tokens', '/shards/web')"
-            )
-        part = ConfigDict(data.to_dict())
-        part.source, part.path = entry[1:]
-        parts.append(part)
-    if not parts:
-        raise InputError("data.source=mixture needs data.mixture, its parts")
-    return parts
-
-
-def is_weight(value: object) -> bool:
-    """Whether it is a positive number."""
-    return isinstance(value, int | float) and 0 < value < float("inf")
+    if not source.one_by_one:
+        raise InputError(
+            f"data.tokenize=in_loop reads documents in random order, and those of {source.name} "
+            "lie in several large pieces (parquet row groups, compressed files) that are read "
+            "whole; set data.tokenize=ahead, or give .jsonl files as they are"
+        )
 
 
 def make_corpus(
@@ -149,28 +142,31 @@ def make_corpus(
     else:
         tokenizer = tokenizer_in(workdir / "tokenizer", data, documents)
     weights = [entry[0] for entry in data.mixture] or [1]
+    splits = ("validation",) if data.tokenize == "in_loop" else SPLITS
     parts = []
     for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
-        manifest = read_manifest(folder) if folder else tokenise(source, tokenizer, workdir, number)
+        made = Path("data") / str(number)
+        if folder:
+            manifest = read_manifest(folder)
+        else:
+            manifest = tokenise(source, tokenizer, workdir / made, splits)
         fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
         parts.append(
             {
                 "source": manifest["source"],
                 "weight": weights[number],
                 "fingerprint": fingerprint,
-                "shards": str(folder or Path("data") / str(number)),
+                "shards": str(folder or made),
             }
         )
     write_whole(workdir / FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def tokenise(source: Source, tokenizer: Tokenizer, workdir: Path, number: int) -> dict:
-    """Prepares a source within the workdir; returns the manifest."""
-    folder = workdir / "data" / str(number)
+def tokenise(source: Source, tokenizer: Tokenizer, folder: Path, splits: tuple[str, ...]) -> dict:
+    """Prepares splits of a source; returns the manifest."""
     tokenizer.save(folder / "tokenizer")
-    if source.large:
-        return prepare(source, tokenizer, folder, SHARDS_OF_LARGE, os.cpu_count() or 1)
-    return prepare(source, tokenizer, folder, shards=1, workers=1)
+    shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
+    return prepare(source, tokenizer, folder, shards, workers, splits=splits)
 
 
 def shard_folder(data: ConfigDict) -> Path:
@@ -229,26 +225,13 @@ def load_part(workdir: Path, facts: dict) -> Part:
     """A part of the corpus, from the shards outside or inside the workdir."""
     folder = workdir / facts["shards"]
     manifest = read_manifest(folder)
-    splits = {split: ShardedDocuments(folder, manifest[split]["names"]) for split in SPLITS}
+    splits = {
+        split: ShardedDocuments(folder, manifest[split]["names"]) if split in manifest else ()
+        for split in SPLITS
+    }
     return Part(facts["source"], facts["weight"], **splits, fingerprint=facts["fingerprint"])
 
 
 def fingerprint_of_shards(manifest: dict) -> str:
     """A hash of the tokens of prepared shards."""
     return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
-
-
-class Concatenated(Sequence):
-    """Sequences of documents, one behind the other."""
-
-    def __init__(self, sequences: list[Sequence]):
-        self.sequences = sequences
-        self.firsts = [0, *accumulate(map(len, sequences))]
-
-    def __len__(self) -> int:
-        return self.firsts[-1]
-
-    def __getitem__(self, number: int) -> str:
-        """Document `number`."""
-        place = bisect_right(self.firsts, number) - 1
-        return self.sequences[place][number - self.firsts[place]]

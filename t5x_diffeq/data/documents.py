@@ -7,7 +7,6 @@ once: a file, some 16 MiB of lines, a row group; a compressed file is one chunk.
 import gzip
 import hashlib
 import importlib
-import json
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,11 @@ from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
+from t5x_diffeq.data.lines import line_starts, read_line, read_lines
 from t5x_diffeq.errors import InputError, RunError
 
 CHUNK_BYTES = 16 * 2**20
+RECENT_CHUNKS = 2  # whose texts are remembered
 TEXT, LINES, ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 KINDS = (*TEXT, ".jsonl", *ROWS)
 
@@ -42,6 +43,9 @@ class FileDocuments(Sequence):
       paths: the files.
       field: of a line or row, the one that holds the text.
 
+    Attributes:
+      one_by_one: whether it takes no more than its own bytes to read a document, in any order.
+
     Raises:
       InputError: naming a file that can't be read, and where.
     """
@@ -50,6 +54,10 @@ class FileDocuments(Sequence):
         self.field = field
         self.chunks = [counted(c, field) for path in paths for c in chunks_of(path)]
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
+        self.starts = [line_starts(read_bytes(c)) if by_line(c) else None for c in self.chunks]
+        self.expected = 0  # the next document, if they are read in order
+        whole = [c for c in self.chunks if not by_line(c) and kind_of(c.path) not in TEXT]
+        self.one_by_one = len(whole) <= RECENT_CHUNKS
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = hashlib.sha256(b"".join(map(file_digest, paths))).hexdigest()
 
@@ -61,7 +69,12 @@ class FileDocuments(Sequence):
         if not 0 <= number < len(self):
             raise IndexError(number)
         place = bisect_right(self.firsts, number) - 1
-        return recent(self.chunks[place], self.field)[number - self.firsts[place]]
+        chunk, starts = self.chunks[place], self.starts[place]
+        in_order, self.expected = number == self.expected, number + 1
+        number -= self.firsts[place]
+        if starts is None or in_order:
+            return recent(chunk, self.field)[number]
+        return read_line(chunk.path, chunk.start + int(starts[number]), self.field)
 
     def character(self, number: int) -> tuple[int, int]:
         """The document that holds character `number` of all text, and the place in it."""
@@ -100,6 +113,11 @@ def kind_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
+def by_line(chunk: Chunk) -> bool:
+    """Whether each of its documents lies in a line of the file."""
+    return kind_of(chunk.path) in LINES and chunk.path.suffix not in DECOMPRESSORS
+
+
 def chunks_of(path: Path) -> Iterator[Chunk]:
     """The chunks of a file, not yet counted."""
     if kind_of(path) in ROWS:
@@ -129,7 +147,7 @@ def counted(chunk: Chunk, field: str) -> Chunk:
     return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(RECENT_CHUNKS)
 def recent(chunk: Chunk, field: str) -> list[str]:
     """`read_chunk`, remembered for the documents that come next."""
     return read_chunk(chunk, field)
@@ -145,7 +163,9 @@ def read_chunk(chunk: Chunk, field: str) -> list[str]:
     if kind in ROWS:
         return read_rows(chunk, field)
     content = read_bytes(chunk)
-    return read_lines(chunk, content, field) if kind in LINES else [whole_text(chunk.path, content)]
+    if kind in LINES:
+        return read_lines(chunk.path, chunk.start, content, field)
+    return [whole_text(chunk.path, content)]
 
 
 def read_bytes(chunk: Chunk) -> bytes:
@@ -221,40 +241,6 @@ def whole_text(path: Path, content: bytes) -> str:
             f"data.path: {path} is not text: byte 0x00 at offset {offset}; leave the file out"
         )
     return text
-
-
-def read_lines(chunk: Chunk, content: bytes, field: str) -> list[str]:
-    """A document per line that isn't blank.
-
-    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
-    it is tokenised.
-    """
-    texts, offset = [], chunk.start
-    for line in content.split(b"\n"):
-        if line.strip():
-            texts.append(text_of_line(line, field, f"{chunk.path}, line at byte {offset}"))
-        offset += len(line) + 1
-    return texts
-
-
-def text_of_line(line: bytes, field: str, place: str) -> str:
-    """The field of a JSON object; null is an empty text.
-
-    Raises:
-      InputError: if there is no such text.
-    """
-    try:
-        record = json.loads(line.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
-    if not isinstance(record, dict) or field not in record:
-        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise InputError(
-            f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
-        )
-    if not isinstance(record[field], str | None):
-        raise InputError(f"data.path: {place}: its {field!r} is {record[field]!r:.60}, not text")
-    return record[field] or ""
 
 
 def parquet(path: Path) -> object:

@@ -4,31 +4,56 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.packing import FirstFitRows, Windows
+from t5x_diffeq.data.pipeline import Mixture
+from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.errors import InputError
 
-PACKINGS = ("concat_then_split", "first_fit")
+CHOICES = {"packing": ("concat_then_split", "first_fit"), "tokenize": ("ahead", "in_loop")}
 
 
-def check_packing(data: ConfigDict) -> None:
-    """The packing is one that there is.
+def check_data(data: ConfigDict) -> None:
+    """The ways to make examples are ones that there are, and go together.
 
     Raises:
-      InputError: if it isn't.
+      InputError: if not.
     """
-    if data.packing not in PACKINGS:
-        raise InputError(f"data.packing is {data.packing!r}; it can be {' or '.join(PACKINGS)}")
+    for key, choices in CHOICES.items():
+        if data[key] not in choices:
+            raise InputError(f"data.{key} is {data[key]!r}; it can be {' or '.join(choices)}")
+    if data.tokenize == "ahead":
+        return
+    if data.source in ("tokens", "mixture"):
+        raise InputError(
+            f"data.tokenize=in_loop needs the documents of one source, and data.source is "
+            f"{data.source}; set data.tokenize=ahead or another source"
+        )
+    if data.packing == "first_fit":
+        raise InputError(
+            "data.packing=first_fit needs the lengths of all documents before the first step, and "
+            "with data.tokenize=in_loop there are none; set data.tokenize=ahead or "
+            "data.packing=concat_then_split"
+        )
 
 
 def train_examples(
-    data: ConfigDict, corpus: Corpus, seed: int
-) -> list[tuple[float, Windows | FirstFitRows]]:
-    """The examples of each part of the corpus, with its weight; `seed` shuffles its documents.
+    data: ConfigDict, corpus: Corpus, batch_size: int, seed: int
+) -> Mixture | RowStreams:
+    """The examples of each part of the corpus, with its weight; or its rows of documents.
+
+    Args:
+      data: `config.data`.
+      corpus: what it describes.
+      batch_size: rows of the global batch.
+      seed: shuffles the documents.
 
     Raises:
-      InputError: if a part is too short.
+      InputError: if a part is too short, or the keys don't go together.
     """
-    check_packing(data)
+    check_data(data)
     end, length = corpus.tokenizer.end_of_text, data.sequence_length
+    if data.tokenize == "in_loop":
+        texts, cross = corpus.parts[0].train, data.cross_documents
+        return RowStreams(texts, corpus.tokenizer, length, batch_size, seed, cross)
     mixture = []
     for number, part in enumerate(corpus.parts):
         if data.packing == "first_fit":
@@ -54,3 +79,12 @@ def eval_examples(data: ConfigDict, corpus: Corpus) -> list[Windows]:
         Windows(part.validation, data.sequence_length, "validation", ragged=True, end_of_text=end)
         for part in corpus.parts
     ]
+
+
+def epochs(examples: Mixture | RowStreams, count: int) -> str:
+    """How often each part is gone through by so many: `1.25 epochs`, `0.80, 3.10 epochs`."""
+    if isinstance(examples, RowStreams):
+        return "tokenised as they are needed"
+    weights = sum(weight for weight, _ in examples)
+    each = (f"{count * weight / weights / len(part):.2f}" for weight, part in examples)
+    return f"{', '.join(each)} epochs"

@@ -44,12 +44,12 @@ def with_segments(example: Example, starts: np.ndarray) -> Example:
     """The example with segments and positions.
 
     Args:
-      example: of length L.
-      starts: `[L]`, true where an input opens a document.
+      example: of length L, or many.
+      starts: `[..., L]`, true where an input opens a document.
     """
-    places = np.arange(len(starts), dtype=np.int32)
-    opened = np.maximum.accumulate(np.where(starts, places, 0))
-    segments = np.cumsum(starts, dtype=np.int32)
+    places = np.arange(starts.shape[-1], dtype=np.int32)
+    opened = np.maximum.accumulate(np.where(starts, places, 0), axis=-1)
+    segments = np.cumsum(starts, axis=-1, dtype=np.int32)
     return {**example, "segments": segments, "positions": places - opened}
 
 

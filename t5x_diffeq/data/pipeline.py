@@ -2,11 +2,12 @@
 
 Global batch s consists of examples s*B .. s*B + B - 1 of a shuffled, endlessly repeated epoch; each
 process reads its own rows of it. So the state of the data is one number, the step, whatever the
-number of processes.
+number of processes. (Of documents that are tokenised in the loop, it is `streams.Places`.)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import grain
 import jax
@@ -14,10 +15,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
+from t5x_diffeq.data.streams import Places, RowStreams
 
 PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows
 Mixture = Sequence[tuple[float, Examples]]  # weights and what they weigh
+Item = TypeVar("Item")
 
 
 def own_rows(sharding: NamedSharding, batch_size: int) -> range:
@@ -59,17 +62,35 @@ def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> It
 
 
 def train_batches(
-    mixture: Mixture,
+    examples: Mixture | RowStreams,
     batch_size: int,
     seed: int,
     start_step: int,
     sharding: NamedSharding,
     threads: int = 1,
-) -> Iterator[dict[str, jax.Array]]:
-    """Global batches of steps `start_step`, `start_step` + 1, ..., one ahead of their use."""
-    dataset = train_dataset(mixture, batch_size, seed, own_rows(sharding, batch_size))
-    local = host_batches(dataset, start_step, threads)
-    return prefetch(to_devices(local, batch_size, sharding))
+    places: list | None = None,
+) -> Iterator[tuple[dict[str, jax.Array], Places | None]]:
+    """Global batches of steps `start_step`, `start_step` + 1, ..., one ahead of their use.
+
+    Args:
+      examples: what they are made of.
+      batch_size: rows of the global batch.
+      seed: decides the order of a mixture's examples.
+      start_step: the first.
+      sharding: of the batches.
+      threads: that read a mixture.
+      places: where rows that are streams stood after step `start_step` - 1.
+
+    Yields:
+      A batch, and where the streams stand after it.
+    """
+    rows = own_rows(sharding, batch_size)
+    if isinstance(examples, RowStreams):
+        local = examples.batches(rows, start_step, places)
+    else:
+        dataset = train_dataset(examples, batch_size, seed, rows)
+        local = ((batch, None) for batch in host_batches(dataset, start_step, threads))
+    return prefetch((to_devices(batch, batch_size, sharding), after) for batch, after in local)
 
 
 def eval_batches(
@@ -93,23 +114,19 @@ def eval_batches(
             examples = [windows[k] if k < len(windows) else blank for k in numbers]
             yield jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
 
-    return prefetch(to_devices(islice(local_batches(), limit), batch_size, sharding))
+    local = islice(local_batches(), limit)
+    return prefetch(to_devices(batch, batch_size, sharding) for batch in local)
 
 
-def to_devices(
-    batches: Iterable[Example], batch_size: int, sharding: NamedSharding
-) -> Iterator[dict[str, jax.Array]]:
+def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:
     """Global arrays from each process's rows."""
-    for batch in batches:
-        yield {
-            name: jax.make_array_from_process_local_data(
-                sharding, leaf, (batch_size, *leaf.shape[1:])
-            )
-            for name, leaf in batch.items()
-        }
+    return {
+        name: jax.make_array_from_process_local_data(sharding, leaf, (batch_size, *leaf.shape[1:]))
+        for name, leaf in batch.items()
+    }
 
 
-def prefetch(batches: Iterator[dict[str, jax.Array]]) -> Iterator[dict[str, jax.Array]]:
+def prefetch(batches: Iterator[Item]) -> Iterator[Item]:
     """Keeps one batch on its way to the devices while the one before is used."""
     ahead = next(batches, None)
     while ahead is not None:

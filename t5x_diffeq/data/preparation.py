@@ -41,6 +41,7 @@ def prepare(
     shards: int,
     workers: int,
     part: tuple[int, int] = (0, 1),
+    splits: tuple[str, ...] = SPLITS,
 ) -> dict | None:
     """Makes the shards of one part; if that is all, checks them and ends with a manifest.
 
@@ -53,6 +54,7 @@ def prepare(
       shards: of each split.
       workers: processes.
       part: (i, n), the i-th of n parts; (0, 1) is all.
+      splits: to make; without "train", only what validates.
 
     Returns:
       The manifest, if this was all.
@@ -68,7 +70,7 @@ def prepare(
         "vocab_size": tokenizer.vocab_size,
         "record_tokens": RECORD_TOKENS,
     }
-    mine = [(split, n) for split in SPLITS for n in range(shards)][part[0] :: part[1]]
+    mine = [(split, n) for split in splits for n in range(shards)][part[0] :: part[1]]
     missing = [(s, n) for s, n in mine if not is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
         say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
@@ -76,7 +78,7 @@ def prepare(
     if part[1] > 1:
         say("this part is made; when all are, the command without --shard finishes")
         return None
-    manifest = merge(folder, shards, facts)
+    manifest = merge(folder, shards, facts, splits)
     if manifest["skipped"]:
         say(f"{source.name}: skipped documents: {told(manifest['skipped'])}")
     return manifest
@@ -268,8 +270,8 @@ def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bo
         yield text[start:], True
 
 
-def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces in groups of about `BATCH_CHARACTERS`."""
+def batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
+    """Pieces, a text first in each, in groups of about `BATCH_CHARACTERS`."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

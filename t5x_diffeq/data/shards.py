@@ -108,13 +108,14 @@ def read_facts(folder: Path, name: str) -> dict | None:
     return json.loads(path.read_text()) if whole else None
 
 
-def merge(folder: Path, count: int, facts: dict) -> dict:
+def merge(folder: Path, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
     """Checks every shard against its facts and writes the manifest.
 
     Args:
       folder: of the shards.
       count: shards of each split.
       facts: what every shard must have been made from.
+      splits: that there are.
 
     Returns:
       The manifest.
@@ -123,7 +124,7 @@ def merge(folder: Path, count: int, facts: dict) -> dict:
       InputError: naming a shard that is missing, damaged, or made from something else.
     """
     manifest, skipped = {**facts, "shards": count}, Counter()
-    for split in SPLITS:
+    for split in splits:
         names = [stem(split, index, count) for index in range(count)]
         found = [checked(folder, name, facts) for name in names]
         skipped.update(reason for s in found for reason in Counter(s["skipped"]).elements())
@@ -134,7 +135,7 @@ def merge(folder: Path, count: int, facts: dict) -> dict:
             "tokens": sum(shard["tokens"] for shard in found),
         }
     manifest["skipped"] = dict(sorted(skipped.items()))
-    if not manifest["train"]["documents"]:
+    if "train" in splits and not manifest["train"]["documents"]:
         raise InputError(
             f"{facts['source']} has no document to train on; skipped: {told(skipped)}; give text"
         )

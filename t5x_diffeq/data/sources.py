@@ -35,6 +35,7 @@ class Source:
       validation: its documents.
       fingerprint: a hash of all that decides them.
       large: whether they are better tokenised by many processes.
+      one_by_one: whether a document can be read without many others, in any order.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Source:
     validation: Sequence
     fingerprint: str
     large: bool = False
+    one_by_one: bool = True
 
 
 @runtime_checkable
@@ -131,11 +133,11 @@ def text_files(data: ConfigDict) -> Source:
         found = find_text_files("validation_path", data.validation_path)
         validation = FileDocuments(found, data.text_field)
         fingerprint = digest([documents.fingerprint.encode(), validation.fingerprint.encode()])
-        return Source(data.path, documents, validation, fingerprint, large)
+        return Source(data.path, documents, validation, fingerprint, large, documents.one_by_one)
     cut = documents.character(int(documents.characters * (1 - VALIDATION_PART)))
     train = Part(documents, (0, 0), cut)
     validation = Part(documents, cut, (len(documents), 0))
-    return Source(data.path, train, validation, documents.fingerprint, large)
+    return Source(data.path, train, validation, documents.fingerprint, large, documents.one_by_one)
 
 
 def find_text_files(key: str, path: str | None) -> list[Path]:

@@ -1,9 +1,11 @@
 """How fast batches are made on the host, against plain Grain doing the same work."""
 
+import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import cycle
 from pathlib import Path
 
@@ -11,14 +13,16 @@ import grain
 import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_diffeq.data.corpus import Corpus, prepare_corpus
+from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import train_examples
 from t5x_diffeq.data.pipeline import host_batches, train_dataset
 from t5x_diffeq.data.preparation import tokenised
-from t5x_diffeq.data.shards import ShardedDocuments
-from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.data.sources import Source, load_source
+from t5x_diffeq.data.streams import RowStreams
+from t5x_diffeq.data.tokenizer import Tokenizer, unusable
 
 SECONDS = 1.0  # of each in a round
+LEAD_IN = 0.5  # before these: what was read ahead while others had their turn doesn't count
 WARM_UP = 10  # batches
 Work = Iterator[int]  # numbers of tokens, as they are ready
 
@@ -35,16 +39,25 @@ def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: 
 
     Returns:
       By name: `pipeline` (batches from token shards), `plain_grain` (likewise, by Grain's own
-      shuffle and packing), and `tokenising` (documents to tokens) unless the data is shards.
+      shuffle and packing); and unless the data is shards, `tokenising` (documents to tokens),
+      `in_loop` (batches from documents) and `grain_tokenising` (likewise, by Grain).
     """
+    data = data.copy_and_resolve_references()
+    data.tokenize = "ahead"
     corpus = prepare_corpus(data, folder, new=True)
-    dataset = train_dataset(train_examples(data, corpus, seed), batch_size, seed, range(batch_size))
+    examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
+    dataset = train_dataset(examples, batch_size, seed, range(batch_size))
+
+    def tokens_of(record: bytes) -> np.ndarray:
+        return np.frombuffer(record, tokens.dtype).astype(np.int32)
+
+    records, threads = grain.MapDataset.source(tokens.records), data.read_threads
     works = {
-        "pipeline": from_batches(host_batches(dataset, 0, data.read_threads)),
-        "plain_grain": plain_grain(corpus.parts[0].train, data, batch_size, seed),
+        "pipeline": from_batches(host_batches(dataset, 0, threads)),
+        "plain_grain": plain_grain(records, tokens_of, data, batch_size, seed, threads),
     }
     if data.source not in ("tokens", "mixture"):
-        works["tokenising"] = tokenising(data, corpus)
+        works |= of_texts(load_source(data), corpus.tokenizer, data, batch_size, seed)
     for work in works.values():
         for _ in range(WARM_UP):
             next(work)
@@ -58,6 +71,9 @@ def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: 
 def rate(work: Work) -> float:
     """Tokens per second over about `SECONDS`."""
     begun, tokens = time.perf_counter(), 0
+    while time.perf_counter() - begun < LEAD_IN:
+        next(work)
+    begun = time.perf_counter()
     while time.perf_counter() - begun < SECONDS:
         tokens += next(work)
     return tokens / (time.perf_counter() - begun)
@@ -69,23 +85,65 @@ def from_batches(batches: Iterator[dict]) -> Work:
         yield batch["inputs"].size
 
 
-def plain_grain(documents: ShardedDocuments, data: ConfigDict, batch_size: int, seed: int) -> Work:
-    """Documents shuffled, decoded, concatenated, split and batched by Grain alone."""
+def plain_grain(
+    documents: grain.MapDataset,
+    tokens_of: Callable[[object], np.ndarray],
+    data: ConfigDict,
+    batch_size: int,
+    seed: int,
+    threads: int,
+) -> Work:
+    """Documents shuffled, made tokens, concatenated, split and batched by Grain alone.
 
-    def shifted(record: bytes) -> dict[str, np.ndarray]:
-        tokens = np.frombuffer(record, documents.dtype).astype(np.int32)
+    Args:
+      documents: what Grain reads.
+      tokens_of: the tokens of one.
+      data: `config.data`.
+      batch_size: rows of a batch.
+      seed: of the order.
+      threads: that read and call `tokens_of`.
+    """
+
+    def shifted(document: object) -> dict[str, np.ndarray]:
+        tokens = tokens_of(document)
         return {"inputs": tokens[:-1], "targets": tokens[1:]}
 
     lengths = {"inputs": data.sequence_length, "targets": data.sequence_length}
-    read: Callable = grain.MapDataset.source(documents.records).seed(seed).shuffle().repeat
-    options = grain.ReadOptions(num_threads=data.read_threads, prefetch_buffer_size=64)
-    rows = read(None).map(shifted).to_iter_dataset(options)
+    read = documents.seed(seed).shuffle().repeat(None)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=64)
+    rows = read.map(shifted).to_iter_dataset(options)
     packed = grain.experimental.ConcatThenSplitIterDataset(rows, length_struct=lengths)
     return from_batches(iter(packed.batch(batch_size)))
 
 
-def tokenising(data: ConfigDict, corpus: Corpus) -> Work:
-    """The documents of the source, over and over, by all cores."""
-    source = load_source(data)
-    for tokens in tokenised(cycle(source.train), corpus.tokenizer, Counter()):
+def of_texts(
+    source: Source, tokenizer: Tokenizer, data: ConfigDict, batch_size: int, seed: int
+) -> dict[str, Work]:
+    """What works on documents: tokenising alone, in the loop, and in Grain's read threads."""
+    works = {"tokenising": tokenising(source.train, tokenizer)}
+    if source.one_by_one and len(source.train) >= batch_size:
+        streams = RowStreams(source.train, tokenizer, data.sequence_length, batch_size, seed)
+        in_loop = streams.batches(range(batch_size), 0, None)
+        works["in_loop"] = from_batches(batch for batch, _ in in_loop)
+        works["grain_tokenising"] = grain_tokenising(source, tokenizer, data, batch_size, seed)
+    return works
+
+
+def grain_tokenising(
+    source: Source, tokenizer: Tokenizer, data: ConfigDict, batch_size: int, seed: int
+) -> Work:
+    """Documents tokenised and packed by Grain alone, on all cores."""
+    each = copy(tokenizer)
+    each.threads = 1  # the read threads are many
+
+    def tokens_of(text: str) -> np.ndarray:
+        return np.append(each.encode([text])[0], tokenizer.end_of_text)
+
+    documents = grain.MapDataset.source(source.train).filter(lambda text: not unusable(text))
+    return plain_grain(documents, tokens_of, data, batch_size, seed, os.cpu_count() or 1)
+
+
+def tokenising(documents: Sequence, tokenizer: Tokenizer) -> Work:
+    """Documents made tokens, over and over, by all cores."""
+    for tokens in tokenised(cycle(documents), tokenizer, Counter()):
         yield len(tokens)

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.processes import wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training.state import TrainState
 
@@ -35,9 +36,11 @@ class Checkpoints:
         """The newest whole checkpoint, if there is any."""
         return self.manager.latest_step()
 
-    def save(self, step: int, state: TrainState, fingerprint: str) -> None:
-        """Starts to save; the state of the data is the step and the data's fingerprint."""
-        data_state = {"step": step, "fingerprint": fingerprint}
+    def save(
+        self, step: int, state: TrainState, fingerprint: str, places: list | None = None
+    ) -> None:
+        """Starts to save; the state of the data is the step, its fingerprint and rows' places."""
+        data_state = {"step": step, "fingerprint": fingerprint, "places": places}
         self.manager.save(
             step,
             args=ocp.args.Composite(
@@ -48,8 +51,8 @@ class Checkpoints:
 
     def restore(
         self, abstract_state: TrainState, fingerprint: str
-    ) -> tuple[TrainState, int] | None:
-        """State and step of the newest readable checkpoint, or None if there never was one.
+    ) -> tuple[TrainState, int, list | None] | None:
+        """State, step and places of the newest readable checkpoint; None if there never was one.
 
         Unreadable ones are moved aside, into `unreadable_checkpoints/`, and said so, once an older
         one was read; else nothing is touched.
@@ -75,7 +78,7 @@ class Checkpoints:
                     "or choose a new --workdir"
                 )
             self.set_aside(failures)
-            return restored.state, restored.data["step"]
+            return restored.state, restored.data["step"], restored.data.get("places")
         if failures:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read (of {min(failures)}: "
@@ -101,6 +104,7 @@ class Checkpoints:
                 aside.parent.mkdir(exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
                 shutil.move(self.folder / str(step), aside)
+        wait_for_all("unreadable checkpoints are moved")
         self.manager = self.open()
 
     def __enter__(self) -> "Checkpoints":

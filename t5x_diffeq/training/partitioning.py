@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import gcd, prod
 
 import jax
 from flax import linen as nn
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
@@ -52,12 +53,39 @@ def make_mesh(
     if filled:
         sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
     check_mesh(sizes, batch_size, devices)
-    return jax.make_mesh(
-        tuple(sizes.values()),
-        AXES,
-        axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
-        devices=devices[: prod(sizes.values())],
-    )
+    return arrange(sizes, devices[: prod(sizes.values())])
+
+
+def arrange(sizes: dict[str, int], devices: Sequence[object]) -> Mesh:
+    """The mesh of so many devices that neighbours on it are near each other."""
+    automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
+    across = axes_across_slices(sizes, devices)
+    if prod(across.values()) == 1:
+        return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=automatic, devices=devices)
+    within = tuple(size // across[axis] for axis, size in sizes.items())
+    array = mesh_utils.create_hybrid_device_mesh(within, tuple(across.values()), devices)
+    return Mesh(array, AXES, axis_types=automatic)
+
+
+def axes_across_slices(sizes: dict[str, int], devices: Sequence[object]) -> dict[str, int]:
+    """How much of each mesh axis goes from slice to slice, over the data-centre network.
+
+    A TPU slice is what fast links (ICI) join; several are joined by a slower network (DCN). Data
+    takes it first, for it communicates once a step; then fsdp; tensor never. GPU nodes need no such
+    care: devices are numbered node by node, so the outer axes cross them.
+
+    Raises:
+      InputError: with the numbers, if data and fsdp can't hold the slices.
+    """
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    data = gcd(sizes["data"], slices)
+    fsdp = gcd(sizes["fsdp"], slices // data)
+    if data * fsdp != slices:
+        raise InputError(
+            f"mesh {describe(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
+            f"mesh.tensor must stay within one; set mesh.data={slices}"
+        )
+    return {"data": data, "fsdp": fsdp, "tensor": 1}
 
 
 def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[jax.Device]) -> int:

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import RunError
+from t5x_diffeq.files import write_whole
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.report import count, duration, say, table
 from t5x_diffeq.training.metrics import read_metrics
@@ -28,8 +30,8 @@ class CorpusFacts(Protocol):
 
     name: str
 
-    def tokens(self, split: str) -> int:
-        """Tokens of a split."""
+    def amount(self, split: str) -> str:
+        """How much a split has."""
 
 
 class Clock:
@@ -103,11 +105,11 @@ def say_account(
     config: ConfigDict,
     setup: Setup,
     corpus: CorpusFacts,
-    mixture: Sequence[tuple[float, Sized]],
+    epochs: str,
     workdir: Path,
     start: int,
 ) -> None:
-    """What is about to happen: devices, data, model, parameters, steps, and where."""
+    """What is about to happen: devices, data, model, parameters, steps and epochs, and where."""
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
@@ -115,22 +117,16 @@ def say_account(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh),
-            "data": f"{corpus.name}: {count(corpus.tokens('train'))} tokens train, "
-            f"{count(corpus.tokens('validation'))} validate; vocabulary {c.vocab_size}",
+            "data": f"{corpus.name}: {corpus.amount('train')} train, "
+            f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
-            "parameters": describe_parameters(setup.abstract_state.params),
+            "parameters": f"{describe_parameters(setup.abstract_state.params)}; each with its "
+            "sharding in parameters.txt",
             "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
-            f"{count(total_steps * tokens_per_step)} in all, "
-            f"{epochs(mixture, total_steps * batch_size)} epochs",
+            f"{count(total_steps * tokens_per_step)} in all, {epochs}",
         },
     )
-
-
-def epochs(mixture: Sequence[tuple[float, Sized]], examples: int) -> str:
-    """How often each part is gone through: `1.25`, or `0.80, 3.10` of a mixture."""
-    weights = sum(weight for weight, _ in mixture)
-    return ", ".join(f"{examples * weight / weights / len(part):.2f}" for weight, part in mixture)
 
 
 def describe_devices(mesh: Mesh) -> str:
@@ -155,6 +151,13 @@ def describe_model(c: ModelConfig) -> str:
         f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
         f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}"
     )
+
+
+def write_overview(params: dict, workdir: Path) -> None:
+    """`parameters.txt`: each parameter's shape, dtype, size and sharding."""
+    if jax.process_index() == 0:
+        overview = parameter_overview.get_parameter_overview(params, include_stats="sharding")
+        write_whole(workdir / "parameters.txt", f"{overview}\n".encode())
 
 
 def describe_parameters(params: dict) -> str:

@@ -1,7 +1,12 @@
 """Stopping between steps: SIGTERM (preemption) and Ctrl-C."""
 
+import os
 import signal
 from types import FrameType
+
+from jax.experimental import multihost_utils
+
+from t5x_diffeq.processes import are_several
 
 EXIT_PREEMPTED = 42  # saved: start me again
 EXIT_INTERRUPTED = 130  # saved, stopped by a person
@@ -10,7 +15,10 @@ EXIT_INTERRUPTED = 130  # saved, stopped by a person
 class StopSignals:
     """Notes the first SIGTERM or SIGINT; a second one acts at once, as it would have.
 
-    Use as a context. `status` is None until a signal came, then the exit status to end with.
+    Of several processes, any that gets a signal stops all, after the same step: JAX's preemption
+    service hears SIGTERM, and makes them agree; a SIGINT is turned into one.
+
+    Use as a context. `status` is None until it is time to stop, then the exit status to end with.
     """
 
     def __init__(self):
@@ -18,8 +26,19 @@ class StopSignals:
         self.name = ""
 
     def __enter__(self) -> "StopSignals":
-        self.before = {s: signal.signal(s, self.note) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.several = are_several()
+        heard = (signal.SIGINT,) if self.several else (signal.SIGTERM, signal.SIGINT)
+        self.before = {s: signal.signal(s, self.note) for s in heard}
         return self
+
+    def after(self, step: int) -> bool:
+        """Whether to stop after `step`; to be called in every step, by every process."""
+        if not self.several:
+            return self.status is not None
+        agreed = multihost_utils.reached_preemption_sync_point(step)
+        if agreed and self.status is None:
+            self.status, self.name = EXIT_PREEMPTED, "SIGTERM to one of the processes"
+        return agreed
 
     def __exit__(self, *exception: object) -> None:
         self.restore()
@@ -30,6 +49,8 @@ class StopSignals:
         self.status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         self.name = "Ctrl-C" if interrupted else "SIGTERM"
         self.restore()
+        if self.several:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def restore(self) -> None:
         """Puts back the handlers found."""

@@ -1,0 +1,77 @@
+"""Documents that are lines of JSON objects: all of a piece of a file, or one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer
+
+from t5x_diffeq.errors import InputError
+
+
+def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
+    """A document per line that isn't blank.
+
+    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
+    it is tokenised.
+
+    Args:
+      path: the file, for messages.
+      start: of `content` in it.
+      content: whole lines.
+      field: the key of the text.
+
+    Raises:
+      InputError: naming a line that holds no text.
+    """
+    texts, offset = [], start
+    for line in content.split(b"\n"):
+        if line.strip():
+            texts.append(text_of_line(line, field, f"{path}, line at byte {offset}"))
+        offset += len(line) + 1
+    return texts
+
+
+def line_starts(content: bytes) -> Integer[np.ndarray, " lines"]:
+    """Where the lines that aren't blank begin."""
+    starts, offset = [], 0
+    for line in content.split(b"\n"):
+        if line.strip():
+            starts.append(offset)
+        offset += len(line) + 1
+    return np.array(starts, np.min_scalar_type(len(content)))
+
+
+def read_line(path: Path, start: int, field: str) -> str:
+    """The document whose line begins at byte `start`.
+
+    Raises:
+      InputError: if it can't be read any more, or holds no text.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            line = file.readline()
+    except OSError as error:
+        raise InputError(f"data.path: {path} can't be read: {error.strerror}") from error
+    return text_of_line(line, field, f"{path}, line at byte {start}")
+
+
+def text_of_line(line: bytes, field: str, place: str) -> str:
+    """The field of a JSON object; null is an empty text.
+
+    Raises:
+      InputError: if there is no such text.
+    """
+    try:
+        record = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
+    if not isinstance(record, dict) or field not in record:
+        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        raise InputError(
+            f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
+        )
+    if not isinstance(record[field], str | None):
+        raise InputError(f"data.path: {place}: its {field!r} is {record[field]!r:.60}, not text")
+    return record[field] or ""

@@ -1,0 +1,227 @@
+"""Tokenising in the loop: each row of the global batch reads its own documents, when it needs them.
+
+Row r of B rows reads documents r, r + B, r + 2B, ... of an endless order, in which each epoch has
+every document once, newly shuffled. It reads them one behind the other, cut into windows as
+`packing.Windows` cuts them. So a row depends on the seed and on B alone, whatever the number of
+processes, and where it stands is two integers, its place: which of its documents, and how many
+tokens of that one are consumed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import count
+
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jaxtyping import Integer
+
+from t5x_diffeq.data.packing import Example, with_segments
+from t5x_diffeq.data.preparation import PIECE_CHARACTERS, batches, pieces
+from t5x_diffeq.data.shards import told
+from t5x_diffeq.data.tokenizer import Tokenizer, unusable
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.report import say
+
+BLOCK_TOKENS = 2**18  # are made at once, or a batch: enough for all cores, soon enough for step 1
+CHARACTERS_PER_TOKEN = 4  # a guess: too low, and a row asks again; too high, and it reads ahead
+LIVE_EPOCHS = 3  # near a border, rows are in two; one may lag behind in a long document
+Places = Integer[np.ndarray, "places 2"]
+
+
+class RowStreams:
+    """The documents as endless rows of tokens.
+
+    Args:
+      documents: texts.
+      tokenizer: theirs.
+      length: L, tokens of a window.
+      batch_size: B, rows of the global batch.
+      seed: shuffles the documents.
+      cross_documents: whether attention crosses documents; else windows have segments.
+
+    Raises:
+      InputError: if there are fewer documents than rows, or none can be trained on.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence,
+        tokenizer: Tokenizer,
+        length: int,
+        batch_size: int,
+        seed: int,
+        cross_documents: bool = False,
+    ):
+        self.documents, self.tokenizer, self.length = documents, tokenizer, length
+        self.batch_size, self.seed, self.cross_documents = batch_size, seed, cross_documents
+        self.skipped, self.said = Counter(), 0
+        if len(documents) < batch_size:
+            raise InputError(
+                f"data.tokenize=in_loop gives each of the {batch_size} rows of a batch documents "
+                f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
+            )
+        if all(map(unusable, documents)):  # as a rule, the first one ends this
+            reasons = told(Counter(map(unusable, documents)))
+            raise InputError(f"data.source has no document to train on: {reasons}; give text")
+
+    def batches(
+        self, rows: range, step: int, places: Sequence | None
+    ) -> Iterator[tuple[Example, Places]]:
+        """The batches after `step`, each with the places after it; a thread reads ahead.
+
+        Args:
+          rows: this process's, of B.
+          step: of the checkpoint, or 0.
+          places: `[B, 2]`, of the checkpoint.
+
+        Yields:
+          The rows' windows; the places `[B, 2]`, -1 for other processes' rows.
+
+        Raises:
+          InputError: if the checkpoint holds no such places.
+        """
+        places = self.checked(step, places)
+        own = [Row(self.texts(r, int(places[r, 0])), *places[r].tolist()) for r in rows]
+        with ThreadPoolExecutor(1) as thread:
+            block = thread.submit(self.block, rows, own)
+            while True:
+                ready = block.result()
+                block = thread.submit(self.block, rows, own)
+                yield from ready
+
+    def checked(self, step: int, places: Sequence | None) -> Places:
+        """The places to begin at: of a checkpoint, or the first ones.
+
+        Raises:
+          InputError: if the checkpoint lacks them, or they are other rows'.
+        """
+        if step == 0:
+            return np.zeros((self.batch_size, 2), np.int64)
+        found = np.array([] if places is None else places, np.int64)
+        if found.shape != (self.batch_size, 2) or found.min() < 0:
+            raise InputError(
+                f"checkpoint {step} does not say where the {self.batch_size} rows stand in their "
+                "documents, which data.tokenize=in_loop needs; choose a new --workdir"
+            )
+        return found
+
+    def texts(self, row: int, first: int) -> Iterator[tuple[int, str, bool]]:
+        """Pieces of the row's documents from number `first` on: of which, and whether its last."""
+        for number in count(first):
+            place = row + number * self.batch_size
+            text = self.documents[document_at(len(self.documents), self.seed, place)]
+            for piece, is_last in pieces([text], self.skipped):
+                yield number, piece, is_last
+
+    def block(self, rows: range, own: list["Row"]) -> list[tuple[Example, Places]]:
+        """The next batches of the process's `rows`, whose state is `own`, with the places after."""
+        steps = max(1, BLOCK_TOKENS // (len(own) * self.length))
+        self.fill(own, steps * self.length + 1)
+        taken = [row.take(steps, self.length) for row in own]
+        places = np.full((steps, self.batch_size, 2), -1, np.int64)
+        places[:, rows.start : rows.stop] = np.stack([place for _, place in taken], axis=1)
+        self.tell_skipped()
+        example = self.windows(np.stack([tokens for tokens, _ in taken]))
+        return [
+            ({name: leaf[s] for name, leaf in example.items()}, places[s]) for s in range(steps)
+        ]
+
+    def fill(self, own: list["Row"], tokens: int) -> None:
+        """Tokenises documents until each row holds so many tokens."""
+        end = np.array([self.tokenizer.end_of_text], np.int32)
+        while lacking := [row for row in own if row.held < tokens]:
+            wanted = (piece for row in lacking for piece in row.wanted(tokens))
+            for batch in batches(wanted):
+                encoded = self.tokenizer.encode([text for text, *_ in batch])
+                for found, (_, is_last, number, row) in zip(encoded, batch, strict=True):
+                    row.add(number, np.concatenate([found, end]) if is_last else found)
+
+    def windows(self, tokens: Integer[np.ndarray, "rows tokens"]) -> Example:
+        """Rows of s L + 1 tokens as examples `[s, rows, L]`."""
+
+        def by_step(row: Integer[np.ndarray, "rows tokens"]) -> Integer[np.ndarray, "s rows L"]:
+            return np.ascontiguousarray(row.reshape(len(row), -1, self.length).swapaxes(0, 1))
+
+        inputs, targets = by_step(tokens[:, :-1]), by_step(tokens[:, 1:])
+        mask = np.ones(inputs.shape, np.float32)
+        example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
+        if self.cross_documents:
+            return example
+        return with_segments(example, inputs == self.tokenizer.end_of_text)
+
+    def tell_skipped(self) -> None:
+        """Says how many documents were skipped, each time that these have doubled."""
+        if self.skipped.total() >= max(1, 2 * self.said):
+            self.said = self.skipped.total()
+            say(f"documents skipped so far: {told(self.skipped)}")
+
+
+class Row:
+    """The tokens that a row holds, from the next window's first on, and whose they are.
+
+    Args:
+      texts: pieces of the row's documents: of which, and whether its last.
+      number: the document of the first piece.
+      consumed: tokens of it that are not held any more.
+
+    Attributes:
+      numbers: of the documents whose tokens are held.
+      starts: where each begins, counted from the first token held; that of the first is <= 0.
+      held: how many there are; below 0 while what was consumed is tokenised again.
+    """
+
+    def __init__(self, texts: Iterator[tuple[int, str, bool]], number: int, consumed: int):
+        self.texts, self.numbers, self.starts = texts, [number], [-consumed]
+        self.tokens: list[np.ndarray] = []
+        self.held = -consumed
+
+    def wanted(self, tokens: int) -> Iterator[tuple[str, bool, int, "Row"]]:
+        """The next pieces, about as many as it takes to hold so many tokens."""
+        missing = min((tokens - self.held) * CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
+        while missing > 0:
+            number, text, is_last = next(self.texts)
+            yield text, is_last, number, self
+            missing -= len(text)
+
+    def add(self, number: int, tokens: Integer[np.ndarray, " tokens"]) -> None:
+        """Holds a piece of document `number`, but for what was consumed before."""
+        if number != self.numbers[-1]:
+            self.numbers.append(number)
+            self.starts.append(self.held)
+        self.tokens.append(tokens[max(0, -self.held) :])
+        self.held += len(tokens)
+
+    def take(self, steps: int, length: int) -> tuple[Integer[np.ndarray, " tokens"], Places]:
+        """The tokens of so many windows, and the place after each; these are then consumed."""
+        tokens, consumed = np.concatenate(self.tokens), steps * length
+        numbers, starts = np.array(self.numbers), np.array(self.starts)
+        after = length * np.arange(1, steps + 1)
+        at = np.searchsorted(starts, after, side="right") - 1
+        places = np.stack([numbers[at], after - starts[at]], axis=1)
+        self.numbers = numbers[at[-1] :].tolist()
+        self.starts = (starts[at[-1] :] - consumed).tolist()
+        self.tokens, self.held = [tokens[consumed:]], self.held - consumed
+        return tokens[: consumed + 1], places
+
+
+def document_at(documents: int, seed: int, place: int) -> int:
+    """The number of the document at a place of the endless order."""
+    epoch, within = divmod(place, documents)
+    return int(order_of(documents, seed, epoch)[within])
+
+
+@lru_cache(LIVE_EPOCHS)
+def order_of(documents: int, seed: int, epoch: int) -> Integer[np.ndarray, " documents"]:
+    """The order of an epoch, in the smallest dtype: it is all that shuffling keeps in memory."""
+    numbers = np.arange(documents, dtype=np.min_scalar_type(documents))
+    return np.random.default_rng([seed, epoch]).permutation(numbers)
+
+
+def gathered(places: Places | None) -> list | None:
+    """The places of all processes' rows, for a checkpoint; every process must call it."""
+    if places is None:
+        return None
+    words = process_allgather(places.view(np.int32))  # JAX gathers no integers of 64 bits
+    return words.view(np.int64).max(axis=0).tolist()

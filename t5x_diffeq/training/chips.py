@@ -1,0 +1,58 @@
+"""What accelerators can do: dense bf16 FLOP/s, memory, bandwidths; per device as JAX counts them.
+
+TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; memory is what the compiler lets a
+program have. A TPU7x chip is two devices, so its figures here are half of the chip's. GPUs:
+NVIDIA's data sheets of the SXM modules, without sparsity.
+"""
+
+import re
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Figures of one device.
+
+    Attributes:
+      peak_flops: bf16 FLOP/s of the matrix units.
+      memory_bytes: of HBM, usable by a program.
+      memory_bandwidth: of HBM, bytes/s.
+      link_bandwidth: bytes/s sent over all links to other devices together (TPU: ICI; GPU:
+        NVLink).
+      links: how many they are; 1 where any device reaches any other with all of it.
+      clock: cycles/s in which the compiler's estimates are written; None where it makes none.
+    """
+
+    peak_flops: float
+    memory_bytes: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    links: int
+    clock: float | None = None
+
+
+CHIPS = {
+    "TPU v4": Chip(275e12, 30.75 * GIB, 1228e9, 300e9, 6, 1.05e9),
+    "TPU v5 lite": Chip(197e12, 15.75 * GIB, 819e9, 200e9, 4, 1.5e9),
+    "TPU v5": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 1.75e9),
+    "TPU v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 1.75e9),
+    "TPU v6 lite": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 4, 1.75e9),
+    "TPU7x": Chip(2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6, 2.2e9),
+    "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1),
+    "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1),
+    "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1),
+    "B200": Chip(2250e12, 180e9, 7700e9, 900e9, 1),
+}
+
+
+def chip(device_kind: str) -> Chip | None:
+    """The figures of `jax.Device.device_kind`; None for a kind that isn't known here.
+
+    A TPU's kind is a key of `CHIPS`; a GPU's has one as a word, as in "NVIDIA H100 80GB HBM3".
+    """
+    if device_kind in CHIPS:
+        return CHIPS[device_kind]
+    words = re.findall(r"[A-Z0-9]+", device_kind) if device_kind.startswith("NVIDIA") else []
+    return next((CHIPS[word] for word in words if word in CHIPS), None)

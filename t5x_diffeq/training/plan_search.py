@@ -1,0 +1,90 @@
+"""Other ways to run the same config on the same devices: what to compile next."""
+
+import copy
+from collections.abc import Iterator
+from itertools import product
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.training.partitioning import AXES
+
+REMATS = ("none", "dots", "full")  # the last computes most again and keeps least
+TENSOR_SIZES = (1, 2, 4, 8)  # beyond, the exchange of activations in every layer costs too much
+
+
+def changed(config: ConfigDict, **keys: object) -> ConfigDict:
+    """A copy with other values; `__` for the dot, as in `model__remat`."""
+    other = copy.deepcopy(config)
+    other.update_from_flattened_dict({key.replace("__", "."): v for key, v in keys.items()})
+    return other
+
+
+def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
+    """Whether the batch and the model's axes are divisible by such a mesh."""
+    model, train = config.model, config.train
+    heads = model.num_kv_heads or model.num_heads
+    rows = (train.batch_size, data * fsdp * train.microbatches)
+    sizes = (rows, (model.embed_dim, fsdp), (heads, tensor), (model.mlp_dim, tensor))
+    return all(size % n == 0 for size, n in sizes)
+
+
+def meshes(config: ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
+    """Meshes of all the devices that the config's sizes can be divided by.
+
+    Parameters split the most, and activations the least, come first.
+    """
+    for tensor in TENSOR_SIZES:
+        rest = num_devices // tensor
+        for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
+            sizes = (rest // fsdp, fsdp, tensor)
+            if num_devices % tensor == 0 and divides(config, *sizes):
+                yield dict(zip(AXES, sizes, strict=True))
+
+
+def sweep_configs(config: ConfigDict, num_devices: int) -> Iterator[ConfigDict]:
+    """The config on every mesh and with every remat policy, its own among them."""
+    remats = dict.fromkeys((config.model.remat, *REMATS))
+    for mesh, remat in product(meshes(config, num_devices), remats):
+        sizes = {f"mesh__{axis}": size for axis, size in mesh.items()}
+        yield changed(config, model__remat=remat, **sizes)
+
+
+def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, ConfigDict]]:
+    """What may make a config fit, each as flags and a config: the least costly first.
+
+    More remat costs time; fewer sequences at once or another mesh cost communication; a smaller
+    batch is another run of training.
+
+    Args:
+      config: that doesn't fit.
+      mesh: on which it was tried.
+    """
+    data, fsdp, tensor = (mesh[axis] for axis in AXES)
+    for keys in candidates(config, data, fsdp, tensor):
+        other = changed(config, **keys)
+        sizes = (keys.get(f"mesh__{axis}", mesh[axis]) for axis in AXES)
+        if divides(other, *sizes):
+            yield as_flags(keys), other
+
+
+def candidates(
+    config: ConfigDict, data: int, fsdp: int, tensor: int
+) -> Iterator[dict[str, object]]:
+    """The keys that each remedy changes, without regard to what divides."""
+    kept, train = config.model.remat, config.train
+    for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():
+        yield {"model__remat": remat}
+    full = {} if kept == "full" else {"model__remat": "full"}
+    if data > 1:
+        yield {**full, "mesh__data": 1, "mesh__fsdp": data * fsdp}
+    for parts in (2, 4, 8):
+        yield {**full, "train__microbatches": parts * train.microbatches}
+    if fsdp % 2 == 0:
+        yield {**full, "mesh__fsdp": fsdp // 2, "mesh__tensor": 2 * tensor}
+    for parts in (n for n in (2, 4, 8) if train.batch_size % n == 0):
+        yield {**full, "train__batch_size": train.batch_size // parts}
+
+
+def as_flags(keys: dict[str, object]) -> str:
+    """As one writes them on the command line."""
+    return " ".join(f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items())

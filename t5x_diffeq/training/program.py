@@ -1,0 +1,184 @@
+"""The text of a compiled program, read: its computations, and how often each instruction runs.
+
+XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as
+often as it runs, loops inside it by the product; computations that are called, fused, started
+asynchronously or chosen by a condition are followed. Of a condition every branch is counted, which
+bounds from above. The text is that of `jax.stages.Compiled.as_text()`, for any platform.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+END = re.compile(r"\}(, execution_thread=.*)?$")
+INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
+SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+CALLED = re.compile(
+    r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)"
+    r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
+)
+# Their `to_apply` is a scalar function, applied to every element: nothing there to follow.
+APPLIES = ("reduce", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter")
+
+
+class Shape(NamedTuple):
+    """An array's element type, dimensions and layout, as in `bf16[8,128]{1,0:T(8,128)S(1)}`."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Size without padding; 0 for tokens and the like."""
+        bits = 8 if self.dtype == "pred" else int((re.search(r"\d+", self.dtype) or [0])[0])
+        size = bits
+        for dim in self.dims:
+            size *= dim
+        return size // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`name = type opcode(operands), attributes`.
+
+    Attributes:
+      name: without `%`.
+      type: of the result, as written.
+      opcode: e.g. "fusion".
+      literal: what stands between the parentheses: operands, or a constant's value.
+      attributes: what follows.
+      root: whether it is its computation's result.
+    """
+
+    name: str
+    type: str
+    opcode: str
+    literal: str
+    attributes: str
+    root: bool = False
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands, which may be written with their types."""
+        return tuple(part.split()[-1].lstrip("%") for part in elements(f"({self.literal})"))
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that it runs."""
+        if self.opcode in APPLIES or self.opcode.endswith(("-done", "-update")):
+            return ()
+        found = (one or several for one, several in CALLED.findall(self.attributes))
+        return tuple(name.strip().lstrip("%") for names in found for name in names.split(","))
+
+    def attribute(self, pattern: str) -> str | None:
+        """The first group of the pattern in the attributes."""
+        match = re.search(pattern, self.attributes)
+        return match and match.group(1)
+
+
+Computation = dict[str, Instruction]
+
+
+class Program(NamedTuple):
+    """Computations by name, and the name of the one that is run."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+class Execution(NamedTuple):
+    """An instruction, the computation in which it stands, and how often it runs.
+
+    `fused` is whether that computation is the inside of a fusion: its intermediate results are
+    never in memory.
+    """
+
+    instruction: Instruction
+    computation: str
+    times: int
+    fused: bool
+
+
+def shapes(type: str) -> list[Shape]:
+    """The arrays of a type, those of nested tuples in order."""
+    return [
+        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), layout)
+        for dtype, dims, layout in SHAPE.findall(type)
+    ]
+
+
+def elements(type: str) -> list[str]:
+    """The elements of a tuple `(a, (b, c))`: `a` and `(b, c)`; of anything else, itself."""
+    if not type.startswith("("):
+        return [type]
+    parts, depth, begin = [], 0, 1
+    for n, character in enumerate(type):
+        depth += (character in "([{") - (character in ")]}")
+        if (character == "," and depth == 1) or depth == 0:
+            parts.append(type[begin:n].strip())
+            begin = n + 1
+        if depth == 0:
+            break
+    return [part for part in parts if part]
+
+
+def read_program(text: str) -> Program:
+    """The program of a compiled program's text.
+
+    Raises:
+      ValueError: if the text has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry, current = None, None
+    for line in whole_lines(text):
+        header = HEADER.match(line)
+        if current is None and header and not line.startswith("HloModule"):
+            current = computations.setdefault(header.group(2), {})
+            entry = header.group(2) if header.group(1) else entry
+        elif END.match(line):
+            current = None
+        elif current is not None and (found := INSTRUCTION.match(line)):
+            instruction = read_instruction(found.group(2), found.group(3), bool(found.group(1)))
+            current[instruction.name] = instruction
+    if entry is None:
+        raise ValueError("this text has no ENTRY computation: it is no compiled program's")
+    return Program(computations, entry)
+
+
+def whole_lines(text: str) -> Iterator[str]:
+    """Lines; an instruction whose attributes hold line breaks (a kernel's own text) is one."""
+    held = ""
+    for line in text.splitlines():
+        if INSTRUCTION.match(line) or HEADER.match(line) or END.match(line):
+            if held:
+                yield held
+            held = line
+        else:
+            held += f"\n{line}"
+    yield held
+
+
+def read_instruction(name: str, definition: str, root: bool) -> Instruction:
+    """An instruction from what follows its `=`."""
+    definition = re.sub(r"/\*.*?\*/", "", definition)
+    type, rest = split_closed(definition) if definition[0] == "(" else definition.split(" ", 1)
+    opcode, _, rest = rest.strip().partition("(")
+    literal, attributes = split_closed(f"({rest}")
+    return Instruction(name, type, opcode, literal[1:-1].strip(), attributes, root)
+
+
+def split_closed(text: str) -> tuple[str, str]:
+    """The text up to the parenthesis that closes its first, and what follows."""
+    depth = 0
+    for n, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[: n + 1], text[n + 1 :]
+    return text, ""

@@ -1,0 +1,302 @@
+"""Collectives are counted as often as they run; an ODE's step moves what its baseline's does."""
+
+import copy
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from configs import default
+from t5x_diffeq.training.collectives import (
+    KINDS,
+    Traffic,
+    collectives,
+    select,
+    time_embedding_sum,
+    traffic,
+)
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.step import compile_train_step
+
+ADD = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+"""
+
+# An outer loop of 16 iterations, noted by the compiler; an inner one from 1 in steps of 2 below 8,
+# whose bound and step come through the outer loop's state, and which adds inside a fusion.
+LOOPS = (
+    "HloModule loops, entry_computation_layout={(f32[8,4]{1,0})->f32[8,4]{1,0}}\n"
+    + ADD
+    + """
+%advance (p: s32[], q: s32[]) -> s32[] {
+  %p = s32[] parameter(0)
+  %q = s32[] parameter(1)
+  ROOT %next = s32[] add(%p, %q)
+}
+
+%body.1 (state: (s32[], f32[8,4], s32[], s32[])) -> (s32[], f32[8,4], s32[], s32[]) {
+  %state = (s32[], f32[8,4]{1,0:T(8,128)S(1)}, s32[], /*index=3*/s32[]) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %x = f32[8,4]{1,0} get-tuple-element(%state), index=1
+  %bound = s32[] get-tuple-element(%state), index=2
+  %by = s32[] get-tuple-element(%state), index=3
+  %i2 = s32[] fusion(%i, %by), kind=kLoop, calls=%advance
+  %r = f32[8,4]{1,0} all-reduce(%x), replica_groups={{0,1}}, metadata={op_name="f/psum"}
+  ROOT %out = (s32[], f32[8,4]{1,0}, s32[], s32[]) tuple(%i2, %r, %bound, %by)
+}
+
+%test.1 (state.1: (s32[], f32[8,4], s32[], s32[])) -> pred[] {
+  %state.1 = (s32[], f32[8,4]{1,0}, s32[], s32[]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  %bound.1 = s32[] get-tuple-element(%state.1), index=2
+  ROOT %less = pred[] compare(%i.1, %bound.1), direction=LT
+}
+
+%body.2 (state.2: (s32[], f32[8,4], s32[], s32[])) -> (s32[], f32[8,4], s32[], s32[]) {
+  %state.2 = (s32[], f32[8,4]{1,0}, s32[], s32[]) parameter(0)
+  %n = s32[] get-tuple-element(%state.2), index=0
+  %one = s32[] constant(1)
+  %n2 = s32[] add(%n, %one)
+  %x.2 = f32[8,4]{1,0} get-tuple-element(%state.2), index=1
+  %bound.2 = s32[] get-tuple-element(%state.2), index=2
+  %by.2 = s32[] get-tuple-element(%state.2), index=3
+  %by.3 = s32[] copy(%by.2)
+  %begin = (s32[], f32[8,4]{1,0}, s32[], s32[]) tuple(%one, %x.2, %bound.2, %by.3)
+  %inner = (s32[], f32[8,4], s32[], s32[]) while(%begin), condition=%test.1, body=%body.1
+  %y = f32[8,4]{1,0} get-tuple-element(%inner), index=1
+  ROOT %out.2 = (s32[], f32[8,4]{1,0}, s32[], s32[]) tuple(%n2, %y, %bound.2, %by.3)
+}
+
+%test.2 (state.4: (s32[], f32[8,4], s32[], s32[])) -> pred[] {
+  %state.4 = (s32[], f32[8,4]{1,0}, s32[], s32[]) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (x.5: f32[8,4]) -> f32[8,4] {
+  %x.5 = f32[8,4]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %eight = s32[] constant(8)
+  %two = s32[] constant(2)
+  %begin.5 = (s32[], f32[8,4]{1,0}, s32[], s32[]) tuple(%zero, %x.5, %eight, %two)
+  %outer = (s32[], f32[8,4]{1,0}, s32[], s32[]) while(%begin.5), condition=%test.2, body=%body.2,\
+ backend_config={"known_trip_count":{"n":"16"},"known_init_step":{"init":"0","step":"1"}}
+  ROOT %y.5 = f32[8,4]{1,0} get-tuple-element(%outer), index=1
+}
+"""
+)
+
+
+def program(body):
+    return f"HloModule made\n{ADD}\nENTRY %main (x: f32[4]) -> f32[4] {{\n{body}\n}}\n"
+
+
+def moved(text):
+    return {kind: tuple(t) for kind, t in traffic(collectives(text)).items() if t.executions}
+
+
+def test_nested_loops_multiply():
+    assert moved(LOOPS) == {"all-reduce": (16 * 4, 16 * 4 * 8 * 4 * 4)}  # i = 1, 3, 5, 7
+    (only,) = collectives(LOOPS)
+    assert (only.devices, only.op_name, str(only.shapes[0])) == (2, "f/psum", "f32[8,4]")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%bound.2, %by.3)\n}", "%bound.2, %n2)\n}"),  # the inner step varies in the outer loop
+        ("%zero = s32[] constant(0)", "%zero = s32[] custom-call(%x.5)"),  # and nothing is noted
+    ],
+)
+def test_an_unknown_trip_count_is_an_error(old, new):
+    text = LOOPS.replace(old, new).replace('"known_trip_count":{"n":"16"},', "")
+    text = text.replace("ROOT %true = pred[] constant(true)", "ROOT %t = pred[] compare(%n.4, %k)")
+    text = text.replace("pred[] compare(%n.4, %k)", "pred[] compare(%n.4, %k), direction=LT")
+    text = text.replace(
+        "  ROOT %t",
+        "  %n.4 = s32[] get-tuple-element(%state.4), index=0\n  %k = s32[] constant(16)\n  ROOT %t",
+    )
+    assert text != LOOPS
+    with pytest.raises(ValueError, match=r"the trip count of loop .* is unknown: it depends on"):
+        collectives(text)
+
+
+def test_gpu_async_forms_count_at_their_start():
+    text = program("""
+  %x = bf16[4,8]{1,0} parameter(0)
+  %ag = (bf16[4,8]{1,0}, bf16[32,8]{1,0}) all-gather-start(bf16[4,8] %x), replica_groups=[1,8]<=[8]
+  %done = bf16[32,8]{1,0} all-gather-done((bf16[4,8]{1,0}, bf16[32,8]{1,0}) %ag)
+  %ar = bf16[32,8]{1,0} all-reduce-start(%done), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
+  %ard = bf16[32,8]{1,0} all-reduce-done(%ar)
+  %rs = ((bf16[32,8]{1,0}), bf16[4,8]{1,0}) reduce-scatter-start(%ard), replica_groups={{0,1,2,3}}
+  %rsd = bf16[4,8]{1,0} reduce-scatter-done(%rs)
+  %cp = (bf16[4,8]{1,0}, bf16[4,8]{1,0}) collective-permute-start(%rsd), source_target_pairs={{0,1}}
+  ROOT %cpd = bf16[4,8]{1,0} collective-permute-done(%cp)""")
+    whole, shard = 32 * 8 * 2, 4 * 8 * 2
+    assert moved(text) == {
+        "all-gather": (1, whole),
+        "all-reduce": (1, whole),
+        "reduce-scatter": (1, whole),
+        "collective-permute": (1, shard),
+    }
+    assert [c.devices for c in collectives(text)] == [8, 2, 4, None]
+
+
+def test_async_computations_calls_and_conditions_are_followed():
+    text = (
+        "HloModule made\n"
+        + ADD
+        + """
+%wrapped (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %a = f32[4]{0} all-to-all(%p), replica_groups={{0,1}}, dimensions={0}
+}
+
+%alone (q: f32[4]) -> f32[4] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %b = f32[4]{0} all-reduce(%q), replica_groups={{0},{1}}, to_apply=%add
+}
+
+%together (r: f32[4]) -> f32[4] {
+  %r = f32[4]{0} parameter(0)
+  ROOT %c = f32[4]{0} all-reduce(%r), replica_groups={}, to_apply=%add
+}
+
+ENTRY main (x: f32[4]) -> f32[4] {
+  x = f32[4]{0} parameter(0)
+  s = ((f32[4]{0}), f32[4]{0}, u32[]) async-start(x), calls=wrapped
+  u = ((f32[4]{0}), f32[4]{0}, u32[]) async-update(s), calls=wrapped
+  d = f32[4]{0} async-done(u), calls=wrapped
+  e = f32[4]{0} call(d), to_apply=together
+  i = s32[] constant(1)
+  ROOT f = f32[4]{0} conditional(i, e, e), branch_computations={%alone, %together}
+}
+"""
+    )
+    assert moved(text) == {"all-to-all": (1, 16), "all-reduce": (2, 32)}
+
+
+def test_a_tpus_chain_of_fusions_is_one_collective():
+    piece = (
+        "  %g{n} = bf16[16,8]{{0,1:T(8,128)(2,1)}} all-gather(%p{n}), channel_id=7, "
+        "replica_groups=mesh['a'=2,'b'=4] {{'b'}}, dimensions={{1}}, "
+        'backend_config={{"async_collective_fusion_config":{{"flag_start":"2"}}}}\n'
+        "  ROOT %r{n} = (bf16[16,2]{{0,1}}, bf16[16,8]{{0,1}}) {result}"
+    )
+    fusion = (
+        "%{name} (p{n}: bf16[16,2]) -> (bf16[16,2], bf16[16,8]) {{\n"
+        "  %p{n} = bf16[16,2]{{0,1}} parameter(0)\n{piece}\n}}\n\n"
+    )
+
+    def made(n, name, result):
+        return fusion.format(name=name, n=n, piece=piece.format(n=n, result=result))
+
+    text = (
+        "HloModule made\n\n"
+        + made(1, "begins", 'custom-call(%g1), custom_call_target="AsyncCollectiveStart"')
+        + made(2, "goes_on", "tuple(%p2, %g2)")
+        + made(3, "ends", 'custom-call(%g3), custom_call_target="AsyncCollectiveDone"')
+        + """%all-reduce-scatter.2 (p4: f32[16,8]) -> f32[16,2] {
+  %p4 = f32[16,8]{0,1} parameter(0)
+  %ar = f32[16,8]{0,1} all-reduce(%p4), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %mine = f32[16,2]{0,1} dynamic-slice(%ar), dynamic_slice_sizes={16,2}
+}
+
+ENTRY %main (x: bf16[16,2]) -> f32[16,2] {
+  %x = bf16[16,2]{0,1} parameter(0)
+  %f1 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), kind=kCustom, calls=%begins
+  %f2 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), kind=kLoop, calls=%goes_on
+  %f3 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), calls=%ends, backend_config={"kernel":"a
+line }} break"}
+  %whole = f32[16,8]{0,1} custom-call(%f3)
+  ROOT %kept = f32[16,2]{0,1} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.2
+}
+"""
+    )
+    assert moved(text) == {"all-gather": (1, 256), "reduce-scatter": (1, 512)}
+    assert [c.devices for c in collectives(text)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("{{0,1},{2,3}}", 2),
+        ("[2,4]<=[8]", 4),
+        ("[2,4]<=[4,2]T(1,0)", 4),
+        ("mesh['a'=2,'b'=4] {'b'}", 4),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}", 8),
+        ("mesh['a'=2,'b'=4] {'b':(2)2}", 2),
+        ("{}", None),
+    ],
+)
+def test_groups(groups, devices):
+    reduced = f"%r = f32[4]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add"
+    (only,) = collectives(program(f"  %x = f32[4]{{0}} parameter(0)\n  ROOT {reduced}"))
+    assert only.devices == devices
+
+
+def test_a_text_without_a_program():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        collectives("nothing of the kind")
+
+
+def test_real_programs_on_eight_devices():
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = PartitionSpec(("a", "b"))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    def exchange(x):
+        def inner(x, _):
+            return jax.lax.ppermute(x, "a", [(0, 1), (1, 0)]), None
+
+        def outer(x, _):
+            x, _ = jax.lax.scan(inner, x, length=5)
+            return jax.lax.psum(jnp.sin(x), "a"), None
+
+        x, _ = jax.lax.scan(outer, x, length=3)
+        gathered = jax.lax.all_gather(x, "b", tiled=True)
+        scattered = jax.lax.psum_scatter(jnp.cos(gathered), "b", tiled=True)
+        return jax.lax.all_to_all(scattered.reshape(4, -1), "b", 0, 0).reshape(x.shape)
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(exchange).lower(jnp.zeros((8 * 12, 5))).compile().as_text()
+    found = traffic(collectives(text))
+    size = 12 * 5 * 4
+    assert found["all-reduce"] == Traffic(3, 3 * size)
+    assert found["collective-permute"] == Traffic(15, 15 * size)
+    assert found["all-gather"] == Traffic(1, 4 * size)
+    assert found["reduce-scatter"] == Traffic(1, 4 * size)
+    assert found["all-to-all"].bytes == size
+
+
+def step_collectives(architecture, variant, **mesh):
+    """Those of the train step of a small model, 3 steps deep and T = 12."""
+    config = default.get_config()
+    config.model.update(architecture=architecture, vocab_size=256, num_steps=3, time_embed_dim=12)
+    config.model.update(embed_dim=64, num_heads=4, mlp_dim=128, num_frequencies=8)
+    config.data.sequence_length = 32
+    config.mesh.update(mesh)
+    setup = make_setup(default.set_variant(copy.deepcopy(config), variant), 256)
+    with setup.context():
+        return collectives(compile_train_step(setup, 16).as_text())
+
+
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_an_ode_moves_no_more_than_its_baseline(architecture, mesh):
+    """P, its gradient and its moments stay where they are: only sums for e(t) come on top."""
+    leaves = {"llama": 9, "gpt": 12}[architecture]  # of the block, each made by a P
+    is_sum = time_embedding_sum(num_nodes=3, width=12)
+    ode = step_collectives(architecture, "ode", **mesh)
+    sums = select(ode, is_sum)
+    assert {c.kind for c in sums} == {"all-reduce"}
+    assert 0 < sum(c.bytes for c in sums) <= leaves * 3 * 12 * 4
+    rest = traffic(select(ode, lambda c, shape: not is_sum(c, shape)))
+    base = traffic(step_collectives(architecture, "baseline", **mesh))
+    for kind in KINDS:
+        assert rest[kind].bytes <= 1.01 * base[kind].bytes, kind

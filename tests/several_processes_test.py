@@ -1,0 +1,190 @@
+"""Several processes are one run: same batches, same losses, stopped and continued together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.processes import Place, cluster_in, place_in
+
+REMATERIALIZED = "Involuntary full rematerialization"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    return path
+
+
+def command(text, workdir, processes, devices, *more):
+    """A run of `total_steps` 20 on so many processes and devices each."""
+    train = [
+        *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/shakespeare.py"),
+        *(f"--workdir={workdir}", f"--config.data.path={text}"),
+        *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
+        *("--config.train.batch_size=16", "--config.train.eval_batch_size=16"),
+        *("--config.train.eval_batches=4", "--config.train.total_steps=20"),
+        *("--config.train.log_every=1", "--config.train.checkpoint_every=10", *more),
+    ]
+    launcher = [sys.executable, ROOT / "launch" / "local_processes.py"]
+    return [*launcher, f"--processes={processes}", f"--devices_per_process={devices}", "--", *train]
+
+
+def start(arguments):
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, stdout=-1
+    )
+
+
+def run(*arguments):
+    """The log of a run that ends well."""
+    process = start(command(*arguments))
+    out, log = process.communicate(timeout=300)
+    assert process.returncode == 0, log
+    assert REMATERIALIZED not in log
+    assert out == ""  # results only: nothing of Gloo's
+    return log
+
+
+def losses(workdir):
+    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return np.array([r["train/loss"] for r in reports if "train/loss" in r])
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone")
+    run(text, workdir, 1, 8)
+    return workdir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_equal_one_process(alone, text, tmp_path, processes, devices):
+    log = run(text, tmp_path, processes, devices)
+    assert f"8 x cpu, {processes} process(es)" in log
+    assert log.count("training in") == 1  # only process 0 talks
+    found, expected = losses(tmp_path), losses(alone)
+    assert len(found) == 20
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
+
+
+@pytest.mark.slow
+def test_chain_over_topologies_equals_undisturbed(text, tmp_path):
+    """8 devices, then 2 processes of 2, then 1 device: 60 steps in all."""
+    whole, chain = tmp_path / "whole", tmp_path / "chain"
+    horizon = "--config.train.total_steps=60"
+    run(text, whole, 1, 8, horizon)
+    for stop, processes, devices in ((20, 1, 8), (40, 2, 2)):
+        process = start(command(text, chain, processes, devices, horizon))
+        for line in process.stderr:
+            if line.startswith(f"step {stop - 5}/"):
+                process.send_signal(signal.SIGTERM)
+                break
+        log = process.stderr.read()
+        assert process.wait() == 42, log
+        assert "saved; the same command continues" in log
+    run(text, chain, 1, 1, horizon)
+    found, expected = losses(chain), losses(whole)
+    assert len(found) == len(expected) == 60
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def children_of(process):
+    """The process numbers of the processes that the launcher started, in order."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+    )
+    return sorted(map(int, listed.stdout.split()))
+
+
+def started(arguments):
+    """A run that has come to its first steps, and its processes."""
+    process = start(arguments)
+    for line in process.stderr:
+        if line.startswith("step "):
+            return process, children_of(process)
+    raise AssertionError("it never began")
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
+    arguments = command(text, tmp_path, 2, 2, "--config.train.total_steps=5000")
+    process, children = started(arguments)
+    os.kill(children[1], signal.SIGTERM)
+    log = process.stderr.read()
+    assert process.wait() == 42, log
+    (saved,) = (line for line in log.splitlines() if "saved; the same command" in line)
+    step = int(saved.split("after step ")[1].split(",")[0])
+    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+    process, _ = started(arguments)
+    process.send_signal(signal.SIGTERM)
+    log = process.stderr.read()
+    assert process.wait() == 42, log
+    assert int(losses(tmp_path).size) > step
+
+
+@pytest.mark.slow
+def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
+    process, children = started(command(text, tmp_path, 2, 2, "--config.train.total_steps=5000"))
+    os.kill(children[1], signal.SIGKILL)
+    begun = time.monotonic()
+    log = process.stderr.read()
+    assert process.wait() == 1
+    assert time.monotonic() - begun < 60
+    assert "error: process 1 of 2 was killed by SIGKILL; the others were ended" in log
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_arrive_is_named(text, tmp_path):
+    _, *train = command(text, tmp_path, 1, 1)[4:]
+    environment = {
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": "localhost",
+        "JAX_COORDINATOR_PORT": "18476",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": "0",
+        "T5X_DIFFEQ_ARRIVAL_SECONDS": "4",
+    }
+    ended = subprocess.run(
+        [sys.executable, *train], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "of 3 processes, 1, 2 did not arrive within 4 s" in ended.stderr.splitlines()[-1]
+
+
+def test_places():
+    """From the JAX_ variables, with or without a port, or from an indexed job."""
+    given = {"JAX_COORDINATOR_ADDRESS": "host", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
+    assert place_in(given) == Place("host:8476", 4, 3)
+    assert place_in({**given, "JAX_COORDINATOR_PORT": "99"}) == Place("host:99", 4, 3)
+    assert place_in({**given, "JAX_COORDINATOR_ADDRESS": "host:77"}) == Place("host:77", 4, 3)
+    indexed = {**given, "JOB_COMPLETION_INDEX": "2"}
+    del indexed["JAX_PROCESS_ID"]
+    assert place_in(indexed) == Place("host:8476", 4, 2)
+    assert place_in({}) is None
+    for wrong, message in (
+        ({"JAX_NUM_PROCESSES": ""}, "JAX_NUM_PROCESSES is ''"),
+        ({"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID is 'x'"),
+        ({"JAX_PROCESS_ID": "4"}, "must be less than JAX_NUM_PROCESSES=4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            place_in({**given, **wrong})
+
+
+def test_clusters():
+    assert cluster_in({}) is None
+    assert cluster_in({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None  # not under srun
+    assert cluster_in({"SLURM_STEP_NUM_TASKS": "8"}) == "SLURM"
+    assert cluster_in({"OMPI_COMM_WORLD_SIZE": "2"}) == "Open MPI"
+    assert cluster_in({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}) is None
