@@ -20,6 +20,9 @@ Logits = Float[Array, "B L V"]
 Mask = Bool[Array, "..."]
 Times = Float[Array, " N"]
 
+# Keys and values of attention, by name: `[slots, B, length, K, G]`, a slot per evaluation of f.
+Cache = dict[str, Any]
+
 # A block's parameter tree; a source's tree has one more, leading axis: times.
 Weights = dict[str, Any]
 

@@ -1,7 +1,10 @@
-"""Continues a prompt with a trained run: --workdir=DIR --prompt=TEXT.
+"""Continues prompts with a trained run: --workdir=DIR --prompt=TEXT [--prompt=TEXT ...].
 
-Prints the prompt and what follows on standard output.
+Prints the prompt and what follows on standard output; of several, each as a JSON object.
 """
+
+import json
+import time
 
 import jax
 from absl import flags
@@ -10,25 +13,34 @@ from t5x_diffeq import command_line
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.models.sampling import generate
+from t5x_diffeq.models.sampling import Sampling, generate
 from t5x_diffeq.report import say
-from t5x_diffeq.training.run import load_run
+from t5x_diffeq.training.run import Run, load_run
 
 OPENING = 16  # tokens of the validation text that are the prompt if none is given
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-PROMPT = flags.DEFINE_string(
-    "prompt", None, "Text to continue; the validation text's opening.", flag_values=FLAGS
+PROMPT = flags.DEFINE_multi_string(
+    "prompt",
+    None,
+    "Text to continue, once for each; the validation text's opening.",
+    flag_values=FLAGS,
 )
 MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", 64, "At most so many tokens more.", flag_values=FLAGS
+)
+STOP = flags.DEFINE_multi_string(
+    "stop", [], "Text at which to end, once for each.", flag_values=FLAGS
 )
 TEMPERATURE = flags.DEFINE_float(
     "temperature", 0.8, "0: always the likeliest token.", flag_values=FLAGS
 )
 TOP_K = flags.DEFINE_integer(
     "top_k", None, "Draw among so many likeliest tokens; all.", flag_values=FLAGS
+)
+TOP_P = flags.DEFINE_float(
+    "top_p", 1.0, "Draw among the likeliest that have this probability.", flag_values=FLAGS
 )
 NUM_STEPS = flags.DEFINE_integer(
     "num_steps", None, "Number of steps; the trained one.", flag_values=FLAGS
@@ -45,8 +57,12 @@ def check_flags() -> None:
     Raises:
       InputError: naming one that isn't.
     """
-    if PROMPT.value == "":
+    if "" in (PROMPT.value or []):
         raise InputError("--prompt is empty; give at least one character")
+    if "" in STOP.value:
+        raise InputError("--stop is empty; give the text at which to end")
+    if not 0 < TOP_P.value <= 1:
+        raise InputError(f"--top_p={TOP_P.value} must be above 0, and at most 1")
     for flag in (MAX_TOKENS, TOP_K):
         if flag.value is not None and flag.value < 1:
             raise InputError(f"--{flag.name}={flag.value} must be at least 1")
@@ -74,6 +90,56 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
     return tokens.tolist()
 
 
+class Row:
+    """A prompt and what follows it.
+
+    Attributes:
+      ended: whether nothing more is to follow.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]):
+        self.tokenizer, self.prompt, self.tokens = tokenizer, prompt, []
+        self.ended = False
+
+    def add(self, token: int) -> None:
+        """One token more, unless it has ended; with it, it may."""
+        if self.ended or token == self.tokenizer.end_of_text:
+            self.ended = True
+            return
+        self.tokens.append(token)
+        self.ended = any(stop in self.continuation() for stop in STOP.value)
+
+    def continuation(self) -> str:
+        """The text after the prompt."""
+        whole = self.tokenizer.decode(self.prompt + self.tokens)
+        return whole[len(self.tokenizer.decode(self.prompt)) :]
+
+    def text(self) -> str:
+        """Prompt and continuation, up to the first text of --stop."""
+        found = self.continuation()
+        ends = [found.find(stop) for stop in STOP.value if stop in found]
+        return self.tokenizer.decode(self.prompt) + found[: min(ends, default=len(found))]
+
+
+def continue_rows(rows: list[Row], run: Run, max_tokens: int) -> None:
+    """Adds tokens to the rows until all have ended; tells the rates, compilation left out."""
+    sampling = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value)
+    prompts, key = [row.prompt for row in rows], jax.random.key(SEED.value)
+    times = [time.perf_counter()]
+    for tokens in generate(run.setup.model, run.params, prompts, max_tokens, sampling, key):
+        times.append(time.perf_counter())
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.add(token)
+        if all(row.ended for row in rows):
+            break
+    if len(times) > 4:  # the first compiles the prompts' program, the second the step's
+        rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
+        say(
+            f"prompts read in {times[1] - times[0]:.1f} s, compilation included; "
+            f"then {rate:.1f} tokens/s"
+        )
+
+
 def main() -> None:
     """The verb."""
     check_flags()
@@ -87,28 +153,17 @@ def main() -> None:
         num_steps=NUM_STEPS.value,
         checkpoint=CHECKPOINT.value,
     )
-    model = run.setup.model
-    opening = corpus.parts[0].validation[0][: min(OPENING, model.config.max_length // 2)]
-    text = tokenizer.decode(opening) if PROMPT.value is None else PROMPT.value
-    prompt = encode_prompt(tokenizer, text, model.config.max_length)
-    room = model.config.max_length - len(prompt)
+    limit = run.setup.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]
+    texts = PROMPT.value or [tokenizer.decode(opening)]
+    rows = [Row(tokenizer, encode_prompt(tokenizer, text, limit)) for text in texts]
+    room = limit - max(len(row.prompt) for row in rows)
     if MAX_TOKENS.value > room:
         say(f"--max_tokens={MAX_TOKENS.value} is more than fits: {room} follow the prompt")
-    tokens = []
     with run.setup.context():
-        for token in generate(
-            model,
-            run.params,
-            prompt,
-            min(MAX_TOKENS.value, room),
-            temperature=TEMPERATURE.value,
-            top_k=TOP_K.value,
-            key=jax.random.key(SEED.value),
-        ):
-            if token == tokenizer.end_of_text:
-                break
-            tokens.append(token)
-    print(tokenizer.decode(prompt + tokens), flush=True)
+        continue_rows(rows, run, min(MAX_TOKENS.value, room))
+    for row in rows:
+        print(row.text() if len(rows) == 1 else json.dumps({"text": row.text()}), flush=True)
 
 
 if __name__ == "__main__":

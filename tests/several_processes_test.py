@@ -156,9 +156,7 @@ def test_a_process_that_does_not_arrive_is_named(text, tmp_path):
         "JAX_PROCESS_ID": "0",
         "T5X_DIFFEQ_ARRIVAL_SECONDS": "4",
     }
-    ended = subprocess.run(
-        [sys.executable, *train], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    ended = subprocess.run(train, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "of 3 processes, 1, 2 did not arrive within 4 s" in ended.stderr.splitlines()[-1]
 

@@ -46,3 +46,12 @@ def test_bad_grid():
         grid("euler", 0)
     with pytest.raises(InputError, match="'eular' is unknown; there are euler"):
         grid("eular", 3)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_evaluations_of_f(scheme):
+    calls = []
+    zero = jnp.zeros((1, 1, 1))
+    field = VectorField(f=lambda W, y: calls.append(1) or zero, g=lambda W, y: zero)
+    SCHEMES[scheme].step(field, ({},) * len(SCHEMES[scheme].nodes), zero, 1.0)
+    assert len(calls) == SCHEMES[scheme].evaluations

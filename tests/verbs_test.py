@@ -10,7 +10,7 @@ from conftest import small_config
 
 from t5x_diffeq import benchmark, evaluate, generate
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.models.sampling import sample
+from t5x_diffeq.models.sampling import Sampling
 from t5x_diffeq.train import train
 from t5x_diffeq.training.metrics import read_metrics
 
@@ -75,6 +75,23 @@ def test_generate(workdir, capsys):
     assert capsys.readouterr().out != first
 
 
+def test_generate_several_prompts_until_a_text(workdir, capsys):
+    """Each is continued as it is alone, whatever the others' lengths."""
+    flags = [f"--workdir={workdir}", "--temperature=0", "--max_tokens=8"]
+    prompts = ["line 1", "ab", "the text"]
+    alone = []
+    for prompt in prompts:
+        call(generate, *flags, f"--prompt={prompt}")
+        alone.append(capsys.readouterr().out.removesuffix("\n"))
+    call(generate, *flags, *(f"--prompt={prompt}" for prompt in prompts))
+    out = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in out.out.splitlines()] == alone
+    assert "tokens/s" in out.err
+    stop = alone[0][8:10]
+    call(generate, *flags, "--prompt=line 1", f"--stop={stop}")
+    assert capsys.readouterr().out == "line 1" + alone[0][6:].split(stop)[0] + "\n"
+
+
 def test_generate_stops_at_the_models_length(workdir, capsys):
     call(generate, f"--workdir={workdir}", "--prompt=line 1", "--max_tokens=50")
     assert "--max_tokens=50 is more than fits: 10 follow the prompt" in capsys.readouterr().err
@@ -84,16 +101,18 @@ def test_generate_stops_at_the_models_length(workdir, capsys):
 
 def test_sampling():
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.2, 0.0]]))
-    assert int(sample(logits, jax.random.key(0), 0.0, None)[0]) == 0
+    assert int(Sampling(0.0)(logits, jax.random.key(0))[0]) == 0
     keys = jax.random.split(jax.random.key(0), 2000)
 
-    def frequencies(temperature, top_k):
-        drawn = jax.vmap(lambda key: sample(logits, key, temperature, top_k)[0])(keys)
+    def frequencies(*how):
+        drawn = jax.vmap(lambda key: Sampling(*how)(logits, key)[0])(keys)
         return np.bincount(drawn, minlength=4) / len(keys)
 
-    np.testing.assert_allclose(frequencies(1.0, None), [0.5, 0.3, 0.2, 0], atol=0.05)
+    np.testing.assert_allclose(frequencies(1.0), [0.5, 0.3, 0.2, 0], atol=0.05)
     np.testing.assert_allclose(frequencies(1.0, 2), [0.625, 0.375, 0, 0], atol=0.05)
     np.testing.assert_allclose(frequencies(0.5, 2), [0.735, 0.265, 0, 0], atol=0.05)
+    np.testing.assert_allclose(frequencies(1.0, None, 0.6), [0.625, 0.375, 0, 0], atol=0.05)
+    np.testing.assert_allclose(frequencies(1.0, None, 0.4), [1, 0, 0, 0], atol=0.05)
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
 """Causal multi-head attention, with grouped queries and rotary positions as options."""
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, State
+from t5x_diffeq.array_types import Places, Positions, State
 from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.rotary import rotate
 
+CACHE = "cache"  # the collection that holds keys and values of tokens read before
+
 
 class Attention(nn.Module):
-    """Attention of each token to itself and those before it.
+    """Attention of each token to itself and those before it: of its sequence, or of the cache.
 
     Attributes:
       embed_dim: width D of the state.
@@ -44,7 +47,10 @@ class Attention(nn.Module):
         if self.rotary:
             q, k = rotate(q, places.positions), rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
-        mixed = causal_attention(q, k, v, self.kernel, places.segments)
+        if self.has_variable(CACHE, "keys"):
+            mixed = self.attend_to_cache(q, k, v, places.positions)
+        else:
+            mixed = causal_attention(q, k, v, self.kernel, places.segments)
         return Linear(
             (self.num_heads, head_dim, self.embed_dim),
             ("heads", "head_dim", "embed"),
@@ -55,6 +61,28 @@ class Attention(nn.Module):
             dtype=self.dtype,
             name="output",
         )("blhg,hgd->bld", mixed)
+
+    def attend_to_cache(
+        self,
+        q: Float[Array, "B L H G"],
+        k: Float[Array, "B L K G"],
+        v: Float[Array, "B L K G"],
+        positions: Positions,
+    ) -> Float[Array, "B L H G"]:
+        """Attention over what the cache holds up to each token, itself included.
+
+        The cache's `keys` and `values` are `[slots, B, length, K, G]`, of which this attention has
+        one `slot`; k and v are put at their positions there, in place.
+        """
+        slot = self.get_variable(CACHE, "slot")
+        rows = jnp.arange(len(q))[:, None]
+        own = []
+        for name, new in (("keys", k), ("values", v)):
+            held = self.get_variable(CACHE, name).at[slot, rows, positions].set(new)
+            self.put_variable(CACHE, name, held)
+            own.append(held[slot])
+        seen = jnp.arange(own[0].shape[1]) <= positions[:, None, :, None]
+        return jax.nn.dot_product_attention(q, *own, mask=seen)
 
     def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
         """q, k and v from one kernel `[D, 3, H, G]`."""

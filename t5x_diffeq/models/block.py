@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Places, State, Weights
-from t5x_diffeq.layers.attention import Attention
+from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.layers.attention import CACHE, Attention
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.mlp import MLP
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.ode.solvers import SCHEMES, VectorField
 
 
 class Block(nn.Module):
@@ -75,6 +75,46 @@ class Block(nn.Module):
         length = min(c.max_length, LANES)
         state = jax.ShapeDtypeStruct((1, length, c.embed_dim), c.compute_dtype)
         return state, Places(jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+
+def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
+    """A cache for so many sequences of so many tokens: for each evaluation of f, a slot."""
+    slots = config.num_steps * SCHEMES[config.scheme].evaluations
+    heads = (config.kv_heads, config.embed_dim // config.num_heads)
+    shape = (slots, batch_size, length, *heads)
+    return {name: jnp.zeros(shape, config.compute_dtype) for name in ("keys", "values")}
+
+
+def cached_field(
+    config: ModelConfig, places: Places
+) -> Callable[[Cache, Array], tuple[VectorField, list[Cache]]]:
+    """The block as a vector field over a few new tokens, given a cache and its first slot.
+
+    Each evaluation of f takes the next slot. The field comes with a list whose last entry is the
+    cache as it is by then.
+
+    Args:
+      config: of the block.
+      places: of the new tokens.
+    """
+    block = Block(config, parent=None)
+
+    def with_cache(cache: Cache, slot: Array) -> tuple[VectorField, list[Cache]]:
+        caches = [cache]
+
+        def f(W: Weights, y: State) -> State:
+            own = {**caches[-1], "slot": slot + len(caches) - 1}
+            variables = {"params": W, CACHE: {"attention": own}}
+            f, changed = block.apply(variables, y, places, method="f", mutable=[CACHE])
+            caches.append({name: changed[CACHE]["attention"][name] for name in cache})
+            return f
+
+        def g(W: Weights, y: State) -> State:
+            return block.apply({"params": W}, y, method="g")
+
+        return VectorField(f, g), caches
+
+    return with_cache
 
 
 def vector_field(

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Logits, Places, State, Tokens, Weights
+from t5x_diffeq.array_types import Cache, Logits, Places, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.models.block import Block, vector_field
+from t5x_diffeq.models.block import Block, cached_field, vector_field
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.integrate import integrate, trajectory
+from t5x_diffeq.ode.integrate import integrate, integrate_with_memory, trajectory
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
@@ -108,6 +108,22 @@ class LanguageModel(nn.Module):
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
         return self.normalised(self.integrate(y, places, weights, deterministic, unroll))
+
+    def extend(
+        self, tokens: Tokens, places: Places, weights: Weights, cache: Cache
+    ) -> tuple[State, Cache]:
+        """The state at t = 1, normalised, of tokens after those in the cache; and the cache."""
+        c = self.config
+        y, cache = integrate_with_memory(
+            cached_field(c, places),
+            weights,
+            self.embed(tokens, places),
+            cache,
+            scheme=c.scheme,
+            num_steps=c.num_steps,
+            step_size=c.dt,
+        )
+        return self.normalised(y), cache
 
     def normalised(self, y: State) -> State:
         """The final norm."""

@@ -11,6 +11,7 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField
 
 FieldOfKey = Callable[[Array | None], VectorField]
+Memory = dict[str, Array]
 Step = Callable[[State, tuple[tuple[Weights, ...], Array | None]], State]
 
 # What the backward pass finds stored within a step; the rest it computes again.
@@ -75,6 +76,43 @@ def trajectory(
 
     y, before = jax.lax.scan(keep, y, step_inputs(weights, scheme, num_steps, key=None))
     return jnp.concatenate((before, y[None]))
+
+
+def integrate_with_memory(
+    field: Callable[[Memory, Array], tuple[VectorField, list[Memory]]],
+    weights: Weights,
+    y: State,
+    memory: Memory,
+    *,
+    scheme: str,
+    num_steps: int,
+    step_size: float,
+) -> tuple[State, Memory]:
+    """y(1) from y(0), with a memory that each evaluation of f reads and changes at its own slot.
+
+    It is carried through the scan, so that it changes in place.
+
+    Args:
+      field: the vector field, given the memory and the first slot of the step; and the list to
+        which each evaluation of f appends the memory it has changed.
+      weights: as those of `integrate`.
+      y: the state at t = 0.
+      memory: leaves `[num_steps * evaluations of the scheme, ...]`.
+      scheme: a key of `solvers.SCHEMES`.
+      num_steps: N.
+      step_size: dt.
+    """
+    slots = SCHEMES[scheme].evaluations
+
+    def step(carry: tuple[State, Memory], inputs: object) -> tuple[tuple[State, Memory], None]:
+        y, memory = carry
+        n, of_step = inputs
+        of_slot, memories = field(memory, n * slots)
+        y = step_function(lambda _: of_slot, scheme, step_size)(y, of_step)
+        return (y, memories[-1]), None
+
+    inputs = jnp.arange(num_steps), step_inputs(weights, scheme, num_steps, key=None)
+    return jax.lax.scan(step, (y, memory), inputs)[0]
 
 
 def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
