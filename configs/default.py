@@ -50,13 +50,12 @@ def get_config() -> ConfigDict:
     data.tokenizer_vocab_size = 4096  # of a trained tokenizer
     data.end_of_text = placeholder(str)  # the token that ends a document; None: the tokenizer's own
     data.sequence_length = 256  # tokens of an example
-    data.tokenize = "ahead"  # all documents, before the first step, into the workdir; windows are
-    #   shuffled over all text | in_loop: as they are needed, anew each time: training begins at
-    #   once and keeps no tokens, but its pace is at most the tokenizer's, each row of the batch
-    #   reads one document behind the other (at least as many documents as rows; next steps see
-    #   next windows), and there is neither first_fit, nor mixture, nor the number of epochs
-    data.packing = "concat_then_split"  # no padding | first_fit: documents whole where they fit,
-    #   the rest padded; needs all lengths, so data.tokenize=ahead
+    data.tokenize = "ahead"  # all documents before the first step, into the workdir | in_loop: as
+    #   they are needed: training begins at once and keeps no tokens. It lacks windows shuffled
+    #   over all text (each row of a batch reads its own documents, one behind the other, so it
+    #   takes as many documents as rows), first_fit, mixtures, and any pace beyond the tokenizer's
+    data.packing = "concat_then_split"  # no padding | first_fit: documents whole where they fit; it
+    #   pads the rest, and needs all lengths before the first step, so not data.tokenize=in_loop
     data.cross_documents = False  # whether attention reaches into the documents before
     data.read_threads = 1  # that read batches; the order does not depend on them
 

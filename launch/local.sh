@@ -36,6 +36,7 @@ name="$(basename "${config%%:*}" .py)"
 [[ "$config" != *:* ]] || name="$name-${config##*:}"
 workdir="${workdir:-workdirs/$name}"
 
+# shellcheck disable=SC2119 # without extras
 setup
 python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes $VENV with the project installed, once.
 #
 #   PYTHON   the interpreter to use (default: the first of python3, python3.13, .12, .11 that is

@@ -7,7 +7,8 @@
 130  stopped by Ctrl-C, saved
 """
 
-import importlib
+import importlib.machinery
+import importlib.util
 import logging as python_logging
 import os
 import re
@@ -27,7 +28,10 @@ from t5x_diffeq import __version__, processes
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 
-ROOT = Path(__file__).resolve().parents[1]  # where `configs` lies
+PACKAGE = Path(__file__).resolve().parent
+CONFIGS = next(  # inside the package as a wheel has it, beside it in a clone
+    folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
+)
 
 
 def run(
@@ -99,7 +103,8 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     Raises:
       InputError: naming the flag or key, the value, and the way out.
     """
-    sys.path.insert(0, str(ROOT))  # so that a config can say `from configs import default`
+    offer_configs()
+    argv = [argv[0], *map(located, argv[1:])]
     check_keys(argv)
     try:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
@@ -119,6 +124,22 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         raise InputError(f"--config: {explain(str(error) or type(error).__name__)}") from error
     if rest:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
+
+
+def offer_configs() -> None:
+    """A config can say `from configs import default`, wherever the project is installed."""
+    if "configs" not in sys.modules:
+        spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
+        spec.submodule_search_locations = [str(CONFIGS)]
+        sys.modules["configs"] = importlib.util.module_from_spec(spec)
+
+
+def located(argument: str) -> str:
+    """`configs/NAME.py` is the project's own file, if there is none of that name here."""
+    name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
+    if not name or Path("configs", name[2]).exists() or not (CONFIGS / name[2]).exists():
+        return argument
+    return f"{name[1] or ''}{CONFIGS / name[2]}{name[3] or ''}"
 
 
 def folder(flag: flags.FlagHolder, verb: str) -> Path:

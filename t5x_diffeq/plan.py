@@ -84,6 +84,11 @@ def record(plan: Plan) -> dict[str, object]:
     }
 
 
+def tell(name: str, plan: Plan) -> None:
+    """A plan on standard output."""
+    print(json.dumps({"name": name, "topology": TOPOLOGY.value, **record(plan)}), flush=True)
+
+
 def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
     """The table's lines, by unit."""
     m, f, t = plan.memory, plan.flops, plan.times
@@ -188,7 +193,7 @@ def sweep(config: ConfigDict, devices: Devices) -> None:
     configs, plans = list(sweep_configs(config, len(devices))), []
     for number, other in enumerate(configs, start=1):
         plans.append(make_plan(f"{number} of {len(configs)}", other, devices))
-        print(json.dumps({"name": "model", **record(plans[-1])}), flush=True)
+        tell("model", plans[-1])
     say(f"{'mesh':<34}{'remat':>10}{'needed':>12}{'step':>12}{'MFU':>10}")
     for plan in rank(plans):
         mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
@@ -209,7 +214,7 @@ def main() -> None:
     plans = compare(config, devices)
     show(plans)
     for name, plan in plans.items():
-        print(json.dumps({"name": name, "topology": TOPOLOGY.value, **record(plan)}), flush=True)
+        tell(name, plan)
     if plans["model"].memory.fits is False:
         advise(config, plans["model"], devices)
 

@@ -53,6 +53,7 @@ def initialise() -> None:
         meet(place, float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", ARRIVAL_SECONDS)))
         arguments = (place.coordinator, place.count, place.index)
     elif cluster_in(os.environ):
+        spare_stdout()
         arguments = ()
     else:
         return

@@ -72,8 +72,6 @@ class Progress:
             self.bar.update(self.task, completed=done)
         elif time.perf_counter() - self.told > SECONDS_BETWEEN_LINES:
             self.told = time.perf_counter()
-            left = (self.told - self.begun) * (self.total - done) / max(done, 1)
-            say(
-                f"{self.title}: {count(done)} of {count(self.total)} {self.unit}, "
-                f"{duration(left)} left"
-            )
+            left = (self.told - self.begun) * (self.total - done) / done if done else None
+            then = f", {duration(left)} left" if left is not None else ""
+            say(f"{self.title}: {count(done)} of {count(self.total)} {self.unit}{then}")

@@ -119,6 +119,8 @@ def test_arguments_are_needed():
 
 
 def test_sweep_ranks_what_it_tries(capsys):
+    plan.FLAGS.unparse_flags()
+    plan.FLAGS(["plan", "--topology=cpu:1"])
     plan.sweep(small(), jax.devices()[:1])
     told = capsys.readouterr()
     tried = {line["remat"]: line for line in map(json.loads, told.out.splitlines())}

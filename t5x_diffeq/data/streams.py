@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import count
+from operator import itemgetter
 
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
@@ -24,7 +25,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer, unusable
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.report import say
 
-BLOCK_TOKENS = 2**18  # are made at once, or a batch: enough for all cores, soon enough for step 1
+BLOCK_TOKENS = 2**19  # are made at once, or a batch: enough for all cores, soon enough for step 1
 CHARACTERS_PER_TOKEN = 4  # a guess: too low, and a row asks again; too high, and it reads ahead
 LIVE_EPOCHS = 3  # near a border, rows are in two; one may lag behind in a long document
 Places = Integer[np.ndarray, "places 2"]
@@ -134,7 +135,7 @@ class RowStreams:
         while lacking := [row for row in own if row.held < tokens]:
             wanted = (piece for row in lacking for piece in row.wanted(tokens))
             for batch in batches(wanted):
-                encoded = self.tokenizer.encode([text for text, *_ in batch])
+                encoded = encode(self.tokenizer, [text for text, *_ in batch])
                 for found, (_, is_last, number, row) in zip(encoded, batch, strict=True):
                     row.add(number, np.concatenate([found, end]) if is_last else found)
 
@@ -152,7 +153,7 @@ class RowStreams:
         return with_segments(example, inputs == self.tokenizer.end_of_text)
 
     def tell_skipped(self) -> None:
-        """Says how many documents were skipped, each time that these have doubled."""
+        """Says how many documents these rows skipped, each time that it is twice as many."""
         if self.skipped.total() >= max(1, 2 * self.said):
             self.said = self.skipped.total()
             say(f"documents skipped so far: {told(self.skipped)}")
@@ -204,6 +205,13 @@ class Row:
         self.starts = (starts[at[-1] :] - consumed).tolist()
         self.tokens, self.held = [tokens[consumed:]], self.held - consumed
         return tokens[: consumed + 1], places
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Integer[np.ndarray, " length"]]:
+    """The tokens of each text; the long ones are begun first, so that all cores end together."""
+    order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
+    encoded = tokenizer.encode([texts[n] for n in order])
+    return [tokens for _, tokens in sorted(zip(order, encoded, strict=True), key=itemgetter(0))]
 
 
 def document_at(documents: int, seed: int, place: int) -> int:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_diffeq.array_types import Places, State, Tokens, Weights
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.models.block import Block, vector_field
+from t5x_diffeq.models.block import vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
 
@@ -115,7 +115,7 @@ def solve(
 
 def weights_at_time(config: ModelConfig, source_params: dict, t: Float[Array, ""]) -> Weights:
     """W(t): the source's tree without the axis of times."""
-    source = make_source(config, Block(config, parent=None), parent=None)
+    source = make_source(config, parent=None)
     times = jnp.asarray(t, jnp.float32)[None]
     stacked = source.apply({"params": source_params}, times)
     return jax.tree.map(lambda leaf: leaf[0], stacked)

@@ -1,5 +1,6 @@
 """The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
@@ -17,8 +18,11 @@ from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
 
-def make_source(config: ModelConfig, block: Block, **module: object) -> nn.Module:
+def make_source(config: ModelConfig, **module: object) -> nn.Module:
     """The weight source that `config.weights` names; `module` are Linen's own arguments."""
+    # Of this block only the parameters' shapes are read, from a row that no mesh divides; so it
+    # has the kernel of attention that takes any.
+    block = Block(replace(config, attention="xla"), parent=None)
     common = {
         "block": block,
         "inputs": block.input_shapes(),
@@ -65,7 +69,7 @@ class LanguageModel(nn.Module):
                 fan_in=c.embed_dim,
             )
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
-        self.source = make_source(c, Block(c, parent=None))
+        self.source = make_source(c)
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )

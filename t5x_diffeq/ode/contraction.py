@@ -24,6 +24,8 @@ def contract(
 ) -> Float[Array, "N ..."]:
     """P e(t) for all times: one flat matrix product on each device's own shard of P.
 
+    P goes into it as it is: a copy in 16 bits would stand until the backward pass needs it.
+
     P is sharded like the kernel that it makes, so nothing is communicated; backward, only the
     [N, T] sums for e(t) are. Flat because a contraction over several output axes copies P, and
     under `shard_map` because flattening a kernel that is sharded on two axes would gather it.
@@ -32,11 +34,11 @@ def contract(
       e: time embeddings, float32.
       P: the projection.
       axes: logical axes of the kernel that P makes.
-      dtype: of the product.
+      dtype: of the result.
     """
 
     def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
-        flat = e.astype(dtype) @ P.reshape(P.shape[0], -1).astype(dtype)
+        flat = jnp.matmul(e, P.reshape(P.shape[0], -1)).astype(dtype)
         return flat.reshape(e.shape[0], *P.shape[1:])
 
     whole, shard = PartitionSpec(), kernel_spec(axes)
@@ -62,7 +64,7 @@ def contract_backward(
     ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = jnp.matmul(e.T.astype(dtype), flat, preferred_element_type=jnp.float32)
-        de = long_contraction(flat, P.reshape(P.shape[0], -1).astype(dtype))
+        de = long_contraction(flat, P.reshape(P.shape[0], -1))
         return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP.reshape(P.shape)
 
     whole = PartitionSpec()

@@ -151,5 +151,7 @@ def batch_losses(
         rngs=None if deterministic else {"dropout": key},
         method="state_and_head",
     )
+    # Else the gradient of the head waits, not yet summed over devices, for the one of the weights.
+    y, head = jax.lax.optimization_barrier((y, head))
     vocab_size = model.config.vocab_size
     return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)

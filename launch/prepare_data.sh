@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Documents to token shards on many machines: a SLURM array or an indexed Kubernetes Job.
+#
+#   launch/prepare_data.sh slurm configs/llama1b.py --output=DIR --parts=64 [--config.data.x=y ...]
+#   launch/prepare_data.sh gke configs/llama1b.py --output=DIR --parts=64 --image=IMAGE
+#
+#   --parts=16           jobs; each makes its share of the shards
+#   --shards=64          shards of each split (default: as many as parts)
+#   --cpus=8             of each job
+#   --dry-run            prints the commands and the YAML
+#   slurm: --time=12:00:00 --partition --account --qos --name
+#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
+#        --retries=64 (of pods)
+#
+# When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"
+
+where="${1:-}"
+case "$where" in
+  slurm | gke) shift ;;
+  -h | --help) usage; exit 0 ;;
+  *) die "say where: launch/prepare_data.sh slurm|gke configs/llama1b.py --output=DIR" ;;
+esac
+output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
+# shellcheck disable=SC2034 # read by name, below
+partition="" account="" qos=""
+queue="" service_account="" spot=""
+parse_options "output parts shards cpus time partition account qos name image build namespace queue
+  service_account retries" spot "$@"
+shards="${shards:-$parts}"
+numbers parts shards cpus retries
+[ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
+[ -n "$output" ] || die "give --output=DIR, where all machines see it"
+name="${name:-$(name_of_config)-data}"
+prepare=(--config="$config" --output="$output" --shards="$shards" --workers="$cpus"
+  ${arguments[@]+"${arguments[@]}"})
+
+on_slurm() {
+  local options=(--parsable --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --time="$time" --requeue)
+  local option job last
+  needs sbatch
+  for option in partition account qos; do
+    [ -z "${!option}" ] || options+=(--"$option=${!option}")
+  done
+  run setup data
+  job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
+    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    fail "sbatch did not take the jobs; the lines above say why"
+  job="${job:-JOB}" # --dry-run has none
+  last="$(run sbatch "${options[@]}" --job-name="$name-finish" --output="$name-finish-%j.log" \
+    --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes \
+    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    fail "sbatch did not take the last job; run it when job ${job%%;*} is done"
+  [ -n "$dry_run" ] || say "jobs ${job%%;*} and, to finish, ${last%%;*} are in the queue"
+}
+
+# job NAME PARTS SHARD: applied and followed to its end.
+job() {
+  name="$1"
+  apply <<<"$(manifest NAME="$1" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account" \
+    SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" -- "${prepare[@]}")"
+  follow job "batch.kubernetes.io/job-name=$1" \
+    "batch.kubernetes.io/job-name=$1,batch.kubernetes.io/job-completion-index=0"
+}
+
+on_gke() {
+  local base="$name"
+  needs kubectl
+  project_config
+  check_name
+  find_image tpu
+  # shellcheck disable=SC2034 # `manifest` reads it
+  template=prepare_data.yaml
+  # Kubernetes fills $(PART) in, from the pod's own number.
+  [ "$parts" -eq 1 ] || job "$base" "$parts" "--shard=\$(PART)/$parts"
+  job "$base-finish" 1 ""
+}
+
+"on_$where"

@@ -1,0 +1,215 @@
+"""Two processes really train, found through what SLURM, JobSet, an indexed Job, Cloud TPU's
+metadata and ssh give, by the scripts' own inner commands: preempted, started again, they continue.
+
+What stands in is the cluster: hosts are folders, and the devices are the CPU's.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from gke_test import GPU, TPU, expanded, manifests
+from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
+from tpu_hosts_test import Metadata, of_host
+
+pytestmark = pytest.mark.slow
+STEPS = 100
+SRUN = """#!/usr/bin/env bash
+# Two tasks on one node, with the variables that srun gives; SIGTERM is handed on.
+shift
+export SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost
+for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks+=($!); done
+trap 'kill -TERM "${tasks[@]}"' TERM
+for task in "${tasks[@]}"; do
+  wait "$task"; status=$?
+  while kill -0 "$task" 2>/dev/null; do wait "$task"; status=$?; done
+  [ "$status" -le "${worst:-0}" ] || worst=$status
+done
+exit "${worst:-0}"
+"""
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Of a small training; the text's name has everything that a shell could take for its own."""
+    text = tmp_path / "the $(text) 'is' \"here\".txt"
+    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    return [
+        "configs/shakespeare.py",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.data.path={text}",
+        "--config.model.embed_dim=32",
+        "--config.model.num_steps=2",
+        "--config.data.sequence_length=32",
+        "--config.train.batch_size=8",
+        "--config.train.eval_batch_size=8",
+        "--config.train.eval_batches=2",
+        f"--config.train.total_steps={STEPS}",
+        "--config.train.log_every=1",
+        "--config.train.eval_every=1000",
+    ]
+
+
+def environment(stand_ins, **more):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    given = {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_PORT": port, "OMP_NUM_THREADS": "1"}
+    return stand_ins.environment(**given, **more)
+
+
+def steps(folder):
+    path = folder / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    reports = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [report["step"] for report in reports if "train/loss" in report]
+
+
+def wait_for_steps(folder, process):
+    while len(steps(folder)) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+def assert_continued(folder):
+    """Every step once, saved in between, and the log says of which processes."""
+    assert steps(folder) == list(range(1, STEPS + 1))
+    assert (folder / "run" / "checkpoints" / str(STEPS)).is_dir()
+
+
+def start(command, **options):
+    command = list(map(str, command))
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+
+
+def test_slurm(stand_ins, words, tmp_path):
+    """sbatch's arguments, the batch job, srun's variables; USR1, requeue, once more."""
+    stand_ins.rules({"call": "^sbatch", "out": "1\n"})
+    assert stand_ins.run("gpu_slurm.sh", *words).returncode == 0
+    (call,) = stand_ins.calls("sbatch")
+    script, *arguments = call[call.index(str(ROOT / "launch" / "slurm_job.sh")) :]
+    spooled = shutil.copy(script, tmp_path / "slurm_script")
+    (stand_ins.folder / "bin" / "srun").write_text(SRUN)
+    given = environment(stand_ins, SLURM_JOB_ID=str(os.getpid()), VENV=sys.prefix)
+    del given["JAX_COORDINATOR_PORT"]  # JAX's own, from the job's number
+    process = start(["bash", spooled, *arguments], env=given, cwd=tmp_path)
+    wait_for_steps(tmp_path, process)
+    process.send_signal(signal.SIGUSR1)
+    log, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    assert stand_ins.calls("scontrol") == [["scontrol", "requeue", str(os.getpid())]]
+    assert "2 x cpu, 2 process(es)" in log
+    assert 3 <= len(steps(tmp_path)) < STEPS
+    process = start(["bash", spooled, *arguments], env={**given, "SLURM_RESTART_COUNT": "1"})
+    log, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    assert_continued(tmp_path)
+    assert len(stand_ins.calls("scontrol")) == 1
+
+
+ON_GKE = {
+    "slice": [{"TPU_WORKER_HOSTNAMES": "localhost,localhost", "TPU_WORKER_ID": n} for n in "01"],
+    "slices": [
+        {
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": n,
+            "MEGASCALE_COORDINATOR_ADDRESS": "localhost:8080",
+        }
+        for n in "01"
+    ],
+    "job": [
+        {
+            "JAX_COORDINATOR_ADDRESS": "localhost",
+            "JAX_NUM_PROCESSES": "2",
+            "JOB_COMPLETION_INDEX": n,
+        }
+        for n in "01"
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ON_GKE)
+def test_gke(stand_ins, words, tmp_path, kind):
+    """The container's arguments, the images' entry point, and GKE's variables."""
+    place = GPU[1:3] if kind == "job" else TPU[1:3]
+    spec = manifests(stand_ins, *words, *place, "--image=image")[-1]["spec"]
+    spec = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    image = tmp_path / "image"
+    image.mkdir()
+    for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
+        shutil.copy(ROOT / file, image)
+    given = environment(stand_ins, PATH=f"{sys.prefix}/bin:{os.environ['PATH']}")
+    command = [image / "verb.sh", *map(expanded, container["args"])]
+    for preempted in (True, False):
+        pods = [start(command, env={**given, **own}, cwd=tmp_path) for own in ON_GKE[kind]]
+        if preempted:
+            wait_for_steps(tmp_path, pods[0])
+            pods[1].terminate()
+        logs = [pod.communicate(timeout=240)[0] for pod in pods]
+        assert [pod.returncode for pod in pods] == [42 if preempted else 0] * 2, logs
+        assert "2 x cpu, 2 process(es)" in logs[0]
+    assert_continued(tmp_path)
+
+
+def preempt(stand_ins, folder, process):
+    """SIGTERM to one of the trainings, when they have begun."""
+    wait_for_steps(folder, process)
+    numbers = (stand_ins.folder / "trainings").read_text().split()
+    os.kill(int(numbers[1]), signal.SIGTERM)
+
+
+def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
+    """The whole script: copies, installs, starts both hosts, and starts them again."""
+    homes = [tmp_path / f"host{n}" for n in (0, 1)]
+    servers = [Metadata(of_host(n, "localhost,localhost")) for n in (0, 1)]
+    for home in homes:
+        stand_ins.training(home / "t5x_diffeq_venv", project=home / "t5x_diffeq")
+    hosts = {
+        "homes": list(map(str, homes)),
+        "environments": [{"GCE_METADATA_IP": server.address} for server in servers],
+    }
+    first = {name: values[:1] for name, values in hosts.items()}
+    stand_ins.rules(
+        {"call": "describe", "out": "ACTIVE\n"},
+        {"call": " scp ", "keep": list(map(str, homes))},
+        {"call": "--worker=all", **hosts},
+        {"call": "--worker=0", **first},
+    )
+    given = environment(stand_ins)
+    del given["VENV"]
+    process = start([ROOT / "launch" / "tpu_pod.sh", *words], env=given, cwd=tmp_path)
+    preempt(stand_ins, tmp_path, process)
+    log, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    assert "ended 42: starting again (1 of at most 100)" in log
+    assert log.count("2 x cpu, 2 process(es)") == 2
+    assert_continued(tmp_path)
+
+
+def test_gpu_nodes(stand_ins: StandIns, words, tmp_path):
+    """The whole script, over ssh to two hosts."""
+    venv = stand_ins.training(tmp_path / "venv")
+    stand_ins.rules({"call": "^ssh", "homes": [str(tmp_path / "home")]})
+    given = environment(stand_ins, VENV=str(venv))
+    port = given.pop("JAX_COORDINATOR_PORT")
+    script = ROOT / "launch" / "gpu_nodes.sh"
+    hosts = ["--hosts=localhost,localhost", f"--port={port}"]
+    process = start([script, *words, *hosts], env=given, cwd=tmp_path)
+    preempt(stand_ins, tmp_path, process)
+    log, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    assert "status 42: starting again" in log
+    assert log.count("2 x cpu, 2 process(es)") == 2
+    assert_continued(tmp_path)

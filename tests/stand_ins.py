@@ -1,0 +1,103 @@
+"""Runs the scripts of launch/ with stand-ins for the programs that they call."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
+ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
+
+
+class StandIns:
+    """A folder of stand-ins, what they answer, and what they were called with."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for program in PROGRAMS:
+            self.add(folder / "bin" / program)
+        self.rules()
+
+    def add(self, path: Path) -> None:
+        """A stand-in under this name."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source = (ROOT / "tests" / "stand_in.py").read_text()
+        path.write_text(f"#!{sys.executable} -SE\n{source}")
+        path.chmod(0o755)
+
+    def rules(self, *rules: dict) -> None:
+        """What they answer from now on."""
+        (self.folder / "rules.json").write_text(json.dumps(rules))
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """For the scripts: stand-ins first, an installed environment, no waiting."""
+        return {
+            **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")},
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "STAND_INS": str(self.folder),
+            "LAUNCH_POLL_SECONDS": "0",
+            "VENV": str(self.installed()),
+            **more,
+        }
+
+    def installed(self) -> Path:
+        """An environment that `setup` takes as made, with a stand-in as its Python."""
+        venv = self.folder / "venv"
+        if not venv.exists():
+            self.add(venv / "bin" / "python")
+            for extras in ("", "data", "gpu,data", "tpu,data"):
+                text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
+                (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
+        return venv
+
+    def training(self, venv: Path, project: Path = ROOT) -> Path:
+        """Likewise, for the project there; its Python is real, and notes the trainings' numbers."""
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").write_text(
+            "#!/usr/bin/env bash\n"
+            f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        (venv / "bin" / "python").chmod(0o755)
+        text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
+        for extras in ("gpu,data", "tpu,data"):
+            (venv / f".installed-{extras}").write_text(f"{text}|{project}")
+        return venv
+
+    def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+        """A script of launch/, to its end."""
+        return subprocess.run(
+            [ROOT / "launch" / script, *arguments],
+            env=self.environment(**more),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def calls(self, program: str = "") -> list[list[str]]:
+        """Those to a program, or all, in order."""
+        path = self.folder / "calls.jsonl"
+        lines = map(json.loads, path.read_text().splitlines()) if path.exists() else []
+        return [call for call in lines if call[0].startswith(program)]
+
+
+@pytest.fixture(name="stand_ins")
+def stand_ins_fixture(tmp_path):
+    folder = tmp_path / "stand_ins"
+    folder.mkdir()
+    return StandIns(folder)
+
+
+def assert_one_error(ended: subprocess.CompletedProcess, status: int, message: str) -> None:
+    """It ended so, and its last line says why."""
+    assert ended.returncode == status, ended.stderr
+    last = ended.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("error: "), ended.stderr
+    assert message in last
+    assert ended.stderr.count("error: ") == 1

@@ -1,0 +1,94 @@
+"""A TPU host's place, from GKE's variables and from the metadata that Cloud TPU serves."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from t5x_diffeq import tpu_hosts
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.processes import place_in
+
+SLICE = {"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}
+SLICES = {
+    **SLICE,
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_COORDINATOR_ADDRESS": "first:8080",
+}
+
+
+class Metadata:
+    """A metadata server with these attributes, for one host."""
+
+    def __init__(self, attributes):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.rpartition("/")[2]
+                known = name in attributes and self.headers["Metadata-Flavor"] == "Google"
+                self.send_response(200 if known else 404)
+                self.end_headers()
+                self.wfile.write(attributes.get(name, "").encode())
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.address = f"127.0.0.1:{self.server.server_port}"
+
+
+def of_host(number, endpoints, environment=""):
+    return {
+        "agent-worker-number": str(number),
+        "worker-network-endpoints": endpoints,
+        "tpu-env": f"ACCELERATOR_TYPE: 'v5p-32'\n{environment}ZONE: 'z'\n",
+    }
+
+
+def test_on_gke():
+    assert tpu_hosts.place({}) is None
+    assert tpu_hosts.place({**SLICE, "TPU_WORKER_HOSTNAMES": "localhost"}) is None
+    assert tpu_hosts.place(SLICE) == ("a:8482", 3, 2)
+    assert tpu_hosts.place(SLICES) == ("first:8482", 6, 5)
+    assert tpu_hosts.place({**SLICE, "JAX_COORDINATOR_PORT": "99"}) == ("a:99", 3, 2)
+    addresses = {**SLICE, "TPU_PROCESS_ADDRESSES": "x:8471,y:8471,z:8471"}
+    assert tpu_hosts.place(addresses) == ("x:8482", 3, 2)
+
+
+def test_an_address_alone_leaves_the_rest_to_the_tpu():
+    assert place_in({**SLICE, "JAX_COORDINATOR_ADDRESS": "a"}) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"TPU_WORKER_ID": "x"}, "TPU_WORKER_ID is 'x', not a number"),
+        ({"TPU_WORKER_ID": "3", "MEGASCALE_SLICE_ID": "1"}, "TPU_WORKER_ID=3 can't be: 2 slice"),
+        ({"MEGASCALE_NUM_SLICES": "two"}, "MEGASCALE_NUM_SLICES is 'two'"),
+    ],
+)
+def test_contradictions(wrong, message):
+    with pytest.raises(InputError, match=message):
+        tpu_hosts.place({**SLICES, **wrong})
+
+
+@pytest.mark.parametrize("endpoints", ["10.0.0.1,10.0.0.2", "n:0:10.0.0.1,n:1:10.0.0.2"])
+def test_on_cloud_tpu(endpoints):
+    server = Metadata(of_host(1, endpoints))
+    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) == ("10.0.0.1:8482", 2, 1)
+    several = "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+    several += "MEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\n"
+    server = Metadata(of_host(0, endpoints, several))
+    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) == ("10.9.9.9:8482", 4, 2)
+
+
+def test_one_host_runs_alone():
+    server = Metadata(of_host(0, "10.0.0.1"))
+    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) is None
+
+
+def test_metadata_does_not_answer(monkeypatch):
+    monkeypatch.setattr(tpu_hosts.time, "sleep", lambda seconds: None)
+    with pytest.raises(RunError, match="worker-network-endpoints can't be read"):
+        tpu_hosts.place({"GCE_METADATA_IP": "127.0.0.1:1"})
