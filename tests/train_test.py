@@ -193,6 +193,7 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
         ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),
         ("optimizer.learning_rate", 0.0, "learning_rate is 0.0; it must be greater than 0"),
         ("data.sequence_length", 100_000, r"needs 100000 \+ 1 tokens"),
+        ("data.sequence_length", 1000, r"makes \d examples of .*fewer than train.batch_size=8"),
         ("data.path", "/nowhere", "data.path=/nowhere: there is no file"),
     ],
 )

@@ -65,6 +65,12 @@ def train_examples(
                 part.train, length, "train", seed=seed + number, end_of_text=opened_by
             )
         mixture.append((float(part.weight), examples))
+    count = sum(len(examples) for _, examples in mixture)
+    if count < batch_size:
+        raise InputError(
+            f"the train split makes {count} examples of data.sequence_length={length}, fewer than "
+            f"train.batch_size={batch_size}; give more text, a smaller batch or shorter sequences"
+        )
     return mixture
 
 
