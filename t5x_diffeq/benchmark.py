@@ -97,10 +97,17 @@ def vocab_size(config: ConfigDict) -> int:
 
 
 def compare(config: ConfigDict, rounds: int) -> list[dict]:
-    """Results of the model and of its baseline, and their ratios."""
+    """Results of the model and of its baseline, and their ratios.
+
+    With microbatches, also of the model on the whole batch at once, and the ratio to that.
+    """
     baseline = copy.deepcopy(config)
     importlib.import_module("configs.default").set_variant(baseline, "baseline")
     contestants = [Contestant("model", config), Contestant("baseline", baseline)]
+    if config.train.microbatches > 1:
+        whole = copy.deepcopy(config)
+        whole.train.microbatches = 1
+        contestants.append(Contestant("whole batch", whole))
     for warmup in (True, False):
         for contestant in contestants * (2 if warmup else rounds):
             contestant.step()
@@ -108,9 +115,15 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
             for contestant in contestants:
                 contestant.seconds.clear()
     results = [{"name": c.name, **c.results()} for c in contestants]
-    model, base = results
-    ratios = {key: model[key] / base[key] for key in model if key != "name"}
-    return [*results, {"name": "ratio", **ratios}]
+    model, *others = results
+    ratios = [
+        {
+            "name": f"model / {other['name']}",
+            **{k: model[k] / other[k] for k in model if k != "name"},
+        }
+        for other in others
+    ]
+    return [*results, *ratios]
 
 
 def show_coordinate_check(config: ConfigDict) -> None:
@@ -153,11 +166,10 @@ def main() -> None:
         show_coordinate_check(CONFIG.value)
         return
     results = compare(CONFIG.value, ROUNDS.value)
-    model, base, ratio = results
-    say(f"{'':<18}{'model':>12}{'baseline':>12}{'ratio':>8}")
-    for key in ratio:
-        if key != "name":
-            say(f"{key:<18}{count(model[key]):>12}{count(base[key]):>12}{ratio[key]:>8.2f}")
+    say(f"{'':<18}" + "".join(f"{result['name']:>20}" for result in results))
+    for key in (key for key in results[0] if key != "name"):
+        cells = (f"{r[key]:.3f}" if "/" in r["name"] else count(r[key]) for r in results)
+        say(f"{key:<18}" + "".join(f"{cell:>20}" for cell in cells))
     for result in results:
         print(json.dumps(result), flush=True)
 

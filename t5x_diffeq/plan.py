@@ -135,7 +135,7 @@ def show(plans: dict[str, Plan]) -> None:
             if any(values):
                 say(f"{name:<26}" + "".join(f"{text:>14}" for text in cells))
     for name, plan in plans.items():
-        say(verdict(name, plan))
+        say(verdict(name, plan), *repeated(name, plan))
 
 
 def cell(value: float | None, unit: str) -> str:
@@ -162,6 +162,19 @@ def verdict(name: str, plan: Plan) -> str:
     if plan.times is None:
         return told
     return f"{told}; about {count(plan.tokens_per_second)} tokens/s, MFU {100 * plan.mfu:.0f}%"
+
+
+def repeated(name: str, plan: Plan) -> list[str]:
+    """What it costs that each part of the data axis has the whole state; nothing if it is one."""
+    sizes = dict(plan.setup.mesh.shape)
+    if sizes["data"] == 1:
+        return []
+    spared = (plan.memory.parameters + plan.memory.moments) * (1 - 1 / sizes["data"])
+    return [
+        f"{name}: mesh.data={sizes['data']} keeps as many copies of parameters and moments; "
+        f"mesh.data=1 with mesh.fsdp={sizes['data'] * sizes['fsdp']} would spare "
+        f"{cell(spared, 'bytes')} per device"
+    ]
 
 
 def advise(config: ConfigDict, plan: Plan, devices: Devices) -> None:

@@ -107,8 +107,8 @@ def train(config: ConfigDict, workdir: Path) -> int:
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
                 rate = clock.rate(step)
-                named = {f"train/{name}": value for name, value in values.items()}
-                writer.write(step, {**named, "train/tokens_per_second": rate})
+                values |= {"tokens_per_second": rate, **progress.utilisation(setup, rate)}
+                writer.write(step, {f"train/{name}": value for name, value in values.items()})
                 say(clock.line(step, values["loss"], rate))
 
         def evaluate_now(step: int) -> None:

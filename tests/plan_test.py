@@ -56,12 +56,15 @@ def planned(topology, *arguments):
 
 
 def test_on_virtual_cpu_devices():
-    done = planned("cpu:8", "--config.mesh.tensor=2")
+    """Two of the eight places of the mesh have each parameter: what that costs is told."""
+    done = planned("cpu:8", "--config.mesh.tensor=2", "--config.mesh.data=2")
     assert done.returncode == 0, done.stderr
+    assert "model: mesh.data=2 keeps as many copies" in done.stderr
+    assert "mesh.data=1 with mesh.fsdp=4 would spare" in done.stderr
     model, baseline = map(json.loads, done.stdout.splitlines())
     assert (model["name"], baseline["name"]) == ("model", "baseline")
     assert model.keys() >= KEYS
-    assert model["mesh"] == {"data": 1, "fsdp": 4, "tensor": 2}
+    assert model["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
     assert model["memory"]["parameters"] > baseline["memory"]["parameters"]
     assert model["memory"]["moments"] == pytest.approx(2 * model["memory"]["parameters"], rel=0.01)
     for kind, moved in model["collectives"].items():

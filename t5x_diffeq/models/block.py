@@ -79,7 +79,8 @@ class Block(nn.Module):
 
 def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     """A cache for so many sequences of so many tokens: for each evaluation of f, a slot."""
-    slots = config.num_steps * SCHEMES[config.scheme].evaluations
+    evaluations_of_f, _ = SCHEMES[config.scheme].evaluations
+    slots = config.num_steps * evaluations_of_f
     heads = (config.kv_heads, config.embed_dim // config.num_heads)
     shape = (slots, batch_size, length, *heads)
     return {name: jnp.zeros(shape, config.compute_dtype) for name in ("keys", "values")}

@@ -102,7 +102,7 @@ def integrate_with_memory(
       num_steps: N.
       step_size: dt.
     """
-    slots = SCHEMES[scheme].evaluations
+    slots, _ = SCHEMES[scheme].evaluations
 
     def step(carry: tuple[State, Memory], inputs: object) -> tuple[tuple[State, Memory], None]:
         y, memory = carry

@@ -91,25 +91,25 @@ class Scheme:
       step: the function.
       nodes: see above.
       order: of the error, for a field that is not split.
-      evaluations: how often it evaluates f.
+      evaluations: how often it evaluates f, and g.
     """
 
     step: Callable[..., State]
     nodes: tuple[float, ...]
     order: int
-    evaluations: int
+    evaluations: tuple[int, int]
 
 
 # Euler and the splittings read W at the right end of the step: the official convention. The
 # Runge-Kutta schemes read it at each stage's own time: t = 0 and half nodes, which training with
 # Euler never saw.
 SCHEMES = {
-    "euler": Scheme(euler, nodes=(1.0,), order=1, evaluations=1),
-    "lie_trotter": Scheme(lie_trotter, nodes=(1.0,), order=1, evaluations=1),
-    "strang": Scheme(strang, nodes=(1.0,), order=1, evaluations=2),
-    "midpoint": Scheme(midpoint, nodes=(0.0, 1 / 2), order=2, evaluations=2),
-    "heun": Scheme(heun, nodes=(0.0, 1.0), order=2, evaluations=2),
-    "rk4": Scheme(rk4, nodes=(0.0, 1 / 2, 1.0), order=4, evaluations=4),
+    "euler": Scheme(euler, nodes=(1.0,), order=1, evaluations=(1, 1)),
+    "lie_trotter": Scheme(lie_trotter, nodes=(1.0,), order=1, evaluations=(1, 1)),
+    "strang": Scheme(strang, nodes=(1.0,), order=1, evaluations=(2, 1)),
+    "midpoint": Scheme(midpoint, nodes=(0.0, 1 / 2), order=2, evaluations=(2, 2)),
+    "heun": Scheme(heun, nodes=(0.0, 1.0), order=2, evaluations=(2, 2)),
+    "rk4": Scheme(rk4, nodes=(0.0, 1 / 2, 1.0), order=4, evaluations=(4, 4)),
 }
 
 

@@ -13,22 +13,13 @@ from math import prod
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.report import say
 from t5x_diffeq.training.chips import CHIPS, chip
 
 # Peak dense bf16 FLOP/s of a device by its kind.
 PEAK_FLOPS = {kind: figures.peak_flops for kind, figures in CHIPS.items()}
-
-# How often one step of each scheme evaluates f (attention) and g (MLP).
-EVALUATIONS = {
-    "euler": (1, 1),
-    "lie_trotter": (1, 1),
-    "strang": (2, 1),
-    "midpoint": (2, 2),
-    "heun": (2, 2),
-    "rk4": (4, 4),
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ class StepFlops:
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     """The work of a training step on `batch_size` sequences of `config.max_length` tokens."""
     tokens = batch_size * config.max_length
-    f, g = (config.num_steps * evaluations for evaluations in EVALUATIONS[config.scheme])
+    f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
     projections = 2 * tokens * f * kernel_size(config, "attention")
     # 2 L D for the scores and as much for the mixing; half of each is masked.
     attention = 2 * tokens * f * config.max_length * config.embed_dim

@@ -20,6 +20,8 @@ from t5x_diffeq.errors import RunError
 from t5x_diffeq.files import write_whole
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.report import count, duration, say, table
+from t5x_diffeq.training.chips import chip
+from t5x_diffeq.training.flops import mfu, step_flops
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.setup import Setup
 
@@ -71,6 +73,16 @@ class Clock:
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
             f"loss {loss:.4f}  {count(rate)} tokens/s  {duration(left)} left"
         )
+
+
+def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
+    """`mfu`, the model FLOPs utilisation, of 1 (see flops.py); nothing where no peak is known."""
+    if chip(setup.mesh.devices.flat[0].device_kind) is None:
+        return {}
+    c = setup.model.config
+    seconds = c.max_length / tokens_per_second  # of one sequence
+    kind = setup.mesh.devices.flat[0].device_kind
+    return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)}
 
 
 def eval_line(step: int, values: dict[str, float]) -> str:
