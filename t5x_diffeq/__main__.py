@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t5x_diffeq import __version__
 
-VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark", "plan")
+VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark", "plan", "analyze")
 
 
 def summary(verb: str) -> str:

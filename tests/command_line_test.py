@@ -31,6 +31,8 @@ def run(*arguments):
         ),
         (["evaluate", "--workdir=/none"], "workdir /none holds no run"),
         (["evaluate", "--workdir=x", "--num_steps=4,0"], "--num_steps='0' is not a number"),
+        (["analyze", "spectrum"], "takes spectra, lyapunov, clustering or all, not 'spectrum'"),
+        (["analyze", "all"], "analyze needs --workdir=DIR"),
         (["generate", "--workdir=x", "--temperature=-1"], "--temperature=-1.0 must be 0, or"),
     ],
 )
@@ -44,7 +46,7 @@ def test_bad_arguments(arguments, message):
     assert ended.stdout == ""
 
 
-VERBS = ["train", "evaluate", "generate", "prepare_data", "benchmark", "plan"]
+VERBS = ["train", "evaluate", "generate", "prepare_data", "benchmark", "plan", "analyze"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,0 +1,1 @@
+"""Analysis of trained models: spectra, Lyapunov exponents, clustering (paper, section 5)."""

@@ -1,0 +1,206 @@
+"""Particles under attention alone: do they cluster? (paper, section 5.1, appendix C.8)
+
+    dx_i/dt = sum_j softmax_j(x_i^T Q(t)^T K(t) x_j / sqrt(d)) V(t) x_j,   W(t) = a(t) W
+
+for W in {Q, K, V} with standard normal entries. Weights are constant, a(t) = 1, or grow as c t^p.
+The paper's horizon, range of sampling, law of the weights and c are lost from the text at hand.
+What stands here is a choice, and `outcomes` shows how the result depends on it. For c:
+
+    peak   a = 1 at the end: growing weights are never above constant ones, and do 1 / (p + 1) of
+           their work, the integral of a
+    work   the integral of a is that of constant weights: only the shape differs
+    time   c = 1: a = t^p in units of the horizon's time, which soon exceeds all bounds
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.ode.integrate import trajectory
+from t5x_diffeq.ode.solvers import VectorField, grid
+
+POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
+SCALES = ("peak", "work", "time")
+LINK = 0.05  # particles nearer than this times the root mean square of |x| are linked
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Trajectories and how clustered they are; a seed draws weights and particles.
+
+    Attributes:
+      times: in units of the horizon's.
+      states: the particles.
+      clusters: groups of particles linked by distances below `LINK` of the root mean square of |x|;
+        like the others, NaN where a particle is beyond what float32 holds.
+      spread: mean pairwise distance over the root mean square of |x|: 0 if all are one.
+      distance: mean pairwise distance over that at the start.
+    """
+
+    times: Float[np.ndarray, " states"]
+    states: Float[np.ndarray, "seeds states tokens dim"]
+    clusters: Float[np.ndarray, "seeds states"]
+    spread: Float[np.ndarray, "seeds states"]
+    distance: Float[np.ndarray, "seeds states"]
+
+
+def simulate_clustering(
+    power: int = 0,
+    *,
+    seeds: int = 1,
+    tokens: int = 40,
+    dim: int = 3,
+    steps: int = 200,
+    horizon: float = 10.0,
+    half_range: float = 1.0,
+    scale: str = "peak",
+) -> Clustering:
+    """Integrates particles from a cube by Euler steps of horizon / steps; seeds 0, 1, ...
+
+    Args:
+      power: p of a(t) = c t^p; 0: constant weights.
+      seeds: how many draws of weights and particles, the same for every power.
+      tokens: particles.
+      dim: dimensions of the space.
+      steps: of Euler's scheme.
+      horizon: the end of time, in the units in which weights are of size 1.
+      half_range: particles start uniformly in [-half_range, half_range]^dim.
+      scale: what c is: "peak", "work" or "time", see the top of this file.
+
+    Raises:
+      InputError: if one is out of its range.
+    """
+    check(scale, power, {"horizon": horizon, "half_range": half_range})
+    check(scale, 0, {"seeds": seeds, "tokens": tokens, "dim": dim, "steps": steps}, least=1)
+    drawn = [draw(seed, tokens, dim, half_range) for seed in range(seeds)]
+    W, x = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*drawn, strict=True))
+    a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
+    states = np.asarray(simulate(W, x, a, horizon / steps), np.float64)
+    times = np.append(0.0, horizon * grid("euler", steps)[:, 0])
+    return Clustering(times, states, *measures(states))
+
+
+def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.ndarray, " steps"]:
+    """a(t) at the times at which the steps read their weights."""
+    c = {"peak": 1.0, "work": power + 1.0, "time": float(horizon) ** power}[scale]
+    return c * grid("euler", steps)[:, 0].astype(np.float64) ** power
+
+
+def check(scale: str, power: int, numbers: dict[str, float], least: float = 1e-9) -> None:
+    """Arguments are in their ranges.
+
+    Raises:
+      InputError: naming one that isn't.
+    """
+    if scale not in SCALES:
+        raise InputError(f"scale {scale!r} is unknown; there are {', '.join(SCALES)}")
+    if power < 0:
+        raise InputError(f"power is {power}; it must be 0 (constant weights) or more")
+    for name, value in numbers.items():
+        if not value >= least:
+            raise InputError(f"{name} is {value}; it must be {'above 0' if least < 1 else least}")
+
+
+def draw(
+    seed: int, tokens: int, dim: int, half_range: float
+) -> tuple[Float[np.ndarray, "3 dim dim"], Float[np.ndarray, "tokens dim"]]:
+    """Q, K, V and the particles of a seed."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=(3, dim, dim))
+    return weights, rng.uniform(-half_range, half_range, (tokens, dim))
+
+
+@partial(jax.jit, static_argnames="dt")
+def simulate(
+    W: Float[Array, "seeds 3 dim dim"],
+    x: Float[Array, "seeds tokens dim"],
+    scales: Float[Array, " steps"],
+    dt: float,
+) -> Float[Array, "seeds states tokens dim"]:
+    """The trajectories of all seeds, by the integrator that models use."""
+    field = VectorField(f=attention, g=lambda W, y: jnp.zeros_like(y))
+
+    def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
+        weights = {"qkv": scales[:, None, None, None] * W}
+        steps = {"scheme": "euler", "num_steps": len(scales), "step_size": dt}
+        return trajectory(lambda _: field, weights, x[None], **steps)[:, 0]
+
+    return jax.vmap(one)(W, x)
+
+
+def attention(W: Weights, y: State) -> State:
+    """One head over all particles, without mask, norm or output kernel."""
+    q, k, v = (y @ matrix.T for matrix in W["qkv"])
+    scores = jnp.einsum("bid,bjd->bij", q, k) / y.shape[-1] ** 0.5
+    return jax.nn.softmax(scores) @ v
+
+
+def measures(
+    states: Float[np.ndarray, "seeds states tokens dim"],
+) -> tuple[Float[np.ndarray, "seeds states"], ...]:
+    """Clusters, spread and distance."""
+    flat = states.reshape(-1, *states.shape[2:])
+    found = np.array([measure(x) for x in flat]).reshape(*states.shape[:2], 3)
+    clusters, spread, mean = np.moveaxis(found, -1, 0)
+    return clusters, spread, mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
+
+
+def measure(x: Float[np.ndarray, "tokens dim"]) -> tuple[float, float, float]:
+    """Clusters, spread, and mean pairwise distance at one time."""
+    if not np.isfinite(x).all():
+        return (np.nan,) * 3
+    distances = np.linalg.norm(x[:, None] - x, axis=-1)
+    size = max(float(np.sqrt(np.square(x).sum(-1).mean())), np.finfo(float).tiny)
+    return count_clusters(distances < LINK * size), distances.mean() / size, distances.mean()
+
+
+def count_clusters(linked: np.ndarray) -> int:
+    """Connected components of a graph, from its symmetric matrix `[tokens, tokens]`."""
+    label = np.arange(len(linked))
+    while True:
+        lowest = np.where(linked, label[None], len(label)).min(-1)
+        lowest = np.minimum(lowest, label)
+        if (lowest == label).all():
+            return len(np.unique(label))
+        label = lowest
+
+
+def outcomes(
+    scales: tuple[str, ...] = SCALES,
+    horizons: tuple[float, ...] = (1.0, 5.0, 10.0),
+    half_ranges: tuple[float, ...] = (1.0, 5.0),
+    *,
+    seeds: int = 20,
+    powers: tuple[int, ...] = POWERS,
+) -> Iterator[dict[str, float | str]]:
+    """How it ends, for every choice, over as many seeds; see `ending`."""
+    for scale, horizon, half_range in product(scales, horizons, half_ranges):
+        for power in powers:
+            choice = {"scale": scale, "horizon": horizon, "half_range": half_range}
+            found = simulate_clustering(power, seeds=seeds, **choice)
+            yield {**choice, "power": power, **ending(found)}
+
+
+def ending(found: Clustering) -> dict[str, float]:
+    """Medians over the seeds that stayed finite, and counts of seeds.
+
+    Returns:
+      `clusters`, `spread`, `distance`: medians at the end; `finite`: seeds that stayed so; `few`
+      and `one`: seeds that ended in at most 5 clusters, and in a single one.
+    """
+    last = found.clusters[:, -1]
+    finite = np.isfinite(last)
+    values = {"clusters": last, "spread": found.spread[:, -1], "distance": found.distance[:, -1]}
+    medians = {
+        name: float(np.median(x[finite])) if finite.any() else np.nan for name, x in values.items()
+    }
+    counts = {"finite": finite, "few": last <= 5, "one": last == 1}
+    return {**medians, **{name: int(x.sum()) for name, x in counts.items()}}

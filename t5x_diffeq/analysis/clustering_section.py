@@ -1,0 +1,76 @@
+"""The report's section on clustering."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_diffeq.analysis import clustering, plots
+from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.report import Drawing, Section, Table
+from t5x_diffeq.report import Progress
+
+HOW = (
+    "dx_i/dt = sum_j softmax_j(x_i Q^T K x_j / sqrt 3) V x_j, 40 particles in 3 dimensions, "
+    "200 Euler steps; Q, K and V standard normal times a(t). The figures have horizon 10, "
+    "particles from [-1, 1]^3 and a = (t/10)^p.",
+    "The paper's horizon, range and scale of growth are lost from its text; the table has "
+    "others. scale=peak: a is 1 at the end. scale=work: the integral of a is that of constant "
+    "weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean square of "
+    "|x|, a cluster what is linked.",
+)
+
+
+def clustering_section(seeds: int) -> Section:
+    """Particles under attention alone, with constant and growing weights."""
+    names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
+    found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
+    rows = []
+    with Progress("clustering", 18 * len(names), "simulations") as progress:
+        for row in clustering.outcomes(seeds=seeds):
+            rows.append(row)
+            progress.update(len(rows))
+    arrays = {"times": (found["constant"].times, "[state], in units of the horizon's time")}
+    for power, each in zip(names, found.values(), strict=True):
+        arrays[f"states_{power}"] = (
+            each.states.astype(np.float32),
+            f"[seed, state, token, dim] for t^{power}",
+        )
+        arrays[f"clusters_{power}"] = (each.clusters, f"[seed, state] for t^{power}")
+    return Section(
+        "clustering",
+        "Clustering",
+        HOW,
+        [outcome_table(rows, seeds)],
+        clustering_drawings(found, seeds),
+        arrays,
+    )
+
+
+def clustering_drawings(found: dict[str, clustering.Clustering], seeds: int) -> dict[str, Drawing]:
+    """Trajectories of the first seed, and measures over all."""
+    pair = {name: each for name, each in found.items() if name in ("constant", "t^4")}
+    return {
+        "constant_and_t4": drawing(plots.trajectories(pair), "Constant weights, and t^4; seed 0."),
+        "trajectories": drawing(plots.trajectories(found), "All growths; seed 0."),
+        "over_time": drawing(
+            plots.clustering_over_time(found), f"Medians and middle half over {seeds} seeds."
+        ),
+    }
+
+
+def outcome_table(rows: Sequence[dict[str, float | str]], seeds: int) -> Table:
+    """A row for each choice, a column for each power."""
+    choices: dict[tuple, dict[int, str]] = {}
+    for row in rows:
+        key = (row["scale"], row["horizon"], row["half_range"])
+        lost = seeds - row["finite"]
+        cell = f"{row['clusters']:g} ({row['few']})" + (f", {lost} lost" if lost else "")
+        cell = cell if row["finite"] else "all lost"
+        choices.setdefault(key, {})[row["power"]] = cell
+    powers = [f"t^{p}" if p else "constant" for p in clustering.POWERS]
+    title = (
+        f"Clusters at the end: median over {seeds} seeds (how many ended in 5 or fewer); lost: "
+        "beyond what float32 holds"
+    )
+    table = [(*key, *by_power.values()) for key, by_power in choices.items()]
+    return Table(title, ("scale", "horizon", "half range", *powers), table)

@@ -1,0 +1,242 @@
+"""Token-level sensitivity by finite-time Lyapunov exponents (paper, section 5.2, appendix B).
+
+Three conventions, for an output token j and every input token k:
+
+    pair       M <- (I + dt J_jk(y(n), W_n)) M for each step n, M = I at first: only the path that
+               stays between k and j (equation 7). y(n) is the state before the step, W_n the
+               weights that the step uses (t = (n+1)/N for Euler). With other schemes than Euler,
+               dt J_jk is the Jacobian of the step's increment. The exponents are the logarithms of
+               M's singular values.
+    official   the official code's: weights at t = n/N instead, the state after the step, and the
+               exponents are sums over the steps of log |diag R| of the QR factors. Euler alone.
+    full       M = d y_j(1) / d y_k(0), by all paths through all tokens; exponents as for `pair`.
+
+log |diag R|, summed over few steps, depends on the order of the coordinates, because the frame has
+no time to turn to the growing directions; singular values don't. The two have the same sum,
+log |det M|. Exponents are per unit of depth time: the whole model is 1.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from t5x_diffeq.analysis.spectra import weights_at
+from t5x_diffeq.analysis.tangents import Chunks, Step, StepWeights, full_tangent, pair_growth
+from t5x_diffeq.array_types import State, Tokens, Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.block import vector_field
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document
+from t5x_diffeq.ode.integrate import step_function, step_inputs
+from t5x_diffeq.report import Progress
+
+CONVENTIONS = ("pair", "official", "full")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """Of each prompt, for each input token; NaN for those after the output token.
+
+    Attributes:
+      exponents: per unit of depth time, from the largest down (`official`: in the frame's order).
+      by_step: log |diag R| of each step; its sum over steps and D is that of `exponents`. None for
+        `full`, which has no frame per pair.
+    """
+
+    exponents: Float[np.ndarray, "B L D"]
+    by_step: Float[np.ndarray, "N B L D"] | None
+
+    @property
+    def largest(self) -> Float[np.ndarray, "B L"]:
+        """The largest exponent of each input token: the shade in figure 3."""
+        return self.exponents.max(-1)
+
+
+def lyapunov_exponents(
+    model: LanguageModel,
+    params: dict,
+    tokens: Tokens,
+    *,
+    outputs: Int[np.ndarray, " B"] | None = None,
+    convention: str = "pair",
+    memory: float = 1.0,
+) -> Exponents:
+    """Finite-time exponents of one output token of each prompt, in each input token; in float32.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: prompts, padded at the end to one length.
+      outputs: the output token of each, an index; the last.
+      convention: "pair", "official" or "full"; see the top of this file.
+      memory: GiB that the tangents and Jacobian products may take at once (about).
+
+    Raises:
+      InputError: for an unknown convention, one that the model has no weights for, prompts that
+        are too long, or an index outside.
+    """
+    model = LanguageModel(replace(model.config, dtype="float32", attention="xla", remat="none"))
+    outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
+    check(model.config, tokens, outputs, convention, memory)
+    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+    states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
+    step = step_map(model.config, tokens.shape[1])
+    by_step, _ = step_inputs(weights, model.config.scheme, model.config.num_steps, key=None)
+    if convention == "official":
+        times = np.arange(model.config.num_steps) / model.config.num_steps
+        shifted = weights_at(model.config, params, jnp.asarray(times, jnp.float32))
+        by_step, _ = step_inputs(shifted, "euler", model.config.num_steps, key=None)
+    at = states[1:] if convention == "official" else states[:-1]
+    if convention == "full":
+        return hidden_after(full_exponents(step, by_step, at, outputs, memory), outputs)
+    return hidden_after(pair_exponents(step, by_step, at, outputs, memory, convention), outputs)
+
+
+@lru_cache
+def step_map(config: ModelConfig, length: int) -> Step:
+    """S_n: a step of the model's scheme."""
+
+    def step(y: State, W: Weights) -> State:
+        places = in_one_document(jnp.zeros((len(y), length), jnp.int32))
+        field = vector_field(config, places, deterministic=True)
+        return step_function(field, config.scheme, config.dt)(y, (W, None))
+
+    return step
+
+
+def pair_exponents(
+    step: Step,
+    weights: StepWeights,
+    states: Float[Array, "N B L D"],
+    outputs: Int[np.ndarray, " B"],
+    memory: float = 1.0,
+    convention: str = "pair",
+) -> Exponents:
+    """The exponents of the conventions `pair` and `official`, for any step of any field.
+
+    Args:
+      step: S_n, given the state and the weights of step n.
+      weights: of all steps, leaves `[N, ...]`.
+      states: at which each step is linearised.
+      outputs: the output token of each row.
+      memory: GiB, about.
+      convention: whether exponents are singular values of M or sums over the frame.
+    """
+    chunks = chunks_for(memory, states, weights)
+    logs = np.zeros(states.shape, np.float32)
+    exponents = np.zeros(states.shape[1:], np.float32)
+    for start in starts(states.shape[2], chunks.tokens, "tangents"):
+        part = slice(start, start + chunks.tokens)
+        found, product = pair_growth(step, weights, states, outputs, jnp.asarray(start), chunks)
+        logs[:, :, part] = found
+        exponents[:, part] = log_singular_values(product) if convention == "pair" else found.sum(0)
+    return Exponents(exponents, logs)
+
+
+def full_exponents(
+    step: Step,
+    weights: StepWeights,
+    states: Float[Array, "N B L D"],
+    outputs: Int[np.ndarray, " B"],
+    memory: float = 1.0,
+) -> Exponents:
+    """The exponents of the convention `full`; arguments as those of `pair_exponents`."""
+    width = states.shape[-1]
+    products = chunks_for(memory, states, weights).products
+    M = np.zeros((*states.shape[1:], width), np.float32)
+    for start in starts(width, products, "tangents"):
+        part = slice(start, start + products)
+        units = jnp.eye(width, dtype=states.dtype)[part]
+        rows = full_tangent(step, weights, states, outputs, units, products)
+        M[..., part] = np.moveaxis(np.asarray(rows), 0, -1)
+    return Exponents(log_singular_values(M), None)
+
+
+def log_singular_values(M: Float[Array | np.ndarray, "B L D D"]) -> Float[np.ndarray, "B L D"]:
+    """From the largest down, in float64; -inf where M is singular."""
+    values = [np.linalg.svd(np.asarray(row, np.float64), compute_uv=False) for row in M]
+    with np.errstate(divide="ignore"):
+        return np.log(np.stack(values)).astype(np.float32)
+
+
+def hidden_after(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
+    """NaN where the input token comes after the output token, which it can't change."""
+    after = np.arange(found.exponents.shape[1]) > outputs[:, None]
+    exponents = np.where(after[..., None], np.nan, found.exponents)
+    by_step = found.by_step
+    return Exponents(
+        exponents, None if by_step is None else np.where(after[..., None], np.nan, by_step)
+    )
+
+
+def starts(total: int, size: int, title: str) -> Iterator[int]:
+    """Where chunks of one size begin that cover `total`; the last may overlap. Shows progress."""
+    with Progress(title, total, "of the prompt") as progress:
+        for start in range(0, total, size):
+            yield min(start, max(total - size, 0))
+            progress.update(min(start + size, total))
+
+
+def chunks_for(memory: float, states: Float[Array, "N B L D"], weights: StepWeights) -> Chunks:
+    """Chunks that take about `memory` GiB: half for tangents, half for products.
+
+    A token has five `[D, D]` at once: the blocks, their rearrangement, Q, R and the product. A
+    product keeps cotangents of the block's inner arrays, whose widths are those of its weights.
+    """
+    _, B, L, D = states.shape
+    inner = sum(leaf.size // len(leaf) // D for leaf in jax.tree.leaves(weights) if leaf.ndim > 3)
+    tangent = 4 * B * 5 * D * D
+    product = 4 * B * L * (3 * inner + 4 * D + 2 * L)
+    half = memory * GIB / 2
+    return Chunks(int(np.clip(half // tangent, 1, L)), int(np.clip(half // product, 1, D)))
+
+
+def kaplan_yorke_dimension(exponents: Float[np.ndarray, " D"]) -> float:
+    """j + (sum of the j largest) / |the next|, j the most whose sum isn't negative.
+
+    0 if the largest is negative, D if all together don't contract.
+    """
+    falling = np.sort(exponents)[::-1]
+    sums = np.cumsum(falling)
+    if falling[0] < 0:
+        return 0.0
+    if sums[-1] >= 0:
+        return float(len(falling))
+    j = int(np.argmax(sums < 0))
+    return float(j + (sums[j - 1] if j else 0.0) / abs(falling[j]))
+
+
+def check(
+    config: ModelConfig,
+    tokens: Tokens,
+    outputs: Int[np.ndarray, " B"],
+    convention: str,
+    memory: float,
+) -> None:
+    """The question makes sense for this model.
+
+    Raises:
+      InputError: if not.
+    """
+    length = tokens.shape[1]
+    if convention not in CONVENTIONS:
+        raise InputError(
+            f"convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}"
+        )
+    if convention == "official" and (config.weights == "per_layer" or config.scheme != "euler"):
+        raise InputError(
+            "the official convention reads W(t) at t = n/N by Euler's scheme, and this model has "
+            f"{config.weights} weights and scheme {config.scheme}; take pair or full"
+        )
+    if not 1 <= length <= config.max_length:
+        raise InputError(f"a prompt of {length} tokens: the model takes 1 to {config.max_length}")
+    if not ((outputs >= 0) & (outputs < length)).all():
+        raise InputError(f"output tokens {outputs.tolist()} must be in [0, {length})")
+    if not memory > 0:
+        raise InputError(f"memory is {memory} GiB; it must be above 0")

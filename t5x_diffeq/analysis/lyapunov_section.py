@@ -1,0 +1,140 @@
+"""The report's section on token-level sensitivity."""
+
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from t5x_diffeq.analysis import plots
+from t5x_diffeq.analysis.lyapunov import Exponents, kaplan_yorke_dimension, lyapunov_exponents
+from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
+from t5x_diffeq.analysis.rollout import attention_rollout
+from t5x_diffeq.array_types import Tokens
+from t5x_diffeq.models.language_model import LanguageModel
+
+COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension", "rollout")
+COMMON = (
+    "Beside it, attention rollout: the product over the steps of (A + I) / 2, A the mean over "
+    "heads. The outlined token is the one whose output, the prediction of the next, is "
+    "differentiated."
+)
+HOW = {
+    "pair": (
+        "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
+        "token j with respect to token k, at the state before the step and the step's own weights "
+        "(for other schemes than Euler, that of the step's increment). No sum over other tokens: "
+        "only the path that stays between the two. By QR at each step; exponents are log singular "
+        "values of M over the whole depth, which is one unit of time. A token in itself carries "
+        "dt J_jj, another dt J_jk: exponents near 0 mean little influence.",
+        COMMON,
+    ),
+    "official": (
+        "The official code's convention: M <- (I + dt J_jk) M with the weights at t = n/N and the "
+        "state after step n, and for exponents the sums over the steps of log |diag R|.",
+        COMMON,
+    ),
+    "full": (
+        "Log singular values of d y_j(1) / d y_k(0), by all paths through all tokens.",
+        COMMON,
+    ),
+}
+
+
+def lyapunov_section(
+    model: LanguageModel,
+    params: dict,
+    prompts: Sequence[Sequence[int]],
+    pieces: Sequence[Sequence[str]],
+    convention: str,
+    memory: float,
+) -> Section:
+    """Which tokens the last token's output is sensitive to, of each prompt.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      prompts: their tokens.
+      pieces: their tokens' text.
+      convention: see `lyapunov`.
+      memory: GiB, about.
+    """
+    tokens, outputs = padded(prompts)
+    how = {"convention": convention, "memory": memory}
+    found = lyapunov_exponents(model, params, tokens, outputs=outputs, **how)
+    flow = attention_rollout(model, params, tokens, outputs)
+    markup, drawings, rows = "", {}, []
+    for p, text in enumerate(pieces):
+        shown = {
+            "largest exponent": found.largest[p, : len(text)],
+            "attention rollout": flow[p, : len(text)],
+        }
+        markup += "".join(shaded(p, text, title, values) for title, values in shown.items())
+        drawings |= prompt_drawings(p, text, shown, found)
+        rows += list(prompt_rows(p, text, found, flow))
+    return Section(
+        name="lyapunov",
+        title="Lyapunov exponents",
+        how=HOW[convention],
+        tables=[Table("Finite-time exponents of each input token", COLUMNS, rows)],
+        drawings=drawings,
+        arrays=arrays_of(tokens, outputs, found, flow),
+        markup=markup,
+    )
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarray, " B"]]:
+    """The prompts at one length, and the last token of each."""
+    outputs = np.array([len(prompt) - 1 for prompt in prompts])
+    tokens = np.zeros((len(prompts), max(outputs) + 1), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return jnp.asarray(tokens), outputs
+
+
+def shaded(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
+    """The prompt in HTML, shaded by one measure."""
+    words = [f"token {k}: {value:.3g}" for k, value in enumerate(values)]
+    span = f"{np.nanmin(values):.3g} (white) to {np.nanmax(values):.3g}"
+    heading = f"Prompt {p + 1}, {title}, from {span}"
+    return prompt_markup(heading, text, plots.scaled(values), words, len(text) - 1)
+
+
+def prompt_drawings(
+    p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
+) -> dict[str, Drawing]:
+    """The prompt as a figure, and its exponents over depth."""
+    figure = plots.shaded_prompt(text, shown)
+    caption = f"Prompt {p + 1}: sensitivity, and attention alone."
+    drawings = {f"prompt{p + 1}": drawing(figure, caption)}
+    if found.by_step is not None:
+        figure = plots.exponents_over_depth(found.by_step[:, p, : len(text)], text)
+        caption = f"Prompt {p + 1}: sums of log |diag R| of its six most sensitive tokens."
+        drawings[f"depth{p + 1}"] = drawing(figure, caption)
+    return drawings
+
+
+def prompt_rows(
+    p: int, text: Sequence[str], found: Exponents, flow: Float[np.ndarray, "B L"]
+) -> Iterator[tuple[str | float, ...]]:
+    """The table's rows of one prompt."""
+    for k, piece in enumerate(text):
+        each = found.exponents[p, k]
+        numbers = (each.max(), each.mean(), kaplan_yorke_dimension(each), flow[p, k])
+        yield (f"{p + 1}.{k} {plots.visible(piece)!r}", *map(float, numbers))
+
+
+def arrays_of(
+    tokens: Tokens, outputs: Int[np.ndarray, " B"], found: Exponents, flow: Float[np.ndarray, "B L"]
+) -> dict[str, tuple[np.ndarray, str]]:
+    """What is saved."""
+    arrays = {
+        "tokens": (np.asarray(tokens), "[prompt, token], padded at the end with 0"),
+        "outputs": (outputs, "[prompt]: the token whose output is differentiated"),
+        "exponents": (found.exponents, "[prompt, input token, rank], per unit of depth time"),
+        "rollout": (flow, "[prompt, input token]: attention rollout; sums to 1"),
+    }
+    if found.by_step is None:
+        return arrays
+    return arrays | {"by_step": (found.by_step, "[step, prompt, input token, D]: log |diag R|")}

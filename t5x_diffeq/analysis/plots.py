@@ -1,0 +1,248 @@
+"""Figures, as one would print them: the only module that needs matplotlib."""
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from jaxtyping import Complex, Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from t5x_diffeq.analysis import spectra as of
+from t5x_diffeq.analysis.clustering import Clustering
+from t5x_diffeq.analysis.report import Drawing
+
+STYLE = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.0,
+    "legend.frameon": False,
+    "savefig.dpi": 160,
+    "pdf.fonttype": 42,
+}
+matplotlib.rcParams.update(STYLE)
+SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
+HEADS_PER_ROW = 4
+WIDTH = 7.0  # inches, of a page's text
+FONT, LINE = 7.5, 0.17  # points, of a prompt's letters; inches, of its lines
+COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * FONT))  # a letter of DejaVu Sans Mono is 0.602 wide
+
+
+def image(figure: Figure, kind: str = "png") -> bytes:
+    """The figure as a file's content: "png", "pdf" or "svg"."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind)
+    return content.getvalue()
+
+
+def drawing(figure: Figure, caption: str) -> Drawing:
+    """Both files of a figure, with its caption."""
+    return Drawing(caption, image(figure, "png"), image(figure, "pdf"))
+
+
+def figure_of(height: float) -> Figure:
+    """An empty figure as wide as the text, its height in inches."""
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def panels(count: int, height: float = 1.5, **axes: object) -> tuple[Figure, list]:
+    """A figure of so many panels, in rows of at most `HEADS_PER_ROW`."""
+    columns = min(count, HEADS_PER_ROW)
+    rows = -(-count // columns)
+    figure = figure_of(height * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True, **axes)
+    for spare in grid.flat[count:]:
+        spare.set_axis_off()
+    return figure, list(grid.flat[:count])
+
+
+def eigenvalues_over_depth(
+    times: Float[np.ndarray, " N"],
+    values: Complex[np.ndarray, "N H M"],
+    part: str,
+    name: str,
+    nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
+    depth: str = "depth t",
+) -> Figure:
+    """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
+
+    Args:
+      times: of the curves, or numbers of layers.
+      values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
+      part: "magnitude" or "real".
+      name: of the product.
+      nodes: times that the model was trained at and their eigenvalues: drawn as dots.
+      depth: label of the axis.
+    """
+    figure, axes = panels(values.shape[1])
+    for head, ax in enumerate(axes):
+        curves = sorted_part(values[:, head], part)
+        colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
+        for curve, colour in zip(curves.T, colours, strict=True):
+            ax.plot(times, curve, color=colour, linewidth=0.5 if nodes else 0.7)
+        dots = (
+            (times, curves) if nodes is None else (nodes[0], sorted_part(nodes[1][:, head], part))
+        )
+        ax.plot(*dots, ".", color="black", markersize=2)
+        ax.axhline(0, color="grey", linewidth=0.4)
+        ax.set_title(f"head {head + 1}" if values.shape[1] > 1 else "", fontsize=8)
+    symbol = "$|\\lambda|$" if part == "magnitude" else "Re $\\lambda$"
+    figure.supylabel(f"{symbol} of {name}", fontsize=8)
+    figure.supxlabel(depth, fontsize=8)
+    return figure
+
+
+def sorted_part(values: Complex[np.ndarray, "N M"], part: str) -> Float[np.ndarray, "N M"]:
+    """|lambda| or Re lambda, falling along the last axis."""
+    return -np.sort(-(np.abs(values) if part == "magnitude" else values.real), axis=-1)
+
+
+def heat_maps(found: of.Spectra, labels: Sequence[str], depth: str) -> Figure:
+    """Mean |lambda| and the share of positive real parts, by head and time or layer."""
+    figure = figure_of(3.6)
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    for row, kind in enumerate(("qk", "ov")):
+        values = getattr(found, kind)
+        name = of.KINDS[kind]
+        limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
+        shown = (
+            (of.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),
+            (of.positive_fraction(values), f"positive fraction of ${tex(name)}$", limits),
+        )
+        for ax, (numbers, title, colours) in zip(axes[row], shown, strict=True):
+            drawn = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
+            figure.colorbar(drawn, ax=ax)
+            ax.set_title(title, fontsize=8)
+            ax.set_yticks(range(numbers.shape[1]), [f"{h + 1}" for h in range(numbers.shape[1])])
+            every = -(-len(labels) // 12)
+            ax.set_xticks(range(0, len(labels), every), labels[::every])
+    figure.supxlabel(depth, fontsize=8)
+    figure.supylabel("head", fontsize=8)
+    return figure
+
+
+def tex(name: str) -> str:
+    """W_Q W_K^T as TeX."""
+    for plain, subscript in (("up", r"\mathrm{up}"), ("down", r"\mathrm{down}")):
+        name = name.replace(f"W_{plain}", f"W_{{{subscript}}}")
+    return name
+
+
+def shaded_prompt(pieces: Sequence[str], rows: dict[str, Float[np.ndarray, " L"]]) -> Figure:
+    """The prompt as text, each token's background shaded, once for each row (figure 3)."""
+    lines = broken(pieces, COLUMNS)
+    height = LINE * (len(lines) + 2)
+    figure = Figure(figsize=(WIDTH, height * len(rows)))
+    for number, (title, values) in enumerate(rows.items()):
+        bottom = 1 - (number + 1) / len(rows)
+        ax = figure.add_axes((0.01, bottom, 0.98, 1 / len(rows)))
+        ax.set(xlim=(0, COLUMNS), ylim=(-len(lines) - 0.5, 1.5))
+        ax.set_axis_off()
+        ax.text(0, 0.5, title, fontsize=8, va="center")
+        shades = SHADES(0.85 * scaled(values))
+        for row, line in enumerate(lines):
+            write_tokens(ax, -row - 0.5, line, pieces, shades)
+    return figure
+
+
+def write_tokens(
+    ax: Axes,
+    height: float,
+    line: list[int],
+    pieces: Sequence[str],
+    shades: Float[np.ndarray, "L 4"],
+) -> None:
+    """A line of tokens, one column per character."""
+    column = 0
+    for token in line:
+        text = visible(pieces[token])
+        width = len(pieces[token])
+        ax.add_patch(Rectangle((column, height - 0.45), width, 0.9, color=shades[token], lw=0))
+        ax.text(column, height, text, family="monospace", fontsize=FONT, va="center")
+        column += width
+
+
+def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
+    """Numbers of tokens by line, of at most so many characters; a line also ends where one does."""
+    lines, used = [[]], 0
+    for token, piece in enumerate(pieces):
+        if lines[-1] and (used + len(piece) > width or "\n" in pieces[lines[-1][-1]]):
+            lines, used = [*lines, []], 0
+        lines[-1].append(token)
+        used += len(piece)
+    return lines
+
+
+def visible(piece: str) -> str:
+    """A token's text on one line; matplotlib's own sign for mathematics is escaped."""
+    return piece.replace("\n", "\u21b5").replace("\t", "\u2192").replace("$", r"\$")
+
+
+def scaled(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
+    """From 0 for the smallest to 1 for the largest; what isn't finite is 0."""
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.zeros(len(values))
+    low, high = values[finite].min(), values[finite].max()
+    return np.where(finite, (np.where(finite, values, low) - low) / max(high - low, 1e-12), 0)
+
+
+def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[str]) -> Figure:
+    """Accumulated log |diag R| over depth for the most sensitive tokens: largest and mean."""
+    total = np.concatenate((np.zeros_like(by_step[:1]), np.cumsum(by_step, axis=0)))
+    x = np.arange(len(total)) / (len(total) - 1)
+    order = np.argsort(-np.nan_to_num(total[-1].max(-1), nan=-np.inf))[:6]
+    figure = figure_of(2.4)
+    for ax, what in zip(figure.subplots(1, 2), ("largest", "mean"), strict=True):
+        for token in order:
+            curve = total[:, token].max(-1) if what == "largest" else total[:, token].mean(-1)
+            ax.plot(x, curve, marker=".", label=f"{token}: {visible(pieces[token])!r}")
+        ax.axhline(0, color="grey", linewidth=0.4)
+        ax.set(xlabel="depth", ylabel=f"{what} of the {by_step.shape[-1]} sums so far")
+    ax.legend(fontsize=6)
+    return figure
+
+
+def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
+    """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
+
+    Each panel is scaled by the largest |x| at its own end.
+    """
+    figure = figure_of(2.1 * -(-len(found) // 3))
+    axes = figure.subplots(-(-len(found) // 3), min(len(found), 3), subplot_kw={"projection": "3d"})
+    for ax in np.ravel(axes):
+        ax.set_axis_off()
+    for ax, (title, each) in zip(np.ravel(axes), found.items(), strict=False):
+        paths = each.states[seed]
+        for particle in range(paths.shape[1]):
+            ax.plot(*paths[:, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
+        ax.scatter(*paths[0, :, :3].T, s=4, color="#2980b9", depthshade=False)
+        ax.scatter(*paths[-1, :, :3].T, s=7, color="#c0392b", depthshade=False)
+        ax.set_axis_on()
+        ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
+        ax.set_title(f"{title}: {each.clusters[seed, -1]:.0f} clusters", fontsize=8)
+    ends = (("#2980b9", "start"), ("#c0392b", "end"))
+    dots = [Line2D([], [], color=c, marker="o", linestyle="", markersize=3) for c, _ in ends]
+    figure.legend(dots, [name for _, name in ends], loc="lower right")
+    return figure
+
+
+def clustering_over_time(found: dict[str, Clustering]) -> Figure:
+    """Medians over the seeds, and the middle half shaded: clusters, spread and distance."""
+    figure = figure_of(2.3)
+    columns = ("clusters", "spread", "distance")
+    axes = figure.subplots(1, len(columns))
+    for ax, column in zip(axes, columns, strict=True):
+        for title, each in found.items():
+            low, middle, high = np.nanquantile(getattr(each, column), (0.25, 0.5, 0.75), axis=0)
+            (line,) = ax.plot(each.times, middle, label=title)
+            ax.fill_between(each.times, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        ax.set(xlabel="time", ylabel=column, yscale="log" if column == "distance" else "linear")
+    axes[0].legend(fontsize=6)
+    return figure

@@ -1,0 +1,201 @@
+"""A page that needs nothing but itself, and the arrays and figures that lie beside it."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.files import digest, write_whole
+
+Row = Sequence[str | float | int]
+
+STYLE = """
+:root { color-scheme: light }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
+       margin: 0 auto; padding: 1rem; max-width: 60rem }
+h1 { font-size: 1.5rem }
+h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ccc }
+figure { margin: 1.2rem 0 } figure img { width: 100%; min-width: 36rem; height: auto }
+figcaption, .how { color: #555; font-size: .9rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; margin: .8rem 0 }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+td { white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+dl { display: grid; grid-template-columns: max-content auto; gap: .2rem 1rem }
+dd { margin: 0; overflow-wrap: anywhere }
+.prompt { font-family: ui-monospace, monospace; line-height: 1.9; overflow-wrap: anywhere }
+.prompt span { white-space: pre-wrap; padding: .15em 0 }
+.prompt .output { outline: 1.5px solid #2c3e50 }
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers under a title; floats are shown with three digits."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as a PNG and as a PDF, with its caption."""
+
+    caption: str
+    png: bytes
+    pdf: bytes
+
+
+@dataclass(frozen=True)
+class Section:
+    """One analysis.
+
+    Attributes:
+      name: of its files.
+      title: of the section.
+      how: how it was computed: paragraphs of plain text.
+      tables: numbers.
+      drawings: figures by name.
+      arrays: what was computed, by name: the array, and its axes and unit in words.
+      markup: HTML of its own, shown before the figures.
+    """
+
+    name: str
+    title: str
+    how: Sequence[str]
+    tables: Sequence[Table]
+    drawings: dict[str, Drawing]
+    arrays: dict[str, tuple[np.ndarray, str]]
+    markup: str = field(default="")
+
+
+def write_report(
+    folder: Path, page: str, title: str, facts: dict[str, object], sections: Sequence[Section]
+) -> Path:
+    """Writes the page, and for each section its arrays, its figures and its manifest.
+
+    Args:
+      folder: where to.
+      page: name of the page's file.
+      title: of the page.
+      facts: what was analysed; stands at the top and in each manifest.
+      sections: of the page.
+
+    Raises:
+      RunError: if a file can't be written.
+    """
+    for section in sections:
+        write_section(folder, section, facts)
+    write_whole(folder / page, document(title, facts, sections).encode())
+    return folder / page
+
+
+def write_section(folder: Path, section: Section, facts: dict[str, object]) -> None:
+    """`NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **{name: array for name, (array, _) in section.arrays.items()})
+    arrays = {
+        name: {"shape": list(array.shape), "dtype": str(array.dtype), "meaning": meaning}
+        for name, (array, meaning) in section.arrays.items()
+    }
+    manifest = {
+        "file": f"{section.name}.npz",
+        "sha256": digest([content.getvalue()]),
+        "of": facts,
+        "how": list(section.how),
+        "arrays": arrays,
+    }
+    write_whole(folder / f"{section.name}.npz", content.getvalue())
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    write_whole(folder / f"{section.name}.json", text.encode())
+    for name, drawing in section.drawings.items():
+        write_whole(folder / f"{section.name}_{name}.png", drawing.png)
+        write_whole(folder / f"{section.name}_{name}.pdf", drawing.pdf)
+
+
+def document(title: str, facts: dict[str, object], sections: Sequence[Section]) -> str:
+    """The whole page."""
+    about = "".join(
+        f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
+        for key, value in facts.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<dl>{about}</dl>{''.join(map(section_markup, sections))}</body></html>"
+    )
+
+
+def section_markup(section: Section) -> str:
+    """A section: how, numbers, figures, links."""
+    how = "".join(f'<p class="how">{html.escape(text)}</p>' for text in section.how)
+    figures = "".join(
+        f'<figure><div class="wide">{embedded(drawing)}</div><figcaption>'
+        f"{html.escape(drawing.caption)} "
+        f'<a href="{section.name}_{name}.pdf">PDF</a></figcaption></figure>'
+        for name, drawing in section.drawings.items()
+    )
+    links = (
+        f'<p>Arrays: <a href="{section.name}.npz">{section.name}.npz</a>, described in '
+        f'<a href="{section.name}.json">{section.name}.json</a>.</p>'
+    )
+    tables = "".join(map(table_markup, section.tables))
+    return (
+        f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
+        f"{how}{section.markup}{tables}{figures}{links}</section>"
+    )
+
+
+def embedded(drawing: Drawing) -> str:
+    """The picture inside the page."""
+    data = base64.b64encode(drawing.png).decode()
+    return f'<img alt="{html.escape(drawing.caption)}" src="data:image/png;base64,{data}">'
+
+
+def table_markup(table: Table) -> str:
+    """A table that scrolls by itself where the page is narrow."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(shown(cell))}</td>" for cell in row) + "</tr>"
+        for row in table.rows
+    )
+    title = f'<p class="how">{html.escape(table.title)}.</p>'
+    return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def shown(cell: str | float | int) -> str:
+    """At most three digits of a float."""
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+def prompt_markup(
+    title: str,
+    pieces: Sequence[str],
+    shades: Float[np.ndarray, " L"],
+    values: Sequence[str],
+    output: int,
+) -> str:
+    """The prompt as text, each token shaded from 0 to 1; its value appears on hovering (figure 3).
+
+    Args:
+      title: above it.
+      pieces: the tokens' text.
+      shades: of each.
+      values: of each, in words.
+      output: the token whose sensitivity is shown; outlined.
+    """
+    spans = "".join(
+        f'<span{" class=output" if k == output else ""} title="{html.escape(value)}" '
+        f'style="background:rgba(230,81,0,{0.75 * float(shade):.2f})">{html.escape(piece)}</span>'
+        for k, (piece, shade, value) in enumerate(zip(pieces, shades, values, strict=True))
+    )
+    return f'<p class="how">{html.escape(title)}</p><p class="prompt">{spans}</p>'

@@ -1,0 +1,155 @@
+"""Eigenvalues of attention's and the MLP's products over depth (paper, section 5.1, appendix E).
+
+    QK   W_Q W_K^T   who attends to whom: x_i^T W_Q W_K^T x_j is a score before 1 / sqrt(G)
+    OV   W_V W_O     what is moved: positive eigenvalues copy, negative ones repel
+    MLP  W_up W_down
+
+States are rows, y W. Biases, the scales of the norms before, and a gated MLP's gate are left out.
+With rotary positions, QK is the interaction of tokens at the same position. The eigenvalues are
+complex in general, and stay so.
+
+QK and OV are `[D, D]` of rank G, the width of a head. A B and B A have the same nonzero
+eigenvalues, so those of the `[G, G]` product in the other order are all of them.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex, Float
+
+from t5x_diffeq.array_types import Weights
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import make_source
+
+KINDS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Eigenvalues, from the largest magnitude down; N times or layers.
+
+    Attributes:
+      qk: of W_Q W_K^T, for each query head (which may share its key head).
+      ov: of W_V W_O, likewise.
+      mlp: of W_up W_down, the min(D, F) largest.
+    """
+
+    qk: Complex[np.ndarray, "N H G"]
+    ov: Complex[np.ndarray, "N H G"]
+    mlp: Complex[np.ndarray, "N M"]
+
+
+def spectra(weights: Weights) -> Spectra:
+    """The spectra of stacked weights, in float64 on the host.
+
+    Args:
+      weights: a block's tree with leaves `[N, ...]`, as `LanguageModel.weights` and `weights_at`
+        give them; of GPT's or Llama's block. Dimensionless, as the eigenvalues are.
+
+    Raises:
+      InputError: if a weight is not finite.
+    """
+    W = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(W)):
+        raise InputError("some weights are not finite; take an earlier checkpoint")
+    query, key, value = heads(W["attention"])
+    output = W["attention"]["output"]["kernel"]
+    return Spectra(
+        qk=eigenvalues(np.einsum("ndhg,ndhe->nhge", key, query)),
+        ov=eigenvalues(np.einsum("nhgd,ndhe->nhge", output, value)),
+        mlp=eigenvalues(smaller_product(W["mlp"]["up"]["kernel"], W["mlp"]["down"]["kernel"])),
+    )
+
+
+def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> Weights:
+    """W(t) at any times in [0, 1]: a block's tree with leaves `[N, ...]`.
+
+    A model trained on one grid has weights that mean something at that grid's nodes alone.
+
+    Args:
+      config: of the model, with time-dependent or shared weights.
+      params: of the model.
+      times: in units of the whole depth.
+
+    Raises:
+      InputError: for per-layer weights at other times than their own grid has.
+    """
+    source = make_source(config, parent=None)
+    apply = jax.jit(lambda params, times: source.apply({"params": params}, times))
+    return apply(params["source"], jnp.asarray(times, jnp.float32))
+
+
+def heads(attention: dict) -> tuple[Float[np.ndarray, "N D H G"], ...]:
+    """W_Q, W_K and W_V by query head, from a fused linear (GPT) or one each (Llama)."""
+    if "qkv" in attention:
+        kernel = attention["qkv"]["kernel"]
+        return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
+    kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
+    count = kernels[0].shape[2]
+    return tuple(np.repeat(kernel, count // kernel.shape[2], axis=2) for kernel in kernels)
+
+
+def smaller_product(
+    A: Float[np.ndarray, "N D F"], B: Float[np.ndarray, "N F D"]
+) -> Float[np.ndarray, "N M M"]:
+    """A B or B A, whichever is smaller."""
+    return A @ B if A.shape[1] <= A.shape[2] else B @ A
+
+
+def eigenvalues(A: Float[np.ndarray, "... M M"]) -> Complex[np.ndarray, "... M"]:
+    """Those of each matrix, by falling magnitude; of a complex pair, the one above the axis first.
+
+    Rounded magnitudes are compared, so that the two of a pair stay together.
+    """
+    values = np.linalg.eigvals(A).astype(np.complex128)
+    size = np.abs(values)
+    scale = np.maximum(size.max(-1, keepdims=True), np.finfo(float).tiny)
+    order = np.lexsort((-values.imag, -np.round(size / scale, 12)), axis=-1)
+    return np.take_along_axis(values, order, axis=-1)
+
+
+def magnitude(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
+    """The mean of |lambda|."""
+    return np.abs(values).mean(-1)
+
+
+def positive_fraction(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
+    """The part of the eigenvalues whose real part is positive."""
+    return (values.real > 0).mean(-1)
+
+
+def copying(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
+    """sum lambda / sum |lambda|, from -1 to 1: 1 if all are positive (Elhage et al. 2021)."""
+    total = np.abs(values).sum(-1)
+    return values.sum(-1).real / np.where(total > 0, total, 1)
+
+
+def growth(values: Complex[np.ndarray, "N *rest"]) -> dict[str, float]:
+    """How magnitudes change over depth, to hold against the paper's claim that they grow.
+
+    Returns:
+      `first`, `last`: mean |lambda| over the first and the last third of the depth (at least one
+      time); `ratio`: of the two; `rank_correlation`: Spearman's, of mean |lambda| with depth;
+      `radius_ratio`: as `ratio`, of the largest |lambda|.
+    """
+    flat = np.abs(values).reshape(len(values), -1)
+    third = max(len(flat) // 3, 1)
+    means, radii = flat.mean(-1), flat.max(-1)
+    first, last = means[:third].mean(), means[-third:].mean()
+    return {
+        "first": float(first),
+        "last": float(last),
+        "ratio": float(last / first) if first else 1.0,
+        "rank_correlation": rank_correlation(means),
+        "radius_ratio": float(radii[-third:].mean() / radii[:third].mean()) if first else 1.0,
+    }
+
+
+def rank_correlation(x: Float[np.ndarray, " N"]) -> float:
+    """Spearman's, of a sequence with its index; 0 for one that doesn't change or is too short."""
+    if len(x) < 2 or np.ptp(x) == 0:
+        return 0.0
+    return float(np.corrcoef(np.argsort(np.argsort(x)), np.arange(len(x)))[0, 1])

@@ -1,0 +1,130 @@
+"""The report's section on spectra."""
+
+from dataclasses import asdict
+
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_diffeq.analysis import plots, spectra
+from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.report import Drawing, Section, Table
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.ode.solvers import grid
+
+PARTS = {"magnitude": "Magnitude", "real": "Real part"}
+COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
+
+
+def spectra_section(
+    model: LanguageModel, params: dict, times: int, perplexities: dict[int, float]
+) -> Section:
+    """Eigenvalues at the model's own nodes or layers; for an ODE also at many times between.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      times: how many between 0 and 1.
+      perplexities: of the model by number of steps: its own and one whose nodes lie between.
+    """
+    config = model.config
+    layers = config.weights == "per_layer"
+    own = spectra.spectra(model.apply({"params": params}, method="weights"))
+    at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
+    curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
+    if not layers:
+        t = np.linspace(0, 1, times)
+        curves = spectra.spectra(spectra.weights_at(config, params, jnp.asarray(t, jnp.float32)))
+    arrays = {"nodes": (at, "t at which the model reads its weights, in [0, 1]")}
+    arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays")}
+    axes = {"qk": "[node, head, rank]", "ov": "[node, head, rank]", "mlp": "[node, rank]"}
+    for kind, values in asdict(own).items():
+        arrays[kind] = (values, f"{spectra.KINDS[kind]}, {axes[kind]}: {COMPLEX}")
+        if not layers:
+            between = asdict(curves)[kind]
+            arrays[f"{kind}_between"] = (between, f"the same at `times`: {COMPLEX}")
+    return Section(
+        name="spectra",
+        title="Spectra",
+        how=spectra_how(layers, perplexities, config.architecture == "llama"),
+        tables=[growth_table(own), heads_table(own)],
+        drawings=spectra_drawings(own, curves, at, t, layers),
+        arrays=arrays,
+    )
+
+
+def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
+    """In words."""
+    how = [
+        "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
+        "of a head from the product of the size of a head, which has the same nonzero ones. "
+        "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
+        "magnitudes are shown."
+    ]
+    if rotary:
+        how.append("With rotary positions W_Q W_K^T is the interaction at the same position only.")
+    if not layers:
+        measured = "; ".join(f"{n} steps {p:.4g}" for n, p in perplexities.items())
+        how.append(
+            "Dots are the nodes that the model runs at; curves are W(t) between them, which the "
+            "model was never trained at. Perplexity on part of the validation split, at its own "
+            f"number of steps and with as many nodes between: {measured}."
+        )
+    return how
+
+
+def growth_table(own: spectra.Spectra) -> Table:
+    """The paper's claim that spectra grow with depth."""
+    rows = [
+        (name, *spectra.growth(getattr(own, kind)).values()) for kind, name in spectra.KINDS.items()
+    ]
+    columns = ("first third", "last third", "last / first", "rank correlation", "radius l / f")
+    title = (
+        "Growth over depth: mean |lambda| in the first and the last third, their ratio, Spearman's "
+        "correlation of mean |lambda| with depth, and the ratio of the largest |lambda|"
+    )
+    return Table(title, ("", *columns), rows)
+
+
+def heads_table(own: spectra.Spectra) -> Table:
+    """Positive fraction and copying score of each head, at the first and last node."""
+    scores = [f(x) for f in (spectra.positive_fraction, spectra.copying) for x in (own.qk, own.ov)]
+    rows = [
+        (f"head {h + 1}", *(float(score[n, h]) for score in scores for n in (0, -1)))
+        for h in range(own.qk.shape[1])
+    ]
+    columns = [
+        f"{what} {which} {where}"
+        for what in ("positive", "copying")
+        for which in ("QK", "OV")
+        for where in ("first", "last")
+    ]
+    title = (
+        "Share of eigenvalues with positive real part, and sum lambda / sum |lambda| (1: copies, "
+        "-1: repels), at the first and the last node"
+    )
+    return Table(title, ("", *columns), rows)
+
+
+def spectra_drawings(
+    own: spectra.Spectra,
+    curves: spectra.Spectra,
+    at: np.ndarray,
+    t: np.ndarray,
+    layers: bool,
+) -> dict[str, Drawing]:
+    """A figure per product and part, and the heat maps."""
+    depth = "layer" if layers else "depth t"
+    drawings = {}
+    for kind, name in spectra.KINDS.items():
+        values, dots = (asdict(each)[kind] for each in (curves, own))
+        if kind == "mlp":
+            values, dots = values[:, None], dots[:, None]
+        for part, title in PARTS.items():
+            figure = plots.eigenvalues_over_depth(
+                t, values, part, f"${plots.tex(name)}$", None if layers else (at, dots), depth
+            )
+            drawings[f"{kind}_{part}"] = drawing(figure, f"{title} of the eigenvalues of {name}.")
+    labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
+    figure = plots.heat_maps(own, labels, depth)
+    drawings["heads"] = drawing(figure, "Mean magnitude and positive fraction of each head.")
+    return drawings

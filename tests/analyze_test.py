@@ -1,0 +1,154 @@
+"""The verb on a trained run: arrays that agree with the library, and a page that needs no other."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import small_config
+from language_model_test import LLAMA, TOKENS, random_params, small
+from numpy_model import norm, rotary, softmax
+
+from t5x_diffeq import analyze
+from t5x_diffeq.analysis import clustering_section, plots, report
+from t5x_diffeq.analysis.clustering import outcomes
+from t5x_diffeq.analysis.rollout import attention_rollout
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.train import train
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A GPT-shaped ODE of bytes, trained for two steps on one device."""
+    folder = tmp_path_factory.mktemp("run")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    config = small_config(text)
+    config.mesh.fsdp = 1
+    config.train.total_steps = 2
+    assert train(config, folder / "run") == 0
+    return folder / "run"
+
+
+def call(*arguments):
+    analyze.FLAGS.unparse_flags()
+    analyze.FLAGS(["analyze", *arguments])
+    return analyze.main()
+
+
+def test_all(workdir, capsys, monkeypatch):
+    """Few of everything: two seeds, one choice of the clustering's, nine times."""
+    few = lambda **how: outcomes(("peak",), (1.0,), (1.0,), **how)  # noqa: E731
+    monkeypatch.setattr(clustering_section.clustering, "outcomes", few)
+    prompts = ["--prompt=line 1\n", "--prompt=<b>&$x$"]
+    call("--what=all", f"--workdir={workdir}", *prompts, "--seeds=2", "--times=9")
+    page = workdir / "analysis" / "report.html"
+    assert capsys.readouterr().out.strip() == str(page)
+    text = page.read_text()
+    assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
+    assert text.count("data:image/png;base64,") == 7 + 4 + 3
+    assert "&lt;" in text and "<b>" not in text
+    for link in set(re.findall(r'href="([\w.]+)"', text)):
+        assert (page.parent / link).stat().st_size > 0
+    for name in ("spectra", "lyapunov", "clustering"):
+        manifest = json.loads((page.parent / f"{name}.json").read_text())
+        arrays = np.load(page.parent / manifest["file"])
+        assert {k: list(arrays[k].shape) for k in arrays} == {
+            k: about["shape"] for k, about in manifest["arrays"].items()
+        }
+    assert not list(page.parent.glob(".*"))  # nothing half-written
+
+
+def test_official_convention_alone(workdir, tmp_path, capsys):
+    call(
+        "--what=lyapunov",
+        f"--workdir={workdir}",
+        f"--output={tmp_path}",
+        "--convention=official",
+        "--num_steps=3",
+    )
+    arrays = np.load(tmp_path / "lyapunov.npz")
+    np.testing.assert_allclose(arrays["exponents"], arrays["by_step"].sum(0), atol=1e-5)
+    assert len(arrays["by_step"]) == 3
+    assert (tmp_path / "lyapunov.html").exists() and not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what=spectrum"], "takes spectra, lyapunov, clustering or all, not 'spectrum'"),
+        ([], "takes spectra, lyapunov, clustering or all, as its first argument"),
+        (["--what=clustering"], "analyze needs --workdir=DIR"),
+        (["--what=all", "--convention=half"], "--convention=half is unknown; there are pair"),
+        (["--what=all", "--memory=0"], "--memory=0.0 must be above 0"),
+        (["--what=all", "--times=1"], "--times=1 must be at least 2"),
+        (["--what=all", "--prompt="], "--prompt is empty"),
+        (["--what=all", "--workdir=/none"], "workdir /none holds no run"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        call(*arguments)
+
+
+def test_bad_arguments_of_a_run(workdir, tmp_path):
+    with pytest.raises(InputError, match="--prompt has 18 tokens; the model takes 1 to 16"):
+        call("--what=lyapunov", f"--workdir={workdir}", f"--prompt={'ab' * 9}")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file is a file; name a folder"):
+        call("--what=spectra", f"--workdir={workdir}", f"--output={tmp_path / 'file'}")
+
+
+def test_what_may_come_first():
+    assert analyze.name_what(["a", "spectra", "--x"]) == ["a", "--what=spectra", "--x"]
+    assert analyze.name_what(["a", "--x", "spectra"]) == ["a", "--x", "spectra"]
+    assert analyze.name_what(["a"]) == ["a"]
+
+
+@pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
+def test_attention_rollout_equals_numpy(changes):
+    model = small(num_steps=1, **changes)
+    params = random_params(model)
+    found = attention_rollout(model, params, TOKENS[:, :5], np.array([4, 2]))
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+    assert (found[1, 3:] == 0).all()
+    W = model.apply({"params": params}, method="weights")
+    y = model.apply({"params": params}, TOKENS[:, :5], W, method="trajectory")[0, 0]
+    W = {
+        k: {
+            n: {m: np.asarray(a[0]) for m, a in v.items()}
+            if isinstance(v, dict)
+            else np.asarray(v[0])
+            for n, v in tree.items()
+        }
+        for k, tree in W.items()
+    }
+    gpt = not changes
+    x = norm(W["attention_norm"], np.asarray(y), 1e-5, gpt)
+    matrices = []
+    for h in range(4):
+        if gpt:
+            q, k = (
+                x @ W["attention"]["qkv"]["kernel"][:, c, h] + W["attention"]["qkv"]["bias"][c, h]
+                for c in (0, 1)
+            )
+        else:
+            q = rotary(x @ W["attention"]["query"]["kernel"][:, h])
+            k = rotary(x @ W["attention"]["key"]["kernel"][:, h // 2])
+        scores = q @ k.T / 2
+        scores[np.triu_indices(5, 1)] = -np.inf
+        matrices.append(softmax(scores))
+    expected = (np.mean(matrices, axis=0)[4] + np.eye(5)[4]) / 2
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
+def test_lines_of_a_prompt():
+    assert plots.broken(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
+    np.testing.assert_allclose(plots.scaled(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
+    np.testing.assert_allclose(plots.scaled(np.full(2, np.nan)), 0)
+
+
+def test_numbers_of_a_table():
+    table = report.Table("a < b", ("", "x"), [("row", 1.23456), ("<i>", 2)])
+    markup = report.table_markup(table)
+    assert "a &lt; b" in markup and "1.23<" in markup and "&lt;i&gt;" in markup

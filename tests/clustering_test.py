@@ -1,0 +1,89 @@
+"""Particles: the equation in plain NumPy, measures on known shapes, and what the seeds do."""
+
+import numpy as np
+import pytest
+
+from t5x_diffeq.analysis.clustering import (
+    LINK,
+    count_clusters,
+    draw,
+    ending,
+    magnitudes,
+    measure,
+    simulate_clustering,
+)
+from t5x_diffeq.errors import InputError
+
+
+def test_equals_numpy():
+    small = {"tokens": 5, "steps": 8, "horizon": 2.0, "half_range": 2.0}
+    found = simulate_clustering(2, seeds=2, **small)
+    (Q, K, V), x = draw(1, 5, 3, 2.0)
+    for n in range(8):
+        a = ((n + 1) / 8) ** 2
+        velocity = np.zeros_like(x)
+        for i in range(5):
+            scores = np.array([(a * Q @ x[i]) @ (a * K @ x[j]) / np.sqrt(3) for j in range(5)])
+            weights = np.exp(scores - scores.max())
+            velocity[i] = sum(w * a * V @ x[j] for j, w in enumerate(weights / weights.sum()))
+        x = x + 2.0 / 8 * velocity
+    np.testing.assert_allclose(found.states[1, -1], x, atol=1e-5)
+    np.testing.assert_allclose(found.times, np.arange(9) / 4)
+    assert found.states.shape == (2, 9, 5, 3) and found.clusters.shape == (2, 9)
+
+
+def test_scales():
+    peak, work, time = (magnitudes(3, 1000, 5.0, s) for s in ("peak", "work", "time"))
+    assert peak[-1] == 1 and time[-1] == pytest.approx(125) and work[-1] == 4
+    assert work.mean() == pytest.approx(1, rel=3e-3)
+    assert (magnitudes(0, 10, 5.0, "time") == 1).all()
+
+
+def test_measures_of_known_shapes():
+    x = np.repeat(np.eye(3), 4, axis=0)
+    assert measure(x)[0] == 3
+    assert measure(np.ones((5, 3))) == (1, 0, 0)
+    chain = np.zeros((10, 3))
+    chain[:, 0] = 1 + 0.04 * np.arange(10)  # linked one by one, though the ends are far apart
+    assert measure(chain)[0] == 1
+    assert measure(1e9 * x)[:2] == pytest.approx(measure(x)[:2])  # of no unit
+    assert np.isnan(measure(np.full((2, 3), np.inf))).all()
+    linked = np.eye(4, dtype=bool)
+    linked[0, 3] = linked[3, 0] = True
+    assert count_clusters(linked) == 3 and LINK < 0.1
+
+
+def test_seeds_are_the_same_for_every_power():
+    first, second = (simulate_clustering(p, seeds=2, steps=2) for p in (0, 4))
+    np.testing.assert_array_equal(first.states[:, 0], second.states[:, 0])
+    assert (first.states[0, 0] != first.states[1, 0]).any()
+
+
+def test_what_constant_and_growing_weights_do():
+    """20 seeds, 40 particles, 200 steps: the paper's outcome, and that equal work undoes it."""
+    few = {
+        (power, scale): ending(simulate_clustering(power, seeds=20, scale=scale))["few"]
+        for power, scale in ((0, "peak"), (4, "peak"), (4, "work"))
+    }
+    assert few[0, "peak"] >= 10
+    assert few[4, "peak"] <= 2
+    assert few[4, "work"] >= 10
+
+
+def test_what_leaves_the_numbers_is_counted():
+    found = ending(simulate_clustering(4, seeds=3, scale="time"))
+    assert found["finite"] < 3 and found["one"] <= found["few"] <= found["finite"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale": "half"}, "scale 'half' is unknown; there are peak, work, time"),
+        ({"power": -1}, "power is -1; it must be 0"),
+        ({"horizon": 0.0}, "horizon is 0.0; it must be above 0"),
+        ({"tokens": 0}, "tokens is 0; it must be 1"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        simulate_clustering(**arguments)
