@@ -33,6 +33,7 @@ def test_equals_fine_fixed_steps(weights):
     np.testing.assert_allclose(solution.y, final_state(model, params), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_gradients():
     model = LanguageModel(SMOOTH)
     params = random_params(model)

@@ -36,6 +36,7 @@ def call(*arguments):
     return analyze.main()
 
 
+@pytest.mark.slow
 def test_all(workdir, capsys, monkeypatch):
     """Few of everything: two seeds, one choice of the clustering's, nine times."""
     few = lambda **how: outcomes(("peak",), (1.0,), (1.0,), **how)  # noqa: E731

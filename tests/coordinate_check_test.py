@@ -15,6 +15,7 @@ def spread(rows, key):
     return max(values) / min(values)
 
 
+@pytest.mark.slow
 def test_movement_is_the_same_for_every_width():
     rows = coordinate_check(MODEL, widths=(8, 144))
     assert all(spread(rows, key) < 1.35 for key in ("start", "after_1", "after_10"))

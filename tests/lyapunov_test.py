@@ -116,6 +116,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_equal_the_products_of_whole_jacobians(changes):
     model = small(**changes)

@@ -55,6 +55,7 @@ def planned(topology, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_on_virtual_cpu_devices():
     """Two of the eight places of the mesh have each parameter: what that costs is told."""
     done = planned("cpu:8", "--config.mesh.tensor=2", "--config.mesh.data=2")
@@ -121,6 +122,7 @@ def test_arguments_are_needed():
         plan.main()
 
 
+@pytest.mark.slow
 def test_sweep_ranks_what_it_tries(capsys):
     plan.FLAGS.unparse_flags()
     plan.FLAGS(["plan", "--topology=cpu:1"])
@@ -163,6 +165,7 @@ def test_remedies_keep_to_what_divides():
             assert str(config[group][name]) == value
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_and_helped(monkeypatch, capsys):
     config, devices = small(**{"model.remat": "none"}), jax.devices()[:1]
     needed = plan.make_plan("model", config, devices).memory.needed
