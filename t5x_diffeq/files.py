@@ -43,6 +43,19 @@ def digest(parts: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+      RunError: if it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}") from error
+
+
 def save_array(path: Path, array: np.ndarray) -> None:
     """`np.save`, whole or not at all."""
     content = io.BytesIO()

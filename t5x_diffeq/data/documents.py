@@ -5,7 +5,6 @@ once: a file, some 16 MiB of lines, a row group; a compressed file is one chunk.
 """
 
 import gzip
-import hashlib
 import importlib
 import zlib
 from bisect import bisect_right
@@ -17,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from t5x_diffeq.data.lines import line_starts, read_line, read_lines
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import digest, file_digest
 
 CHUNK_BYTES = 16 * 2**20
 RECENT_CHUNKS = 2  # whose texts are remembered
@@ -59,7 +59,7 @@ class FileDocuments(Sequence):
         whole = [c for c in self.chunks if not by_line(c) and kind_of(c.path) not in TEXT]
         self.one_by_one = len(whole) <= RECENT_CHUNKS
         self.characters = sum(chunk.characters for chunk in self.chunks)
-        self.fingerprint = hashlib.sha256(b"".join(map(file_digest, paths))).hexdigest()
+        self.fingerprint = digest(file_digest(path).encode() for path in paths)
 
     def __len__(self) -> int:
         return self.firsts[-1]
@@ -275,12 +275,3 @@ def read_rows(chunk: Chunk, field: str) -> list[str]:
     if any(not isinstance(text, str | None) for text in column):
         raise InputError(f"data.path: {chunk.path}: its column {field!r} is not text")
     return [text or "" for text in column]
-
-
-def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        raise RunError(f"{path} can't be read: {error.strerror}") from error

@@ -7,7 +7,6 @@ without facts isn't whole.
 `manifest.json` is written when every shard was checked; `tokenizer/` travels along.
 """
 
-import hashlib
 import json
 import os
 from bisect import bisect_right
@@ -22,7 +21,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import save_array, write_whole
+from t5x_diffeq.files import file_digest, save_array, write_whole
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
@@ -93,12 +92,6 @@ def write_records(path: Path, documents: Iterable[TokenRow]) -> list[int]:
     finally:
         writer.close()
     return lengths
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_facts(folder: Path, name: str) -> dict | None:

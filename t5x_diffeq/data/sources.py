@@ -87,7 +87,8 @@ def load_source(data: ConfigDict) -> Source:
     """
     if data.source not in SOURCES:
         raise InputError(
-            f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, tokens or mixture"
+            f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, or in training also "
+            "tokens or mixture"
         )
     return SOURCES[data.source](data)
 

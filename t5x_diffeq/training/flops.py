@@ -8,6 +8,7 @@ which the per-layer baseline doesn't need: both are listed apart.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 from t5x_diffeq.layers.parameter import Parameter
@@ -56,6 +57,7 @@ class StepFlops:
         return self.model + self.hypernetwork + self.recomputed
 
 
+@cache
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     """The work of a training step on `batch_size` sequences of `config.max_length` tokens."""
     tokens = batch_size * config.max_length

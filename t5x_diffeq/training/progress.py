@@ -77,11 +77,11 @@ class Clock:
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     """`mfu`, the model FLOPs utilisation, of 1 (see flops.py); nothing where no peak is known."""
-    if chip(setup.mesh.devices.flat[0].device_kind) is None:
+    kind = setup.mesh.devices.flat[0].device_kind
+    if chip(kind) is None:
         return {}
     c = setup.model.config
     seconds = c.max_length / tokens_per_second  # of one sequence
-    kind = setup.mesh.devices.flat[0].device_kind
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)}
 
 
