@@ -50,6 +50,8 @@ def integrate(
     Raises:
       InputError: if `remat` is none of these.
     """
+    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
+        field = apart(field)
     step = step_function(field, scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key)
     if unroll:
@@ -125,6 +127,23 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
         return SCHEMES[scheme].step(field(key), stages, y, step_size)
 
     return step
+
+
+class SubFieldsApart(VectorField):
+    """The same field, whose sum leaves nothing of f or g to the backward pass.
+
+    There each is computed again when its own turn comes, so that the gathered weights and the
+    activations of both are never held at once.
+    """
+
+    def __call__(self, W: Weights, y: State) -> State:
+        """f + g."""
+        return jax.checkpoint(self.f)(W, y) + jax.checkpoint(self.g)(W, y)
+
+
+def apart(field: FieldOfKey) -> FieldOfKey:
+    """`SubFieldsApart` of each field."""
+    return lambda key: SubFieldsApart(*field(key))
 
 
 def step_inputs(
