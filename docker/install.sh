@@ -18,7 +18,7 @@ pip_install() {
 case "$1" in
   dependencies)
     python -m pip install --quiet --no-cache-dir --disable-pip-version-check --constraint "$constraints" uv
-    pip_install --requirement pyproject.toml --extra "$2" --extra data --extra adaptive
+    pip_install --requirement pyproject.toml --extra "$2" --extra data --extra gcs --extra adaptive
     ;;
   project)
     pip_install --no-deps .

@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 echo uv | uv pip compile --quiet --upgrade --no-header --no-annotate --python-version 3.12 \
   --python-platform x86_64-manylinux_2_31 pyproject.toml - \
-  --extra tpu --extra gpu --extra data --extra adaptive --output-file docker/constraints.txt
+  --extra tpu --extra gpu --extra data --extra gcs --extra adaptive --output-file docker/constraints.txt

@@ -32,7 +32,7 @@ train=(--config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"}
 if [ -z "$hosts" ]; then
   [[ "$rank" =~ ^[0-9]+$ ]] && [ -n "$coordinator" ] || die "give --hosts=a,b, or --rank, --size and --coordinator"
   numbers size
-  [ -n "$dry_run" ] || setup gpu data
+  [ -n "$dry_run" ] || setup gpu data gcs
   [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
   run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing "${train[@]}"
   exit
@@ -101,7 +101,7 @@ outcome() {
   echo "$worst"
 }
 
-[ "$project" != "$ROOT" ] || run setup gpu data # here, once: the machines see the same environment
+[ "$project" != "$ROOT" ] || run setup gpu data gcs # here, once: the machines see the same environment
 stopping="" again=0
 while :; do
   attempt

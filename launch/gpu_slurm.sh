@@ -33,7 +33,7 @@ for option in partition account qos constraint; do
   [ -z "${!option}" ] || options+=(--"$option=${!option}")
 done
 
-run setup gpu data # here, once: the nodes see the same environment
+run setup gpu data gcs # here, once: the nodes see the same environment
 job="$(run sbatch --parsable "${options[@]}" "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" train \
   --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})" ||
   fail "sbatch did not take the job; the lines above say why"

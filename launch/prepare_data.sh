@@ -45,7 +45,7 @@ on_slurm() {
   for option in partition account qos; do
     [ -z "${!option}" ] || options+=(--"$option=${!option}")
   done
-  run setup data
+  run setup data gcs
   job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
     "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
     fail "sbatch did not take the jobs; the lines above say why"

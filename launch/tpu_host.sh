@@ -21,7 +21,7 @@ install_host() {
   export UV_CONSTRAINT="$ROOT/docker/constraints.txt" PIP_CONSTRAINT="$ROOT/docker/constraints.txt"
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
-  setup tpu data
+  setup tpu data gcs
 }
 
 is_running() {

@@ -8,7 +8,6 @@ not of the run: with --output it needs no --workdir.
 import importlib
 import sys
 from itertools import islice, pairwise
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, absolute
 from t5x_diffeq.report import say
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.run import Run, load_run
@@ -92,7 +92,7 @@ def check_flags() -> None:
         raise InputError("analyze needs matplotlib: pip install -e '.[analysis]'") from error
 
 
-def output_folder() -> Path:
+def output_folder() -> AnyPath:
     """Where to write: --output, or a folder of the run.
 
     Raises:
@@ -107,7 +107,7 @@ def output_folder() -> Path:
     return folder
 
 
-def load(workdir: Path, num_steps: int | None) -> tuple[Corpus, Run]:
+def load(workdir: AnyPath, num_steps: int | None) -> tuple[Corpus, Run]:
     """The run on one device, and its data."""
     corpus = load_corpus(workdir)
     vocab_size = corpus.tokenizer.vocab_size
@@ -115,7 +115,7 @@ def load(workdir: Path, num_steps: int | None) -> tuple[Corpus, Run]:
     return corpus, load_run(workdir, vocab_size, batch_size=1, **grid)
 
 
-def perplexity(workdir: Path, num_steps: int) -> float:
+def perplexity(workdir: AnyPath, num_steps: int) -> float:
     """On the first sequences of the validation split, with so many steps."""
     corpus, run = load(workdir, num_steps)
     parts = eval_examples(run.config.data, corpus)
@@ -149,7 +149,7 @@ def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     return [after[len(before) :] for before, after in pairwise(texts)]
 
 
-def spectra(workdir: Path, run: Run, params: dict) -> Section:
+def spectra(workdir: AnyPath, run: Run, params: dict) -> Section:
     """The section on spectra."""
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
@@ -204,11 +204,11 @@ def main() -> None:
     print(write_report(folder, page, f"Analysis: {WHAT.value}", facts, sections), flush=True)
 
 
-def facts_of(workdir: Path, run: Run) -> dict[str, object]:
+def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
     """What was analysed."""
     c = run.setup.model.config
     return {
-        "run": str(workdir.resolve()),
+        "run": str(absolute(workdir)),
         "checkpoint": run.step,
         "model": f"{c.architecture}, {c.weights} weights, {c.num_steps} steps of {c.scheme}, "
         f"step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",

@@ -26,6 +26,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
 from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import AnyPath, is_in_bucket, place
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 
 PACKAGE = Path(__file__).resolve().parent
@@ -92,7 +93,8 @@ def quieten() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.ERROR)
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
-    python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+    for library in ("asyncio", "gcsfs"):
+        python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
 
@@ -142,19 +144,30 @@ def located(argument: str) -> str:
     return f"{name[1] or ''}{CONFIGS / name[2]}{name[3] or ''}"
 
 
-def folder(flag: flags.FlagHolder, verb: str) -> Path:
-    """The folder that a flag names.
+def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
+    """The folder that a flag names, of this machine or in a bucket.
 
     Raises:
-      InputError: if it isn't given, or is no path of this machine.
+      InputError: if it isn't given, or can't be reached.
     """
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
-    if "://" in flag.value:
+    return place(flag.value, f"--{flag.name}")
+
+
+def local_folder(flag: flags.FlagHolder, verb: str) -> Path:
+    """The folder that a flag names, where libraries write that know this machine's files alone.
+
+    Raises:
+      InputError: if it isn't given, or is in a bucket.
+    """
+    path = folder(flag, verb)
+    if is_in_bucket(path):
         raise InputError(
-            f"--{flag.name}={flag.value}: only folders of this machine (or mounted on it) will do"
+            f"--{flag.name}={path}: {verb} writes to this machine alone; give a folder of it, and "
+            "copy the result"
         )
-    return Path(os.path.expanduser(flag.value))
+    return path
 
 
 def check_keys(argv: list[str]) -> None:

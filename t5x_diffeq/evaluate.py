@@ -4,7 +4,6 @@ Prints one JSON object per grid on standard output.
 """
 
 import json
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -14,6 +13,7 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
 from t5x_diffeq.report import say
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
@@ -43,7 +43,7 @@ CHECKPOINT = flags.DEFINE_integer(
 )
 
 
-def evaluate_grid(workdir: Path, num_steps: int | None) -> dict:
+def evaluate_grid(workdir: AnyPath, num_steps: int | None) -> dict:
     """Loss and perplexity on the whole validation split with so many steps."""
     corpus = load_corpus(workdir)
     solver = SCHEME.value if SCHEME.value in SOLVERS else None

@@ -18,7 +18,7 @@ from t5x_diffeq.data.preparation import prepare, tokenizer_in
 from t5x_diffeq.data.shards import SPLITS
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import held
+from t5x_diffeq.locks import held
 from t5x_diffeq.report import count, say
 
 FLAGS = flags.FlagValues()

@@ -6,7 +6,6 @@ a finished run says so.
 
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -19,7 +18,8 @@ from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_ex
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.data.streams import gathered
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import held
+from t5x_diffeq.files import AnyPath
+from t5x_diffeq.locks import held
 from t5x_diffeq.processes import first_then_others, wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
@@ -41,7 +41,7 @@ WORKDIR = flags.DEFINE_string(
 )
 
 
-def train(config: ConfigDict, workdir: Path) -> int:
+def train(config: ConfigDict, workdir: AnyPath) -> int:
     """Trains to `config.train.total_steps`.
 
     Returns:
@@ -143,6 +143,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
                 evaluate_now(step)
             if saving:
                 with clock.paused():
+                    writer.flush()
                     checkpoints.save(step, state, corpus.fingerprint, gathered(places))
             if stopping:
                 break

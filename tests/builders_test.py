@@ -20,7 +20,7 @@ from t5x_diffeq.data import archives, builders, document_builder, wikitext
 from t5x_diffeq.data.builders import built, tidy, validates
 from t5x_diffeq.data.wikitext import articles, detokenize
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import held
+from t5x_diffeq.locks import held
 
 TITLES = {"train": ["Kestrel", "E = mc ²", "Zürich"], "valid": ["Tern"], "test": ["Rook", "Jay"]}
 PAGES = {f"{n:07}-{n * 7919:032x}.txt": f"Page {n}\n\n\n\nits text, ñ\n" for n in range(40)}
@@ -233,7 +233,7 @@ def bad_subset(folder: Path) -> Path:
     ("name", "make", "message"),
     [
         ("wikitext103", lambda f: f / "absent.zip", r"data.path=\S*absent.zip: there is no such"),
-        ("wikitext103", lambda f: f / ("long" * 100), "there is no such file"),
+        ("wikitext103", lambda f: f / ("long" * 100), "no file has so long a name"),
         ("wikitext103", lambda f: cut(wiki_zip(f / "w.zip"), 900), "w.zip is no zip archive, dama"),
         ("wikitext103", lambda f: corrupt(wiki_zip(f / "w.zip")), "w.zip, .*wiki.train.raw is no"),
         ("wikitext103", pack_original, "openwebtext.tar.xz is no zip archive"),

@@ -72,7 +72,10 @@ def test_constraints_fit_the_dependencies():
         pins[requirement.name] = Version(pin.version)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["tpu"], *extras["gpu"], *extras["data"]]
+    wanted = [
+        *project["dependencies"],
+        *(x for e in ("tpu", "gpu", "data", "gcs") for x in extras[e]),
+    ]
     for requirement in map(Requirement, wanted):
         name = requirement.name.lower().replace("_", "-")
         assert requirement.specifier.contains(pins[name]), name

@@ -107,7 +107,7 @@ def test_damaged_shards_are_named(data, made, tmp_path, monkeypatch):
         for number in range(len(corpus.parts[0].train)):
             corpus.parts[0].train[number]
     shard.write_bytes(content[:100])
-    with pytest.raises(InputError, match=r"00001-of-00003.array_record \(100 bytes\) can't be"):
+    with pytest.raises(InputError, match=r"00001-of-00003.array_record can't be"):
         prepare_corpus(data, tmp_path / "again", new=True)
 
 
@@ -127,11 +127,11 @@ def test_long_documents_take_several_records(monkeypatch, data, tmp_path):
     monkeypatch.setattr(shards, "IN_MEMORY_TOKENS", 0)
     monkeypatch.setattr(preparation, "RECORD_TOKENS", 7)
     monkeypatch.setattr(shards, "RECORD_TOKENS", 7)
-    manifest = prepare(data, tmp_path / "short")
-    found = shards.ShardedDocuments(tmp_path / "short", manifest["train"]["names"])
+    prepare(data, tmp_path / "short")
+    found = shards.ShardedDocuments(tmp_path / "short", "train")
     monkeypatch.undo()
-    manifest = prepare(data, tmp_path / "long")
-    expected = shards.ShardedDocuments(tmp_path / "long", manifest["train"]["names"])
+    prepare(data, tmp_path / "long")
+    expected = shards.ShardedDocuments(tmp_path / "long", "train")
     assert len(found.records) > len(found) == len(expected.records)
     for number in range(len(found)):
         np.testing.assert_array_equal(found[number], expected[number])

@@ -50,7 +50,7 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            for extras in ("", "data", "gpu,data", "tpu,data"):
+            for extras in ("", "data,gcs", "gpu,data,gcs", "tpu,data,gcs"):
                 text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
                 (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
         return venv
@@ -65,7 +65,7 @@ class StandIns:
         )
         (venv / "bin" / "python").chmod(0o755)
         text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
-        for extras in ("gpu,data", "tpu,data"):
+        for extras in ("gpu,data,gcs", "tpu,data,gcs"):
             (venv / f".installed-{extras}").write_text(f"{text}|{project}")
         return venv
 

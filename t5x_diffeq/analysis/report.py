@@ -6,12 +6,11 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
 
@@ -77,8 +76,8 @@ class Section:
 
 
 def write_report(
-    folder: Path, page: str, title: str, facts: dict[str, object], sections: Sequence[Section]
-) -> Path:
+    folder: AnyPath, page: str, title: str, facts: dict[str, object], sections: Sequence[Section]
+) -> AnyPath:
     """Writes the page, and for each section its arrays, its figures and its manifest.
 
     Args:
@@ -97,7 +96,7 @@ def write_report(
     return folder / page
 
 
-def write_section(folder: Path, section: Section, facts: dict[str, object]) -> None:
+def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
     """`NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array for name, (array, _) in section.arrays.items()})

@@ -18,7 +18,8 @@ from t5x_diffeq.data import archives
 from t5x_diffeq.data.document_builder import DocumentBuilder, Example
 from t5x_diffeq.data.wikitext import articles, detokenize
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import held
+from t5x_diffeq.files import is_in_bucket, place
+from t5x_diffeq.locks import held
 from t5x_diffeq.report import say
 
 VALIDATION_PART = 0.0005  # of OpenWebText's documents
@@ -131,6 +132,11 @@ def built(name: str, raw: str | None, data_dir: str | None) -> tfds.core.Dataset
     data_dir = data_dir and os.path.expanduser(data_dir)
     builder = BUILDERS[name](raw=raw, data_dir=data_dir)
     if not builder.is_prepared():
+        if is_in_bucket(place(str(builder.data_dir_root), "data.data_dir")):
+            raise InputError(
+                f"data.data_dir={data_dir}: {name} is not there, and can only be built in a folder "
+                "of this machine; name one, and copy the result"
+            )
         builder.check_raw()
         lock = Path(builder.data_dir_root, f".{name}.lock")
         with held(lock, f"{name} in data.data_dir={builder.data_dir_root}"):

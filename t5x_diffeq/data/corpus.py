@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -17,7 +16,7 @@ from t5x_diffeq.data.shards import SPLITS, ShardedDocuments, read_manifest
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.files import AnyPath, absolute, digest, place, within, write_whole
 from t5x_diffeq.report import count
 
 FACTS_FILE = "data.json"
@@ -71,7 +70,7 @@ class Corpus:
         return f"{count(sum(map(len, documents)))} documents"
 
 
-def prepare_corpus(data: ConfigDict, workdir: Path, new: bool) -> Corpus:
+def prepare_corpus(data: ConfigDict, workdir: AnyPath, new: bool) -> Corpus:
     """The corpus of a run.
 
     Args:
@@ -123,7 +122,7 @@ def check_one_by_one(source: Source) -> None:
 
 
 def make_corpus(
-    data: ConfigDict, configs: list[ConfigDict], sources: list[Source | None], workdir: Path
+    data: ConfigDict, configs: list[ConfigDict], sources: list[Source | None], workdir: AnyPath
 ) -> None:
     """Makes the tokenizer, unless shards bring theirs, and tokenises what isn't in shards."""
     folders = [
@@ -145,7 +144,7 @@ def make_corpus(
     splits = ("validation",) if data.tokenize == "in_loop" else SPLITS
     parts = []
     for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
-        made = Path("data") / str(number)
+        made = f"data/{number}"
         if folder:
             manifest = read_manifest(folder)
         else:
@@ -162,14 +161,16 @@ def make_corpus(
     write_whole(workdir / FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def tokenise(source: Source, tokenizer: Tokenizer, folder: Path, splits: tuple[str, ...]) -> dict:
+def tokenise(
+    source: Source, tokenizer: Tokenizer, folder: AnyPath, splits: tuple[str, ...]
+) -> dict:
     """Prepares splits of a source; returns the manifest."""
     tokenizer.save(folder / "tokenizer")
     shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     return prepare(source, tokenizer, folder, shards, workers, splits=splits)
 
 
-def shard_folder(data: ConfigDict) -> Path:
+def shard_folder(data: ConfigDict) -> AnyPath:
     """The folder that `prepare_data` made.
 
     Raises:
@@ -180,10 +181,10 @@ def shard_folder(data: ConfigDict) -> Path:
             "data.path is not set; data.source=tokens needs --config.data.path=DIR, a folder that "
             "`python -m t5x_diffeq.prepare_data` made"
         )
-    return Path(data.path).expanduser().absolute()
+    return absolute(place(data.path, "data.path"))
 
 
-def tokenizer_of_shards(folder: Path) -> Tokenizer:
+def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
     """The tokenizer that travels with shards.
 
     Raises:
@@ -199,7 +200,7 @@ def tokenizer_of_shards(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def load_corpus(workdir: Path) -> Corpus:
+def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir; of the data itself, only shards are needed.
 
     Raises:
@@ -221,13 +222,12 @@ def load_corpus(workdir: Path) -> Corpus:
     return Corpus(tokenizer, parts)
 
 
-def load_part(workdir: Path, facts: dict) -> Part:
+def load_part(workdir: AnyPath, facts: dict) -> Part:
     """A part of the corpus, from the shards outside or inside the workdir."""
-    folder = workdir / facts["shards"]
+    folder = within(workdir, facts["shards"])
     manifest = read_manifest(folder)
     splits = {
-        split: ShardedDocuments(folder, manifest[split]["names"]) if split in manifest else ()
-        for split in SPLITS
+        split: ShardedDocuments(folder, split) if split in manifest else () for split in SPLITS
     }
     return Part(facts["source"], facts["weight"], **splits, fingerprint=facts["fingerprint"])
 

@@ -1,6 +1,5 @@
 """What the builders of WikiText-103 and OpenWebText share: documents streamed to shards."""
 
-import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import place
 from t5x_diffeq.report import count, say
+from t5x_diffeq.staging import staged
 
 SHARD_LENGTH = 2**16  # documents: 0.3 GB of OpenWebText
 SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known ahead
@@ -60,7 +61,7 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 f"--config.data.path={self.ARCHIVE} (the archive, its folder or its URL), or as "
                 "data.data_dir the folder where it was built"
             )
-        if not is_url(self.raw) and not os.path.exists(os.path.expanduser(self.raw)):
+        if not is_url(self.raw) and not place(self.raw, "data.path").exists():
             raise InputError(
                 f"data.path={self.raw}: there is no such file or folder; give {self.ARCHIVE}, a "
                 "folder with its content, or its URL"
@@ -70,7 +71,8 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """The archive or folder, downloaded if need be; tfds keeps downloads in the data_dir."""
         self.check_raw()
         if not is_url(self.raw):
-            return Path(self.raw).expanduser()
+            (archive,) = staged([place(self.raw, "data.path")])
+            return archive
         try:
             return Path(dl_manager.download(self.raw))
         except Exception as error:  # its own, those of requests, of sockets

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Integer
@@ -25,7 +24,7 @@ from t5x_diffeq.data.shards import (
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, unusable
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.files import AnyPath, digest, write_whole
 from t5x_diffeq.report import Progress, say
 
 RECIPE = "recipe.json"
@@ -37,7 +36,7 @@ Job = tuple[str, int]  # split and number of a shard
 def prepare(
     source: Source,
     tokenizer: Tokenizer,
-    folder: Path,
+    folder: AnyPath,
     shards: int,
     workers: int,
     part: tuple[int, int] = (0, 1),
@@ -89,7 +88,7 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
     return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
 
 
-def tokenizer_in(folder: Path, data: ConfigDict, documents: Sequence) -> Tokenizer:
+def tokenizer_in(folder: AnyPath, data: ConfigDict, documents: Sequence) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
     Raises:
@@ -117,7 +116,7 @@ def tokenizer_in(folder: Path, data: ConfigDict, documents: Sequence) -> Tokeniz
     return there
 
 
-def is_made(folder: Path, name: str, facts: dict) -> bool:
+def is_made(folder: AnyPath, name: str, facts: dict) -> bool:
     """Whether the shard is whole.
 
     Raises:
@@ -133,7 +132,7 @@ def is_made(folder: Path, name: str, facts: dict) -> bool:
 
 
 def make_shards(
-    source: Source, folder: Path, shards: int, missing: list[Job], facts: dict, workers: int
+    source: Source, folder: AnyPath, shards: int, missing: list[Job], facts: dict, workers: int
 ) -> None:
     """Makes the missing shards, several at a time, and shows how far it is."""
     total = sum(len(own_documents(source, job, shards)) for job in missing)
@@ -184,7 +183,7 @@ class Worker:
     def __init__(
         self,
         source: Source,
-        folder: Path,
+        folder: AnyPath,
         shards: int,
         facts: dict,
         done: object,

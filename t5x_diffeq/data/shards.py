@@ -8,7 +8,6 @@ without facts isn't whole.
 """
 
 import json
-import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,16 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import file_digest, save_array, write_whole
+from t5x_diffeq.files import (
+    AnyPath,
+    file_digest,
+    load_array,
+    save_array,
+    whole,
+    write_whole,
+)
+from t5x_diffeq.report import say
+from t5x_diffeq.staging import NoRoomError, staged
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
@@ -41,7 +49,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-    folder: Path, name: str, documents: Iterable[TokenRow], facts: dict, skipped: Counter
+    folder: AnyPath, name: str, documents: Iterable[TokenRow], facts: dict, skipped: Counter
 ) -> dict:
     """Writes one shard; killed at any moment, it is either whole or begun again.
 
@@ -58,23 +66,22 @@ def write_shard(
     Raises:
       RunError: if it can't be written; nothing that was there is lost.
     """
-    partial = folder / f".{name}.{os.getpid()}.partial"
     try:
-        lengths = write_records(partial, documents)
+        with whole(folder / f"{name}.array_record") as partial:
+            lengths = write_records(partial, documents)
+            sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
-        partial.unlink(missing_ok=True)
         raise RunError(
             f"shard {name} of {folder} can't be written: {error}; the finished ones are kept: make "
             "room or mend this, and start again"
         ) from error
     save_array(folder / f"{name}.lengths.npy", np.asarray(lengths, np.uint32))
-    os.replace(partial, folder / f"{name}.array_record")
     facts = {
         **facts,
         "skipped": dict(sorted(skipped.items())),
         "documents": len(lengths),
         "tokens": sum(lengths),
-        "sha256": file_digest(folder / f"{name}.array_record"),
+        "sha256": sha256,
     }
     write_whole(folder / f"{name}.json", json.dumps(facts, indent=2).encode())
     return facts
@@ -94,14 +101,14 @@ def write_records(path: Path, documents: Iterable[TokenRow]) -> list[int]:
     return lengths
 
 
-def read_facts(folder: Path, name: str) -> dict | None:
+def read_facts(folder: AnyPath, name: str) -> dict | None:
     """A whole shard's facts; None if it isn't whole."""
     path = folder / f"{name}.json"
     whole = path.exists() and (folder / f"{name}.array_record").exists()
     return json.loads(path.read_text()) if whole else None
 
 
-def merge(folder: Path, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
+def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
     """Checks every shard against its facts and writes the manifest.
 
     Args:
@@ -143,7 +150,7 @@ def told(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in skipped.items()) or "none"
 
 
-def checked(folder: Path, name: str, facts: dict) -> dict:
+def checked(folder: AnyPath, name: str, facts: dict) -> dict:
     """A shard's facts, if it is whole and was made from `facts`."""
     found = read_facts(folder, name)
     if found is None:
@@ -162,7 +169,7 @@ def checked(folder: Path, name: str, facts: dict) -> dict:
     return found
 
 
-def read_manifest(folder: Path) -> dict:
+def read_manifest(folder: AnyPath) -> dict:
     """The manifest of a folder of shards.
 
     Raises:
@@ -182,7 +189,7 @@ class ShardedDocuments(Sequence):
 
     Args:
       folder: of the shards.
-      names: of the split's shards.
+      split: one that its manifest has.
 
     Attributes:
       lengths: tokens of each document.
@@ -191,11 +198,12 @@ class ShardedDocuments(Sequence):
       InputError: naming a shard that can't be read.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]):
-        self.paths = [folder / f"{name}.array_record" for name in names]
-        lengths = [np.load(folder / f"{name}.lengths.npy") for name in names]
+    def __init__(self, folder: AnyPath, split: str):
+        facts = read_manifest(folder)
+        names = facts[split]["names"]
+        self.paths = near([folder / f"{n}.array_record" for n in names], facts[split]["sha256"])
+        lengths = [load_array(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
-        facts = json.loads((folder / MANIFEST).read_text())
         self.dtype, self.record_tokens = token_dtype(facts["vocab_size"]), facts["record_tokens"]
         records = [-(-each.astype(np.int64) // self.record_tokens) for each in lengths]
         self.first_records = np.cumsum(np.concatenate([[0], *records]), dtype=np.int64)
@@ -249,7 +257,19 @@ class ShardedDocuments(Sequence):
             ) from error
 
 
-def check_records(path: Path, expected: int) -> None:
+def near(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
+    """The shards on this machine: those in a bucket are copied, if they fit the cache.
+
+    Else ArrayRecord reads each record where it is, which takes longer and no room.
+    """
+    try:
+        return staged(paths, sha256)
+    except NoRoomError as error:
+        say(f"reading the shards from the bucket, record by record: {error}")
+        return paths
+
+
+def check_records(path: AnyPath, expected: int) -> None:
     """A shard can be opened and holds as many records as its lengths say.
 
     Raises:
@@ -258,10 +278,7 @@ def check_records(path: Path, expected: int) -> None:
     try:
         found = len(grain.sources.ArrayRecordDataSource([str(path)]))
     except (RuntimeError, OSError) as error:
-        size = path.stat().st_size if path.exists() else 0
-        raise InputError(
-            f"shard {path} ({size} bytes) can't be read: {error}; prepare it again"
-        ) from error
+        raise InputError(f"shard {path} can't be read: {error}; prepare it again") from error
     if found != expected:
         raise InputError(
             f"shard {path} holds {found} records, and its lengths are of {expected}; prepare it "

@@ -4,8 +4,6 @@ A source has two splits, each a random access sequence of documents (text), in a
 depends on nothing but the data; and a fingerprint, by which a resumed run knows its data again.
 """
 
-import glob
-import os
 import platform
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,9 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, FileDocuments, Part
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest
+from t5x_diffeq.files import digest, files_in, files_matching, place
 from t5x_diffeq.report import say
+from t5x_diffeq.staging import staged
 
 VALIDATION_EVERY = 20  # of the standard library's files, one in so many validates
 VALIDATION_PART = 0.1  # of text files, the last part validates
@@ -142,7 +141,7 @@ def text_files(data: ConfigDict) -> Source:
 
 
 def find_text_files(key: str, path: str | None) -> list[Path]:
-    """The files that `data.{key}={path}` means, sorted.
+    """The files that `data.{key}={path}` means, sorted; copies of those that are in a bucket.
 
     Raises:
       InputError: if it is not given or names none.
@@ -152,22 +151,19 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
             f"data.{key} is not set; data.source=text_files needs --config.data.{key}=FILE, "
             "a folder, or a glob"
         )
-    place = Path(os.path.expanduser(path))
-    if any(len(os.fsencode(part)) > 255 for part in place.parts):
-        raise InputError(f"data.{key}={path[:60]}...: no file has so long a name; check the path")
-    if place.is_file():
-        return [place]
-    if place.is_dir():
+    root = place(path, f"data.{key}")
+    if root.is_file():
+        return staged([root])
+    if root.is_dir():
         endings = tuple(kind + ending for kind in KINDS for ending in ("", *DECOMPRESSORS))
-        found = [file for file in place.rglob("*") if file.name.endswith(endings)]
+        files = [file for file in files_in(root) if file.name.endswith(endings)]
         kinds = f"are no files ending in {', '.join(KINDS)}, plain or with .gz or .zst"
     else:
-        found = [Path(name) for name in glob.glob(str(place), recursive=True)]
+        files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
-    files = sorted(file for file in found if file.is_file())
     if not files:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
-    return files
+    return staged(files)
 
 
 def tfds_source(data: ConfigDict) -> Source:

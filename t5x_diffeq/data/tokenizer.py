@@ -4,7 +4,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +12,7 @@ from jaxtyping import Integer
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest, write_whole
+from t5x_diffeq.files import AnyPath, digest, place, write_whole
 from t5x_diffeq.report import say
 
 MODEL_FILE = "sentencepiece.model"
@@ -49,7 +48,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: TokenRow) -> str:
         """The text of the tokens."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: AnyPath) -> None:
         """Writes what `load` needs into `folder`."""
 
 
@@ -69,7 +68,7 @@ class ByteTokenizer:
         """The text; bytes that are not UTF-8 become the replacement character."""
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: AnyPath) -> None:
         """A marker: there is nothing to keep."""
         write_whole(folder / BYTES_FILE, b"")
 
@@ -145,7 +144,7 @@ class SentencePieceTokenizer:
         """The text of the tokens."""
         return self.processor.decode([int(token) for token in tokens])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: AnyPath) -> None:
         """The model file, as sentencepiece reads it, and which token ends a document."""
         end = self.processor.id_to_piece(self.end_of_text)
         write_whole(folder / END_FILE, json.dumps(end).encode())
@@ -202,7 +201,7 @@ class HuggingFaceTokenizer:
         """The text of the tokens, special ones included."""
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: AnyPath) -> None:
         """The file, and which token ends a document."""
         end = self.processor.id_to_token(self.end_of_text)
         write_whole(folder / END_FILE, json.dumps(end).encode())
@@ -249,7 +248,7 @@ def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
     if data.tokenizer == "sentencepiece":
         say("training the tokenizer")
         return SentencePieceTokenizer.train(training_texts(documents), data.tokenizer_vocab_size)
-    path = Path(data.tokenizer).expanduser()
+    path = place(data.tokenizer, "data.tokenizer")
     if not path.is_file():
         raise InputError(
             f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
@@ -258,7 +257,7 @@ def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
     return read_tokenizer(path, data.end_of_text)
 
 
-def read_tokenizer(path: Path, end_of_text: str | None = None) -> Tokenizer:
+def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
     """The tokenizer of a file: a `tokenizer.json`, else a sentencepiece model.
 
     Raises:
@@ -275,7 +274,7 @@ def read_tokenizer(path: Path, end_of_text: str | None = None) -> Tokenizer:
         ) from error
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
+def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     """The tokenizer saved in `folder`, or None.
 
     Raises:

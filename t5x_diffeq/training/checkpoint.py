@@ -1,12 +1,10 @@
 """Checkpoints: train state and data state, saved together and asynchronously by Orbax."""
 
-import shutil
-from pathlib import Path
-
 import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import AnyPath, absolute, move_folder
 from t5x_diffeq.processes import wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training.state import TrainState
@@ -20,8 +18,8 @@ class Checkpoints:
       keep: how many of the newest to keep.
     """
 
-    def __init__(self, workdir: Path, keep: int):
-        self.folder = workdir.absolute() / "checkpoints"  # Orbax takes no relative path
+    def __init__(self, workdir: AnyPath, keep: int):
+        self.folder = absolute(workdir) / "checkpoints"  # Orbax takes no relative path
         self.options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self.manager = self.open()
 
@@ -101,9 +99,7 @@ class Checkpoints:
             aside = self.folder.parent / "unreadable_checkpoints" / str(step)
             say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
-                aside.parent.mkdir(exist_ok=True)
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.move(self.folder / str(step), aside)
+                move_folder(self.folder / str(step), aside)
         wait_for_all("unreadable checkpoints are moved")
         self.manager = self.open()
 
@@ -115,7 +111,7 @@ class Checkpoints:
         self.manager.close()
 
 
-def restore_params(workdir: Path, abstract_params: dict, step: int | None = None) -> tuple:
+def restore_params(workdir: AnyPath, abstract_params: dict, step: int | None = None) -> tuple:
     """The parameters alone of a checkpoint, and its step.
 
     Args:
@@ -126,7 +122,7 @@ def restore_params(workdir: Path, abstract_params: dict, step: int | None = None
     Raises:
       InputError: if there is none, or it can't be read.
     """
-    folder = workdir.absolute() / "checkpoints"
+    folder = absolute(workdir) / "checkpoints"
     steps = sorted(ocp.utils.checkpoint_steps(folder)) if folder.is_dir() else []
     if not steps:
         raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")

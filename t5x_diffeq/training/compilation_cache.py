@@ -1,11 +1,11 @@
 """Compiled steps kept on disk, so that a run continued compiles nothing anew."""
 
-from pathlib import Path
-
 import jax
 
+from t5x_diffeq.files import AnyPath, absolute
 
-def keep_compiled(workdir: Path) -> str:
+
+def keep_compiled(workdir: AnyPath) -> str:
     """Switches the persistent compilation cache on; says where it is, or why there is none.
 
     It lies where JAX_COMPILATION_CACHE_DIR says, else in the workdir. On CPU with several devices
@@ -16,6 +16,6 @@ def keep_compiled(workdir: Path) -> str:
         return jax.config.jax_compilation_cache_dir
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
         return "off: several CPU devices can't share reloaded programs"
-    folder = workdir.absolute() / "compilation_cache"
+    folder = absolute(workdir) / "compilation_cache"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return str(folder)

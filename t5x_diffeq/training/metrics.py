@@ -1,13 +1,13 @@
 """Metrics to disk: a line of JSON per report, and TensorBoard event files."""
 
 import json
-import os
-from pathlib import Path
 
 import jax
+from etils import epath
 from tensorboardX import SummaryWriter
+from tensorboardX.record_writer import register_writer_factory
 
-from t5x_diffeq.files import write_whole
+from t5x_diffeq.files import AnyPath, Growing
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -15,31 +15,35 @@ METRICS_FILE = "metrics.jsonl"
 class MetricWriter:
     """Appends reports to a workdir; only process 0 writes.
 
-    Every line reaches the disk before `write` returns. A checkpoint of step s is saved after the
-    lines of step s, so a run that is killed and resumed leaves the lines of one never disturbed.
+    Every line is kept before `write` returns; in a bucket, before `flush` does. A checkpoint of
+    step s is saved after that, so a run that is killed and resumed leaves the lines of one never
+    disturbed.
 
     Args:
       workdir: where.
       step: the step continued from; lines after it are cut off. 0 begins anew: all are.
     """
 
-    def __init__(self, workdir: Path, step: int):
+    def __init__(self, workdir: AnyPath, step: int):
         self.file = self.events = None
         if jax.process_index() != 0:
             return
-        cut_back(workdir / METRICS_FILE, step if step > 0 else -1)
-        self.file = (workdir / METRICS_FILE).open("a", encoding="utf-8")
+        path = workdir / METRICS_FILE
+        self.file = Growing(path, kept_lines(path, step if step > 0 else -1))
         self.events = SummaryWriter(str(workdir / "events"), purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One report of `values` at `step`."""
         if self.file is None:
             return
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self.file.write(f"{json.dumps({'step': step, **values})}\n".encode())
         for name, value in values.items():
             self.events.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Returns when every line is kept."""
+        if self.file is not None:
+            self.file.flush()
 
     def __enter__(self) -> "MetricWriter":
         return self
@@ -50,12 +54,26 @@ class MetricWriter:
             self.events.close()
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Drops the lines after `step`, and a last line that was half written."""
-    if not path.exists():
-        return
-    kept = [line for line in path.read_bytes().splitlines(keepends=True) if step_of(line) <= step]
-    write_whole(path, b"".join(kept))
+class EventsInBuckets:
+    """How tensorboardX writes `gs://`: its own way uploads once more when Python ends."""
+
+    @staticmethod
+    def open(path: str) -> Growing:
+        """A new event file."""
+        return Growing(epath.Path(path))
+
+    @staticmethod
+    def directory_check(path: str) -> None:
+        """A bucket has no folders to make."""
+
+
+register_writer_factory("gs", EventsInBuckets)
+
+
+def kept_lines(path: AnyPath, step: int) -> bytes:
+    """The lines up to `step`, without a last one that was half written."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return b"".join(line for line in lines if step_of(line) <= step)
 
 
 def step_of(line: bytes) -> float:
@@ -66,7 +84,7 @@ def step_of(line: bytes) -> float:
         return float("inf")
 
 
-def read_metrics(workdir: Path) -> list[dict[str, float]]:
+def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports of a workdir, oldest first."""
     path = workdir / METRICS_FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import RunError
-from t5x_diffeq.files import write_whole
+from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.report import count, duration, say, table
 from t5x_diffeq.training.chips import chip
@@ -118,7 +117,7 @@ def say_account(
     setup: Setup,
     corpus: CorpusFacts,
     epochs: str,
-    workdir: Path,
+    workdir: AnyPath,
     start: int,
 ) -> None:
     """What is about to happen: devices, data, model, parameters, steps and epochs, and where."""
@@ -165,7 +164,7 @@ def describe_model(c: ModelConfig) -> str:
     )
 
 
-def write_overview(params: dict, workdir: Path) -> None:
+def write_overview(params: dict, workdir: AnyPath) -> None:
     """`parameters.txt`: each parameter's shape, dtype, size and sharding."""
     if jax.process_index() == 0:
         overview = parameter_overview.get_parameter_overview(params, include_stats="sharding")
@@ -183,7 +182,7 @@ def describe_parameters(params: dict) -> str:
     return f"{count(sum(parts.values()))}: {shares}"
 
 
-def say_summary(workdir: Path, seconds: float) -> None:
+def say_summary(workdir: AnyPath, seconds: float) -> None:
     """How the run went, and the way on."""
     curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
     say(
@@ -193,7 +192,7 @@ def say_summary(workdir: Path, seconds: float) -> None:
     say_next(workdir)
 
 
-def say_next(workdir: Path) -> None:
+def say_next(workdir: AnyPath) -> None:
     """Where everything lies, and the commands that one would try next."""
     folder = shlex.quote(str(workdir))
     python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))

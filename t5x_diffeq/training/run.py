@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from math import gcd
-from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.training.checkpoint import restore_params
@@ -33,7 +33,7 @@ class Run:
 
 
 def load_run(
-    workdir: Path,
+    workdir: AnyPath,
     vocab_size: int,
     *,
     batch_size: int,

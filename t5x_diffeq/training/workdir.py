@@ -1,18 +1,17 @@
 """The workdir of a run: its config, as run, and whether another command may continue it."""
 
 import json
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import write_whole
+from t5x_diffeq.files import AnyPath, write_whole
 
 CONFIG_FILE = "config.json"
 SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
-def check_config(config: ConfigDict, workdir: Path) -> bool:
+def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
     """Whether the workdir is new; if not, that `config` continues the run it holds.
 
     Keys of the mesh, `train.total_steps` and how often things are done may differ: they don't
@@ -41,7 +40,7 @@ def check_config(config: ConfigDict, workdir: Path) -> bool:
     return False
 
 
-def save_config(config: ConfigDict, workdir: Path) -> None:
+def save_config(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes `config.json`, once nothing speaks against the run any more."""
     write_whole(workdir / CONFIG_FILE, json.dumps(as_json(config), indent=2).encode())
 
@@ -80,7 +79,7 @@ def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
     return found
 
 
-def read_config(workdir: Path) -> dict:
+def read_config(workdir: AnyPath) -> dict:
     """`config.json` of a workdir.
 
     Raises:

@@ -1,0 +1,217 @@
+"""Files, locks, copies and shards in a bucket: real clients, and a server that stands in."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_gcs import serving
+
+from t5x_diffeq import files, locks, staging
+from t5x_diffeq.data import shards
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import place
+from t5x_diffeq.training.metrics import MetricWriter, read_metrics
+
+WAYS = ("/upload/", "/resume")  # to write an object
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server, to which all clients of this process go."""
+    with serving() as (store, environment), pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield store
+
+
+@pytest.fixture
+def store(server, tmp_path, monkeypatch):
+    """What an empty server holds."""
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "cache"))
+    staging.IN_USE.clear()
+    server.objects.clear()
+    server.writes.clear()
+    server.refuse = lambda method, path: None
+    return server
+
+
+def content(store, name):
+    return store.objects["bucket", name][0]
+
+
+def test_places(store, monkeypatch):
+    assert files.is_in_bucket(place("gs://bucket/run", "--workdir"))
+    assert not files.is_in_bucket(place("~/run", "--workdir"))
+    assert str(files.within(place("/run", "--workdir"), "gs://b/x")) == "gs://b/x"
+    assert str(files.within(place("gs://bucket/run", "--workdir"), "data/0")) == (
+        "gs://bucket/run/data/0"
+    )
+    with pytest.raises(InputError, match="--workdir=s3://b/x: s3:// is not supported; give"):
+        place("s3://b/x", "--workdir")
+    store.refuse = lambda method, path: 401
+    with pytest.raises(
+        InputError, match=r"data.path=gs://b/x can't be reached: refused, 401; check"
+    ):
+        place("gs://b/x", "data.path")
+    store.refuse = lambda method, path: 403
+    with pytest.raises(InputError, match=r"can't be reached: Forbidden.*application-default login"):
+        place("gs://b/x", "data.path")
+    files.bucket_files.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    monkeypatch.setattr(files.fsspec, "filesystem", lambda *_, **__: __import__("gcsfs"))
+    with pytest.raises(
+        InputError, match=r'needs the package gcsfs .*pip install "t5x_diffeq\[gcs\]"'
+    ):
+        place("gs://b/x", "--workdir")
+    files.bucket_files.cache_clear()
+
+
+@pytest.mark.parametrize("size", [10, 6 * 2**20])  # sent at once, and in parts
+def test_what_cannot_be_uploaded_replaces_nothing(store, size):
+    path = place("gs://bucket/run/x", "it")
+    files.write_whole(path, b"good")
+    store.refuse = lambda method, path: 400 if path.startswith(WAYS) else None
+    with pytest.raises(RunError, match="gs://bucket/run/x can't be written: refused, 400"):
+        files.write_whole(path, bytes(size))
+    store.refuse = lambda method, path: None
+    assert path.read_bytes() == b"good"
+    with pytest.raises(ZeroDivisionError), files.whole(path) as partial:
+        partial.write_bytes(b"ha")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"good"
+    files.write_whole(path, bytes(size))
+    assert content(store, "run/x") == bytes(size)
+    assert not partial.exists()
+
+
+def test_metrics_are_rewritten_whole(store, monkeypatch):
+    workdir = place("gs://bucket/run", "--workdir")
+    with MetricWriter(workdir, 0) as writer:
+        writer.write(1, {"train/loss": 1.0})
+        assert read_metrics(workdir) == []  # not so often
+        writer.flush()
+        writer.write(2, {"train/loss": 2.0})
+        assert [line["step"] for line in read_metrics(workdir)] == [1]
+        monkeypatch.setattr(files, "SECONDS_BETWEEN_UPLOADS", 0)
+        writer.write(3, {"train/loss": 3.0})
+        assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3]
+    with MetricWriter(workdir, 1):
+        assert [line["step"] for line in read_metrics(workdir)] == [1]
+    events = [content(store, name) for name in store.names("run/events/")]
+    assert any(b"train/loss" in event for event in events)
+
+
+def test_a_folder_is_moved(store):
+    root = place("gs://bucket/run", "it")
+    for name in ("from/a", "from/b/c", "to/old"):
+        files.write_whole(root / name, name.encode())
+    files.move_folder(root / "from", root / "to")
+    assert store.names() == ["run/to/a", "run/to/b/c"]
+    assert [str(path) for path in files.files_in(root)] == [
+        f"gs://bucket/{name}" for name in store.names()
+    ]
+    assert files.files_matching(root / "**" / "c") == [root / "to/b/c"]
+
+
+def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
+    lock = place("gs://bucket/run/.lock", "it")
+    with locks.held(lock, "it"):
+        with (
+            pytest.raises(InputError, match="another process is writing it"),
+            locks.held(lock, "it"),
+        ):
+            pass
+        left = content(store, "run/.lock")
+    assert store.names() == []
+    store.put("bucket", "run/.lock", left)  # of one that was killed
+    with locks.held(lock, "it"):
+        assert json.loads(content(store, "run/.lock"))["holder"] != json.loads(left)["holder"]
+    store.refuse = lambda method, path: 403 if path.startswith(WAYS) else None
+    with pytest.raises(InputError, match="it can't be written: Forbidden"), locks.held(lock, "it"):
+        pass
+
+
+def test_only_one_takes_a_lease(store, monkeypatch):
+    """Eight at once; the others see it beat."""
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
+    lock, told, ended = place("gs://bucket/run/.lock", "it"), [], threading.Event()
+
+    def take():
+        try:
+            with locks.held(lock, "it"):
+                told.append("held")
+                ended.wait(10)
+        except InputError:
+            told.append("refused")
+            if told.count("refused") == 7:
+                ended.set()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == ["held"] + 7 * ["refused"]
+
+
+def test_copies_are_checked_and_bounded(store, monkeypatch):
+    monkeypatch.setattr(staging, "GIB", 2500 / 2**30)
+    paths = [place(f"gs://bucket/{n}.txt", "it") for n in range(4)]
+    for n in range(4):
+        store.put("bucket", f"{n}.txt", bytes([n]) * 1000)
+    (first,) = staging.staged(paths[:1])
+    assert first.read_bytes() == bytes(1000)
+    asked = []
+    store.refuse = lambda method, path: asked.append(path)
+    assert staging.staged(paths[:1]) == [first]
+    assert not any("download" in path for path in asked)
+    first.write_bytes(b"rotten")
+    (first,) = staging.staged(paths[:1])
+    assert first.read_bytes() == bytes(1000)
+    with pytest.raises(staging.NoRoomError, match="raise it, name a folder on a larger disk"):
+        staging.staged(paths[1:])  # with the first, which is in use
+    staging.IN_USE.clear()  # its process has ended
+    (second,) = staging.staged(paths[1:2])
+    staging.staged(paths[2:3])
+    assert second.exists() and not first.exists()  # the first was unused for longest
+    store.put("bucket", "1.txt", b"new")
+    staging.IN_USE.clear()
+    assert staging.staged(paths[1:2])[0].read_bytes() == b"new"
+    staging.IN_USE.clear()
+    with pytest.raises(InputError, match=r"gs://bucket/3.txt is damaged"):
+        staging.staged(paths[3:], ["0" * 64])
+    with pytest.raises(InputError, match=r"gs://bucket/9.txt: there is no such object"):
+        staging.staged([place("gs://bucket/9.txt", "it")])
+
+
+@pytest.mark.parametrize("gib", ["1", "0"])  # copied; read by ArrayRecord where they are
+def test_shards(small, store, monkeypatch, gib):
+    """Text, shards and the workdir in a bucket; the same tokens as from this machine."""
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", "1")
+    store.put("bucket", "texts/a.txt", Path(small.data.path).read_bytes())
+    local = prepare_corpus(small.data, place(f"{small.data.path}.run", "it"), new=True)
+    small.data.path = "gs://bucket/texts"
+    made = place("gs://bucket/run", "it")
+    prepare_corpus(small.data, made, new=True)
+    names = store.names("run/data/0/")
+    assert store.writes.index("run/data/0/train-00000-of-00001.json") > store.writes.index(
+        "run/data/0/train-00000-of-00001.array_record"
+    )
+    assert not any("partial" in name for name in names)
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", gib)
+    small.data.update(source="tokens", path="gs://bucket/run/data/0")
+    found = prepare_corpus(small.data, place(f"{made}2", "it"), new=True)
+    expected = local.parts[0].train
+    assert files.is_in_bucket(found.parts[0].train.paths[0]) == (gib == "0")
+    np.testing.assert_array_equal(found.parts[0].train[0], expected[0])
+    damaged = "run/data/0/train-00000-of-00001.array_record"
+    store.put("bucket", damaged, content(store, damaged)[:-1] + b"?")
+    if gib == "1":
+        with pytest.raises(InputError, match=f"{damaged} is damaged"):
+            shards.ShardedDocuments(place("gs://bucket/run/data/0", "it"), "train")
+    assert os.environ["T5X_DIFFEQ_CACHE_GIB"] == gib
