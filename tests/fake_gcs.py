@@ -25,7 +25,7 @@ class Store:
 
     Attributes:
       objects: content and generation, by (bucket, name).
-      refuse: given the method and the path, the status to refuse with, or None.
+      refuse: given the method and the path with its query, the status to refuse with, or None.
       writes: names of the objects written, in order.
     """
 
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
         length = int(self.headers.get("Content-Length") or 0)
         self.body = self.rfile.read(length) if length else self.chunked()
-        status = self.server.store.refuse(self.command, unquote(split.path))
+        status = self.server.store.refuse(self.command, unquote(self.path))
         if status:
             return self.answer({"error": {"code": status, "message": "refused"}}, status)
         for pattern, method in ROUTES:
