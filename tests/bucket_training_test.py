@@ -1,0 +1,168 @@
+"""Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from fake_gcs import serving
+
+SHARDS = "gs://bucket/my shards"
+RUN = "gs://bucket/runs/a"
+
+
+class Bucket:
+    """The server's store, and processes that work on it."""
+
+    def __init__(self, store, environment, folder):
+        self.store, self.folder = store, folder
+        self.environment = {
+            **os.environ,
+            **environment,
+            "XLA_FLAGS": "",
+            "T5X_DIFFEQ_CACHE": str(folder / "cache"),
+            "T5X_DIFFEQ_LEASE_SECONDS": "2",
+        }
+
+    def start(self, verb, *arguments, launcher=()):
+        command = [*launcher, sys.executable, "-m", f"t5x_diffeq.{verb}", *map(str, arguments)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def run(self, verb, *arguments, launcher=()):
+        """Standard output and error of a verb that ends well."""
+        process = self.start(verb, *arguments, launcher=launcher)
+        out, log = process.communicate(timeout=300)
+        assert process.returncode == 0, log
+        return out, log
+
+    def lines(self, name="runs/a"):
+        return reports(self.store.objects["bucket", f"{name}/metrics.jsonl"][0].decode())
+
+
+def reports(text):
+    lines = map(json.loads, text.splitlines())
+    return [{k: v for k, v in r.items() if k != "train/tokens_per_second"} for r in lines]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """With shards that `prepare_data` made there, of text that lies there."""
+    text = "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000))
+    with serving() as (store, environment):
+        bucket = Bucket(store, environment, tmp_path_factory.mktemp("run"))
+        store.put("bucket", "texts/a.txt", text.encode())
+        bucket.run(
+            "prepare_data",
+            *("--config=configs/shakespeare.py", f"--output={SHARDS}", "--shards=2"),
+            *("--config.data.path=gs://bucket/texts", "--workers=2"),
+        )
+        yield bucket
+
+
+def training(workdir, *more):
+    return (
+        *("--config=configs/shakespeare.py", f"--workdir={workdir}"),
+        *("--config.data.source=tokens", f"--config.data.path={SHARDS}"),
+        *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
+        *("--config.train.log_every=5", "--config.train.eval_every=20"),
+        *("--config.train.total_steps=60", "--config.train.checkpoint_every=20", *more),
+    )
+
+
+def kill_amid(bucket, process, checkpoint):
+    """SIGKILL, when the checkpoint's second object is sent: the first alone is there."""
+    sent = []
+
+    def refuse(method, path):
+        if "/upload/" in path and f"/checkpoints/{checkpoint}/" in path:
+            sent.append(path)
+        if len(sent) == 2 and process.poll() is None:
+            process.kill()
+            process.wait()
+        return None if process.poll() is None else 503
+
+    bucket.store.refuse = refuse
+    process.communicate()
+    bucket.store.refuse = lambda method, path: None
+    assert process.returncode == -signal.SIGKILL
+    there = bucket.store.names(f"runs/a/checkpoints/{checkpoint}/")
+    assert there and f"runs/a/checkpoints/{checkpoint}/commit_success.txt" not in there
+
+
+@pytest.mark.slow
+def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
+    bucket.run("train", *training(tmp_path))
+    kill_amid(bucket, bucket.start("train", *training(RUN)), 40)
+    process = bucket.start("train", *training(RUN))
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if line.startswith("step 45/"):
+            process.send_signal(signal.SIGTERM)
+    assert process.wait() == 42, "".join(told)
+    assert any("is held by process" in line for line in told)  # the one that was killed
+    assert any("continuing at step 20 in gs://bucket/runs/a" in line for line in told)
+    _, log = bucket.run("train", *training(RUN))
+    assert "is held by process" not in log
+    assert bucket.lines() == reports((tmp_path / "metrics.jsonl").read_text())
+    out, _ = bucket.run("evaluate", f"--workdir={RUN}")
+    assert json.loads(out)["eval/loss"] == pytest.approx(bucket.lines()[-1]["eval/loss"], rel=1e-6)
+    assert bucket.run("generate", f"--workdir={RUN}", "--max_tokens=4")[0].strip()
+    names = bucket.store.names("runs/a/")
+    assert any("compilation_cache" in name for name in names)
+    assert any("events" in name for name in names)
+    assert not any("partial" in name or ".lock" in name for name in names)
+    assert not (ROOT / "gs:").exists()
+    damage_newest(bucket)
+
+
+def damage_newest(bucket):
+    """It is set aside, and the one before continued."""
+    for name in bucket.store.names("runs/a/checkpoints/60/state/"):
+        bucket.store.put("bucket", name, b"?")
+    _, log = bucket.run("train", *training(RUN))
+    assert "moved to gs://bucket/runs/a/unreadable_checkpoints/60" in log
+    assert bucket.store.names("runs/a/unreadable_checkpoints/60/state/")
+    assert "continuing at step" in log
+    assert bucket.lines()[-1]["step"] == 60
+
+
+@pytest.mark.slow
+def test_two_processes(bucket):
+    """One run, as on a pod; each reads its part of the data, and writes its part of checkpoints."""
+    launcher = (
+        *(sys.executable, str(ROOT / "launch" / "local_processes.py")),
+        *("--processes=2", "--devices_per_process=2", "--"),
+    )
+    workdir = "gs://bucket/runs/two"
+    steps = "--config.train.total_steps=20"
+    bucket.run("train", *training(workdir, steps), launcher=launcher)
+    names = bucket.store.names("runs/two/checkpoints/20/state/")
+    assert {f"runs/two/checkpoints/20/state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= {
+        *names
+    }
+    out, _ = bucket.run("evaluate", f"--workdir={workdir}")
+    expected = bucket.lines("runs/two")[-1]["eval/loss"]
+    assert json.loads(out)["eval/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_lives_is_not_written_by_another(bucket):
+    workdir = "gs://bucket/runs/held"
+    process = bucket.start("train", *training(workdir, "--config.train.total_steps=5000"))
+    for line in process.stderr:
+        if line.startswith("step "):
+            break
+    other = bucket.start("train", *training(workdir, "--config.train.total_steps=5000"))
+    _, log = other.communicate()
+    assert other.returncode == 2
+    assert "error: another process is writing --workdir=gs://bucket/runs/held" in log
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 42
