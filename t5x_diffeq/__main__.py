@@ -6,7 +6,17 @@ from pathlib import Path
 
 from t5x_diffeq import __version__
 
-VERBS = ("train", "evaluate", "generate", "prepare_data", "benchmark", "plan", "analyze")
+VERBS = (
+    "train",
+    "evaluate",
+    "generate",
+    "prepare_data",
+    "benchmark",
+    "plan",
+    "analyze",
+    "export",
+    "convert",
+)
 
 
 def summary(verb: str) -> str:

@@ -46,7 +46,17 @@ def test_bad_arguments(arguments, message):
     assert ended.stdout == ""
 
 
-VERBS = ["train", "evaluate", "generate", "prepare_data", "benchmark", "plan", "analyze"]
+VERBS = [
+    "train",
+    "evaluate",
+    "generate",
+    "prepare_data",
+    "benchmark",
+    "plan",
+    "analyze",
+    "export",
+    "convert",
+]
 
 
 @pytest.mark.parametrize("verb", VERBS)

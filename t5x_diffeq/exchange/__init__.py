@@ -1,0 +1,1 @@
+"""Models to and from Hugging Face folders, and per-layer models into neural ODEs."""

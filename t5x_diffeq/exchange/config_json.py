@@ -1,0 +1,207 @@
+"""`config.json` of a Hugging Face folder: from a model's config, and back with every check."""
+
+from collections.abc import Mapping
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout
+from t5x_diffeq.models.config import ModelConfig
+
+ROTARY_BASE = 10_000.0  # the one that layers/rotary.py has
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+
+# What a folder's config.json must say for the model to be one of ours; a key that it lacks is at
+# the library's default, which is the first value.
+REQUIRED = {
+    "llama": {
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "rope_scaling": (None,),
+        "partial_rotary_factor": (1.0,),
+    },
+    "gpt2": {
+        "activation_function": TANH_GELU,
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+}
+
+
+def plain_layout(config: ModelConfig) -> Layout | None:
+    """The library's own class that computes what this model does, or None.
+
+    Such is every model of the classical residual block: Lie-Trotter, with the step size in the
+    weights; with one epsilon, and norms as that class has them.
+    """
+    if config.scheme != "lie_trotter" or config.mlp_input != "state":
+        return None
+    if config.norm_eps != config.final_norm_eps:
+        return None
+    if config.architecture == "gpt":
+        return GPT2
+    return None if config.norm_shift else LLAMA
+
+
+def plain_config(config: ModelConfig, end_of_text: int) -> dict:
+    """`config.json` of `LlamaForCausalLM` or `GPT2LMHeadModel`."""
+    common = {
+        "vocab_size": config.vocab_size,
+        "bos_token_id": end_of_text,  # it opens every document, too
+        "eos_token_id": end_of_text,
+        "tie_word_embeddings": config.architecture == "gpt",
+        "torch_dtype": "float32",
+    }
+    if config.architecture == "gpt":
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "n_positions": config.max_length,
+            "n_embd": config.embed_dim,
+            "n_layer": config.num_steps,
+            "n_head": config.num_heads,
+            "n_inner": config.mlp_dim,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": config.norm_eps,
+            "resid_pdrop": config.dropout_rate,
+            "embd_pdrop": config.dropout_rate,
+            "attn_pdrop": 0.0,
+            **common,
+        }
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        **shape_keys(config),
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": ROTARY_BASE,  # version 4 of the library reads this, version 5 the next
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        **common,
+    }
+
+
+def own_config(config: ModelConfig, end_of_text: int) -> dict:
+    """`config.json` of `modeling_diffeq.py`."""
+    gpt = config.architecture == "gpt"
+    return {
+        "model_type": "t5x_diffeq",
+        "architectures": ["DiffEqForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_diffeq.DiffEqConfig",
+            "AutoModelForCausalLM": "modeling_diffeq.DiffEqForCausalLM",
+        },
+        "architecture": config.architecture,
+        "parallel": config.scheme == "euler",
+        "mlp_reads_attention_norm": config.mlp_input == "attention_norm",
+        "norm_shift": gpt or config.norm_shift,
+        "norm_eps": config.norm_eps,
+        "final_norm_eps": config.final_norm_eps,
+        **shape_keys(config),
+        "vocab_size": config.vocab_size,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "tie_word_embeddings": False,  # gpt's head reads the table itself: there is nothing to tie
+        "torch_dtype": "float32",
+    }
+
+
+def shape_keys(config: ModelConfig) -> dict:
+    """Shapes under the library's usual names."""
+    return {
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_steps,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.embed_dim // config.num_heads,
+        "max_position_embeddings": config.max_length,
+    }
+
+
+def model_keys(found: Mapping[str, object]) -> tuple[dict, int]:
+    """Our `config.model` keys and the model's length, from a folder's `config.json`.
+
+    Raises:
+      InputError: if the folder holds another architecture, or a variant that we don't have.
+    """
+    kind = found.get("model_type")
+    if kind not in REQUIRED:
+        raise InputError(
+            f"--input: model_type is {kind!r}; what can be converted is {' and '.join(REQUIRED)}"
+        )
+    for key, allowed in REQUIRED[kind].items():
+        if found.get(key, allowed[0]) not in allowed:
+            raise InputError(
+                f"--input: {key} is {found[key]!r}, and of {kind} only models with "
+                f"{' or '.join(map(repr, allowed))} can be converted"
+            )
+    try:
+        keys, length = llama_keys(found) if kind == "llama" else gpt2_keys(found)
+    except KeyError as error:
+        raise InputError(f"--input: config.json lacks {error}; restore it") from error
+    baseline = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
+    return {**keys, **baseline, "norm_shift": False, "mlp_input": "state"}, length
+
+
+def llama_keys(found: Mapping[str, object]) -> tuple[dict, int]:
+    """Those of a Llama.
+
+    Raises:
+      InputError: if its heads or rotary positions are others than ours.
+      KeyError: if a key is missing.
+    """
+    width, heads = found["hidden_size"], found["num_attention_heads"]
+    if (found.get("head_dim") or width // heads) * heads != width:
+        raise InputError(
+            f"--input: {heads} heads of head_dim {found.get('head_dim')} don't make hidden_size "
+            f"{width}; here they must"
+        )
+    check_rotary(found)
+    return {
+        "architecture": "llama",
+        "num_steps": found["num_hidden_layers"],
+        "embed_dim": width,
+        "num_heads": heads,
+        "num_kv_heads": found.get("num_key_value_heads") or heads,
+        "mlp_dim": found["intermediate_size"],
+        "norm_eps": found.get("rms_norm_eps", 1e-6),
+        "final_norm_eps": found.get("rms_norm_eps", 1e-6),
+    }, found.get("max_position_embeddings", 2048)
+
+
+def check_rotary(found: Mapping[str, object]) -> None:
+    """Positions turn the heads as `layers/rotary.py` does.
+
+    Raises:
+      InputError: with both values, if not.
+    """
+    rope = found.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    base = rope.get("rope_theta", found.get("rope_theta", ROTARY_BASE))
+    if kind != "default" or float(base) != ROTARY_BASE:
+        raise InputError(
+            f"--input: rotary positions are of type {kind!r} with base {base}; here they are of "
+            f"type 'default' with base {ROTARY_BASE:g}, so this model can't be converted"
+        )
+
+
+def gpt2_keys(found: Mapping[str, object]) -> tuple[dict, int]:
+    """Those of a GPT-2.
+
+    Raises:
+      KeyError: if a key is missing.
+    """
+    eps = found.get("layer_norm_epsilon", 1e-5)
+    return {
+        "architecture": "gpt",
+        "num_steps": found["n_layer"],
+        "embed_dim": found["n_embd"],
+        "num_heads": found["n_head"],
+        "num_kv_heads": None,
+        "mlp_dim": found.get("n_inner") or 4 * found["n_embd"],
+        "norm_eps": eps,
+        "final_norm_eps": eps,
+    }, found["n_positions"]

@@ -1,0 +1,219 @@
+"""Folders of tensors and small files, as Hugging Face's library lays them out."""
+
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.exchange.layouts import Tensors
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+
+
+def need_safetensors(verb: str) -> None:
+    """The library is there.
+
+    Raises:
+      InputError: if not.
+    """
+    try:
+        importlib.import_module("safetensors")
+    except ImportError as error:
+        raise InputError(f"{verb} needs safetensors: pip install -e '.[export]'") from error
+
+
+def local(path: object, flag: str) -> Path:
+    """The path, which must be one of this machine.
+
+    Raises:
+      InputError: if it is of another kind.
+    """
+    if not isinstance(path, Path):
+        raise InputError(f"--{flag}={path}: only a folder of this machine (or mounted) will do")
+    return path
+
+
+def check_new(path: Path, flag: str) -> None:
+    """The folder doesn't exist, or is empty.
+
+    Raises:
+      InputError: if not.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--{flag}={path} is a file; name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise InputError(
+            f"--{flag}={path} is not empty; remove what is there, or name another folder"
+        )
+
+
+@contextmanager
+def new_folder(path: Path, flag: str) -> Iterator[Path]:
+    """A folder to fill, beside `path`, that becomes `path` when all went well; else it is removed.
+
+    Args:
+      path: which must not exist, or be empty.
+      flag: names it in messages.
+
+    Raises:
+      InputError: if something is there already, or nothing can be made there.
+    """
+    check_new(path, flag)
+    absolute = path.absolute()
+    try:
+        absolute.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.mkdtemp(prefix=f".{absolute.name}.", suffix=".partial", dir=absolute.parent)
+    except OSError as error:
+        raise InputError(f"--{flag}={path} can't be written: {error.strerror}") from error
+    partial = Path(made)
+    try:
+        yield partial
+        settle(partial)
+        os.replace(partial, absolute)
+    except OSError as error:
+        raise RunError(f"--{flag}={path} can't be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def settle(folder: Path) -> None:
+    """All that is in the folder reaches the disk, with the permissions of any new file."""
+    umask = os.umask(0)  # it can only be read by setting it
+    os.umask(umask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES) -> int:
+    """Writes safetensors: one file, or several of at most `shard_bytes` and an index.
+
+    Returns:
+      The number of parameters.
+    """
+    shards = list(grouped(folder, tensors, shard_bytes))
+    if len(shards) == 1:
+        os.replace(folder / shards[0][0], folder / SINGLE)
+        return shards[0][2] // 4
+    files, total = {}, sum(size for _, _, size in shards)
+    for number, (name, names, _) in enumerate(shards, start=1):
+        final = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        os.replace(folder / name, folder / final)
+        files |= dict.fromkeys(names, final)
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
+    return total // 4
+
+
+def grouped(
+    folder: Path, tensors: Tensors, shard_bytes: int
+) -> Iterator[tuple[str, list[str], int]]:
+    """Writes shards as they fill; yields the file's name, its tensors' and its size in bytes."""
+    from safetensors.numpy import save_file
+
+    pending, size, number = {}, 0, 0
+
+    def flush() -> tuple[str, list[str], int]:
+        name = f"shard-{number}"
+        # The library takes files of this format alone for PyTorch's.
+        save_file(pending, folder / name, metadata={"format": "pt"})
+        return name, list(pending), size
+
+    for name, tensor in tensors:
+        tensor = np.ascontiguousarray(tensor, np.float32)
+        if pending and size + tensor.nbytes > shard_bytes:
+            yield flush()
+            pending, size, number = {}, 0, number + 1
+        pending[name], size = tensor, size + tensor.nbytes
+    yield flush()
+
+
+class TensorFiles:
+    """The tensors of a folder, read one at a time.
+
+    Args:
+      folder: with `model.safetensors`, or several files and their index.
+
+    Raises:
+      InputError: if there are none, or a file is missing or cut off.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.used = set()
+        self.files = {}
+        for file in map(opened, self.paths()):
+            self.files |= dict.fromkeys(file.keys(), file)
+
+    def paths(self) -> list[Path]:
+        """The files."""
+        if (self.folder / SINGLE).exists():
+            return [self.folder / SINGLE]
+        if not (self.folder / INDEX).exists():
+            raise InputError(
+                f"--input={self.folder} holds neither {SINGLE} nor {INDEX}; save the model there "
+                "with save_pretrained(..., safe_serialization=True)"
+            )
+        try:
+            names = sorted(
+                set(json.loads((self.folder / INDEX).read_text())["weight_map"].values())
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.folder / INDEX} is damaged; restore it") from error
+        for name in names:
+            if not (self.folder / name).exists():
+                raise InputError(f"--input={self.folder} lacks {name}, which {INDEX} names")
+        return [self.folder / name for name in names]
+
+    def stored_name(self, name: str) -> str | None:
+        """The name under which a tensor is stored; the base model alone has no prefix."""
+        shorter = name.partition(".")[2]
+        return next((each for each in (name, shorter) if each in self.files), None)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+        """The tensor in float32.
+
+        Raises:
+          InputError: if it is missing, or of another shape.
+        """
+        stored = self.stored_name(name)
+        if stored is None:
+            raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
+        tensor = self.files[stored].get_tensor(stored)
+        if tensor.shape != shape:
+            raise InputError(
+                f"--input={self.folder}: {name} is of shape {tensor.shape}, and config.json makes "
+                f"it {shape}"
+            )
+        self.used.add(stored)
+        return tensor.astype(np.float32)
+
+    def unused(self) -> list[str]:
+        """Names of tensors that were not read."""
+        return sorted(self.files.keys() - self.used)
+
+
+def opened(path: Path) -> object:
+    """A safetensors file.
+
+    Raises:
+      InputError: if it is none, or cut off.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "numpy")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} can't be read: {error}; restore it") from error

@@ -1,0 +1,135 @@
+"""A Hugging Face folder as config, tokenizer and parameters of ours."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.exchange.config_json import model_keys
+from t5x_diffeq.exchange.folder import TensorFiles
+from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Tables, params_of
+from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
+from t5x_diffeq.models.config import ModelConfig
+
+LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
+TRAINED = "sentencepiece"  # the value of data.tokenizer that names no file
+MULTIPLES = (1, 8, 64, 128)  # of which a vocabulary is usually padded to one
+# Buffers that other versions of the library stored beside the weights.
+BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
+
+
+def read_config_json(folder: Path) -> dict:
+    """`config.json`.
+
+    Raises:
+      InputError: if there is none.
+    """
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+        return found
+    except FileNotFoundError as error:
+        raise InputError(
+            f"--input={folder} holds no config.json; name a folder that save_pretrained made"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} can't be read: {error}; restore it") from error
+
+
+def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
+    """Sets `config.model` and the length to the folder's.
+
+    Args:
+      config: of the run to be.
+      found: the folder's config.json.
+      length: a shorter one than the folder's; None: the folder's.
+
+    Raises:
+      InputError: if it is of another architecture, or the length is not shorter.
+    """
+    keys, longest = model_keys(found)
+    length = longest if length is None else length
+    if not 1 <= length <= longest:
+        raise InputError(f"--sequence_length={length} must be from 1 to the folder's {longest}")
+    config.model.update(keys)
+    config.data.sequence_length = length
+    return Tables(tokens=int(found["vocab_size"]), positions=longest)
+
+
+def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
+    """Sets `config.data` to the folder's tokenizer, unless it names one; returns it.
+
+    Raises:
+      InputError: if there is none.
+    """
+    data, file = config.data, tokenizer_file(folder)
+    if data.tokenizer == TRAINED:
+        if file is None:
+            raise InputError(
+                f"--input={folder} holds neither tokenizer.model nor tokenizer.json; name its "
+                "tokenizer with --config.data.tokenizer=FILE"
+            )
+        data.tokenizer = str(file.absolute())
+    end = found.get("eos_token_id")
+    end = end[0] if isinstance(end, list) else end
+    if data.tokenizer != "bytes" and data.end_of_text is None and end is not None:
+        data.end_of_text = token_of_id(Path(data.tokenizer).expanduser(), end)
+    return make_tokenizer(data, [])
+
+
+def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:
+    """The model has a row for each token, and beyond them no more than usual padding.
+
+    Returns:
+      How many rows are padding.
+
+    Raises:
+      InputError: with both numbers, if not.
+    """
+    tokens = tokenizer.vocab_size
+    if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in MULTIPLES):
+        raise InputError(
+            f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
+            f"{tokens}; name the model's own with --config.data.tokenizer=FILE"
+        )
+    return tables.tokens - tokens
+
+
+def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Tables) -> dict:
+    """The parameters of the per-layer model.
+
+    Args:
+      folder: with the tensors.
+      found: its config.json.
+      config: of the model.
+      tables: rows of the folder's.
+
+    Raises:
+      InputError: if a tensor is missing, left over or of another shape.
+    """
+    files, layout = TensorFiles(folder), LAYOUTS[config.architecture]
+    if config.architecture == "llama" and tied(found, config):
+        table = layout.outer["token_embedding", "table"]
+        layout = replace(layout, outer={**layout.outer, ("head",): table})
+    params = params_of(layout, config, tables, files.read)
+    left_over = [
+        name
+        for name in files.unused()
+        if not name.endswith(BUFFERS) and not (name == "lm_head.weight" and tied(found, config))
+    ]
+    if left_over:
+        raise InputError(
+            f"--input={folder} holds {left_over[0]} ({len(left_over)} such), which a plain "
+            f"{config.architecture} doesn't have; it can't be converted"
+        )
+    return params
+
+
+def tied(found: dict, config: ModelConfig) -> bool:
+    """Whether the head is the embedding; GPT-2's is unless its config says otherwise."""
+    return found.get("tie_word_embeddings", config.architecture == "gpt")

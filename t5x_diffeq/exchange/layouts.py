@@ -1,0 +1,220 @@
+"""Where each of our parameters lies in a Hugging Face folder: names, shapes, both directions.
+
+    ours                                    transformers' Linear         GPT-2's Conv1D
+    kernel [*inputs, *outputs]              weight [outputs, inputs]     weight [inputs, outputs]
+    bias   [*outputs]                       bias [outputs]               bias [outputs]
+    norm scale, shift [D]                   weight, bias [D]
+
+Rotary positions turn the pairs (i, i + G/2) of a head here as there, so q and k need no
+permutation; the vocabulary is padded here to a multiple of 128 and not there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Float
+
+from t5x_diffeq.layers.parameter import Parameter
+from t5x_diffeq.models.block import Block
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.weights import block_parameters
+
+Path = tuple[str, ...]
+Tensors = Iterator[tuple[str, Float[np.ndarray, "..."]]]
+Read = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A kind of folder.
+
+    Attributes:
+      layer: what the names of layer n's tensors begin with, with `{n}`.
+      leaves: the name of each leaf of the block.
+      outer: the name of each parameter outside the block.
+      transposed: whether matrices are `[outputs, inputs]`.
+    """
+
+    layer: str
+    leaves: Mapping[Path, str]
+    outer: Mapping[Path, str]
+    transposed: bool
+
+
+LLAMA = Layout(
+    layer="model.layers.{n}.",
+    leaves={
+        ("attention_norm", "scale"): "input_layernorm.weight",
+        ("attention", "query", "kernel"): "self_attn.q_proj.weight",
+        ("attention", "key", "kernel"): "self_attn.k_proj.weight",
+        ("attention", "value", "kernel"): "self_attn.v_proj.weight",
+        ("attention", "output", "kernel"): "self_attn.o_proj.weight",
+        ("mlp_norm", "scale"): "post_attention_layernorm.weight",
+        ("mlp", "gate", "kernel"): "mlp.gate_proj.weight",
+        ("mlp", "up", "kernel"): "mlp.up_proj.weight",
+        ("mlp", "down", "kernel"): "mlp.down_proj.weight",
+    },
+    outer={
+        ("token_embedding", "table"): "model.embed_tokens.weight",
+        ("final_norm", "scale"): "model.norm.weight",
+        ("head",): "lm_head.weight",
+    },
+    transposed=True,
+)
+
+GPT2 = Layout(
+    layer="transformer.h.{n}.",
+    leaves={
+        ("attention_norm", "scale"): "ln_1.weight",
+        ("attention_norm", "shift"): "ln_1.bias",
+        ("attention", "qkv", "kernel"): "attn.c_attn.weight",
+        ("attention", "qkv", "bias"): "attn.c_attn.bias",
+        ("attention", "output", "kernel"): "attn.c_proj.weight",
+        ("attention", "output", "bias"): "attn.c_proj.bias",
+        ("mlp_norm", "scale"): "ln_2.weight",
+        ("mlp_norm", "shift"): "ln_2.bias",
+        ("mlp", "up", "kernel"): "mlp.c_fc.weight",
+        ("mlp", "up", "bias"): "mlp.c_fc.bias",
+        ("mlp", "down", "kernel"): "mlp.c_proj.weight",
+        ("mlp", "down", "bias"): "mlp.c_proj.bias",
+    },
+    outer={
+        ("token_embedding", "table"): "transformer.wte.weight",
+        ("position_embedding", "table"): "transformer.wpe.weight",
+        ("final_norm", "scale"): "transformer.ln_f.weight",
+        ("final_norm", "shift"): "transformer.ln_f.bias",
+    },
+    transposed=False,
+)
+
+
+class Tables(NamedTuple):
+    """Rows of a folder's tables.
+
+    Attributes:
+      tokens: of the embedding and the head.
+      positions: of the learned positions, or the longest sequence.
+    """
+
+    tokens: int
+    positions: int
+
+
+TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
+
+
+def own_layout(config: ModelConfig) -> Layout:
+    """That of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
+    leaves = {path: torch_name(path) for path in declared_leaves(config)}
+    outer = {
+        ("token_embedding", "table"): "token_embedding.weight",
+        ("final_norm", "scale"): "final_norm.weight",
+    }
+    if config.architecture == "gpt":
+        outer[("position_embedding", "table")] = "position_embedding.weight"
+        outer[("final_norm", "shift")] = "final_norm.bias"
+    else:
+        outer[("head",)] = "head.weight"
+    return Layout("steps.{n}.", leaves, outer, transposed=True)
+
+
+def torch_name(path: Path) -> str:
+    """`attention.query.weight` of `("attention", "query", "kernel")`."""
+    return ".".join((*path[:-1], TORCH_NAMES[path[-1]]))
+
+
+def declared_leaves(config: ModelConfig) -> dict[Path, Parameter]:
+    """The block's parameters by path, with shapes for values."""
+    block = Block(replace(config, attention="xla"), parent=None)
+    return block_parameters(block, block.input_shapes())
+
+
+def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
+    """Names and arrays of a folder.
+
+    Args:
+      layout: the kind of folder.
+      config: of the model.
+      params: its parameters, of which those outside the source are taken.
+      weights: the block's tree, leaves `[N, ...]`; what writes to the residual stream has the
+        step size in it.
+    """
+    outer = flatten_dict(params)
+    for path, name in layout.outer.items():
+        yield name, outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
+    declared = declared_leaves(config)
+    for path, stacked in flatten_dict(weights).items():
+        for n, leaf in enumerate(np.asarray(stacked)):
+            name = layout.layer.format(n=n) + layout.leaves[path]
+            yield name, to_torch(leaf, declared[path], layout.transposed)
+
+
+def params_of(layout: Layout, config: ModelConfig, tables: Tables, read: Read) -> dict:
+    """The parameters of a per-layer model from a folder.
+
+    Args:
+      layout: the kind of folder.
+      config: of the model.
+      tables: how many rows the folder's have, at least as many as are taken.
+      read: the tensor of a name, which must have that shape.
+    """
+    flat = {
+        path: outer_from_torch(path, read, name, config, tables)
+        for path, name in layout.outer.items()
+    }
+    for path, leaf in declared_leaves(config).items():
+        stacked = np.empty((config.num_steps, *leaf.value.shape), np.float32)
+        for n in range(config.num_steps):
+            name = layout.layer.format(n=n) + layout.leaves[path]
+            stacked[n] = from_torch(read, name, leaf, layout.transposed)
+        flat["source", "weights", *path] = stacked
+    return unflatten_dict(flat)
+
+
+def matrix_shape(leaf: Parameter) -> tuple[int, ...]:
+    """`[inputs, outputs]` of a kernel, the size of all else."""
+    size = int(np.prod(leaf.value.shape))
+    return (leaf.fan_in, size // leaf.fan_in) if leaf.role == "kernel" else (size,)
+
+
+def to_torch(
+    leaf: Float[np.ndarray, "..."], declared: Parameter, transposed: bool
+) -> Float[np.ndarray, "..."]:
+    """A leaf of one layer as the folder has it."""
+    matrix = leaf.reshape(matrix_shape(declared))
+    return matrix.T if transposed else matrix
+
+
+def from_torch(
+    read: Read, name: str, declared: Parameter, transposed: bool
+) -> Float[np.ndarray, "..."]:
+    """A leaf of one layer as we have it."""
+    shape = matrix_shape(declared)
+    matrix = read(name, shape[::-1] if transposed else shape)
+    return (matrix.T if transposed else matrix).reshape(declared.value.shape)
+
+
+def outer_to_torch(
+    path: Path, array: Float[np.ndarray, "..."], vocab_size: int
+) -> Float[np.ndarray, "..."]:
+    """A parameter outside the block, its vocabulary cut to the real one."""
+    if path == ("head",):
+        return array[:, :vocab_size].T
+    return array[:vocab_size] if path == ("token_embedding", "table") else array
+
+
+def outer_from_torch(
+    path: Path, read: Read, name: str, config: ModelConfig, tables: Tables
+) -> Float[np.ndarray, "..."]:
+    """A parameter outside the block, its vocabulary padded with zeros."""
+    width = config.embed_dim
+    if path not in (("head",), ("token_embedding", "table")):
+        if path[0] == "position_embedding":
+            return read(name, (tables.positions, width))[: config.max_length]
+        return read(name, (width,))
+    padded = np.zeros((config.padded_vocab_size, width), np.float32)
+    padded[: config.vocab_size] = read(name, (tables.tokens, width))[: config.vocab_size]
+    return padded.T if path == ("head",) else padded

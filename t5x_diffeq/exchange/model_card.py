@@ -1,0 +1,93 @@
+"""The README of an exported model: what it is, and the run's facts."""
+
+import json
+
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.report import count
+from t5x_diffeq.training.run import Run
+
+SECTIONS = ("model", "train", "optimizer")  # those of data and mesh name places of one machine
+
+
+def model_card(run: Run, as_run: dict, reports: list[dict], plain: bool, notes: list[str]) -> str:
+    """Markdown, with the library's front matter.
+
+    Args:
+      run: on the grid that was exported.
+      as_run: the config that the workdir holds.
+      reports: its metrics, oldest first.
+      plain: whether transformers' own classes load it.
+      notes: what a user must know besides.
+    """
+    model = run.setup.model.config
+    how = "" if plain else ", trust_remote_code=True"
+    facts = {
+        "checkpoint": run.step,
+        **training_facts(run.step, as_run),
+        **evaluation(reports, run.step),
+    }
+    trained_steps = as_run["model"]["num_steps"]
+    if model.num_steps != trained_steps:
+        notes = [f"Trained with {trained_steps} steps, exported with {model.num_steps}.", *notes]
+    config = {section: as_run[section] for section in SECTIONS}
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "tags: [t5x_diffeq, neural-ode]",
+            "---",
+            "",
+            f"# {describe(model)}",
+            "",
+            "Exported by t5x_diffeq.",
+            "",
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f"model = AutoModelForCausalLM.from_pretrained(FOLDER{how})",
+            f"tokenizer = AutoTokenizer.from_pretrained(FOLDER{how})",
+            "```",
+            "",
+            *(f"- {note}" for note in notes),
+            *([""] if notes else []),
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in facts.items()),
+            "",
+            "Config:",
+            "",
+            "```json",
+            json.dumps(config, indent=2),
+            "```",
+            "",
+        ]
+    )
+
+
+def describe(c: ModelConfig) -> str:
+    """`llama, 12 steps of euler, time_dependent weights`."""
+    return (
+        f"{c.architecture}, {c.num_steps} steps of {c.scheme} with step size {c.step_size}, "
+        f"{c.weights} weights, width {c.embed_dim}"
+    )
+
+
+def training_facts(step: int, as_run: dict) -> dict[str, str]:
+    """On how much it was trained."""
+    train, data = as_run["train"], as_run["data"]
+    return {
+        "optimizer steps": f"{step} of {train['total_steps']}",
+        "tokens seen": count(step * train["batch_size"] * data["sequence_length"]),
+        "data": f"{data['source']}, sequences of {data['sequence_length']} tokens",
+    }
+
+
+def evaluation(reports: list[dict], step: int) -> dict[str, str]:
+    """The last evaluation that the run made, up to this checkpoint."""
+    last = [each for each in reports if "eval/loss" in each and each["step"] <= step][-1:]
+    return {
+        f"validation at step {each['step']}": f"loss {each['eval/loss']:.4f} nats per token, "
+        f"perplexity {each['eval/perplexity']:.2f}"
+        for each in last
+    }

@@ -1,0 +1,54 @@
+"""A workdir made from parameters instead of training: complete, at step 0."""
+
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.exchange.folder import new_folder
+from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.workdir import save_config
+
+
+def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: Path) -> None:
+    """Writes config, data, tokenizer and checkpoint, all of them or nothing.
+
+    Args:
+      config: of the run.
+      tokenizer: of the model.
+      params: of the model.
+      workdir: the folder, new or empty.
+
+    Raises:
+      InputError: if config, data or folder can't be used.
+      RunError: if it can't be written.
+    """
+    one_device = jax.devices()[:1]
+    setup = make_setup(config, tokenizer.vocab_size, one_device)
+    with new_folder(workdir, "workdir") as folder:
+        corpus = prepare_corpus(config.data, folder, new=True)
+        if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"data.path={config.data.path}: its shards were made with another tokenizer than "
+                "the model's; prepare them again with --config.data.tokenizer"
+            )
+        with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
+            state = setup.init_state()
+            check_tree(params, state.params)
+            checkpoints.save(0, state.replace(params=params), corpus.fingerprint)
+        save_config(config, folder)
+
+
+def check_tree(params: dict, expected: dict) -> None:
+    """The parameters are those that the model has, in shape.
+
+    Raises:
+      ValueError: if not, which is a mistake of this package.
+    """
+    shapes = [jax.tree.map(lambda x: x.shape, tree) for tree in (params, expected)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"parameters {shapes[0]} are not the model's {shapes[1]}")

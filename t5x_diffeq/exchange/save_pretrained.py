@@ -1,0 +1,92 @@
+"""A trained run as a Hugging Face folder."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from t5x_diffeq.array_types import Weights
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layout
+from t5x_diffeq.exchange.folder import new_folder, write_tensors
+from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
+from t5x_diffeq.exchange.model_card import model_card
+from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.run import Run
+
+MODELING = Path(__file__).with_name("modeling_diffeq.py")
+EXPORTED_SCHEMES = ("euler", "lie_trotter")
+
+
+def check_scheme(config: ModelConfig) -> None:
+    """A step of the scheme is a layer: it evaluates each sub-field once.
+
+    Raises:
+      InputError: if not.
+    """
+    if config.scheme not in EXPORTED_SCHEMES:
+        raise InputError(
+            f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
+            f"layer does; only models of {' and '.join(EXPORTED_SCHEMES)} can be exported"
+        )
+
+
+def discretised(model: LanguageModel, params: dict) -> Weights:
+    """The weights of the grid in float32, the step size in what writes to the residual stream."""
+    exact = LanguageModel(replace(model.config, dtype="float32"))
+    with jax.default_matmul_precision("highest"):
+        weights = jax.jit(lambda params: exact.apply({"params": params}, method="weights"))(params)
+    declared, dt = declared_leaves(model.config), model.config.dt
+    return unflatten_dict(
+        {
+            path: leaf * dt if declared[path].writes_residual else leaf
+            for path, leaf in flatten_dict(weights).items()
+        }
+    )
+
+
+def save_pretrained(
+    run: Run, as_run: dict, tokenizer: Tokenizer, reports: list[dict], output: Path
+) -> dict[str, object]:
+    """Writes the folder, whole or not at all; returns what there is to tell of it.
+
+    Args:
+      run: on the grid to export.
+      as_run: the config that the workdir holds.
+      tokenizer: of the run.
+      reports: its metrics, oldest first.
+      output: the folder, new or empty.
+
+    Raises:
+      InputError: if the model or the folder can't be used.
+      RunError: if it can't be written.
+    """
+    config = run.setup.model.config
+    check_scheme(config)
+    plain = plain_layout(config)
+    with new_folder(output, "output") as folder:
+        weights = discretised(run.setup.model, run.params)
+        tensors = tensors_of(plain or own_layout(config), config, run.params, weights)
+        parameters = write_tensors(folder, tensors)
+        written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
+        write_json(folder / "config.json", written)
+        ends = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+        write_json(folder / "generation_config.json", ends)
+        lacking = write_tokenizer(tokenizer, folder, config.max_length)
+        if not plain:
+            shutil.copyfile(MODELING, folder / MODELING.name)
+        notes = [lacking] if lacking else []
+        card = model_card(run, as_run, reports, plain is not None, notes)
+        (folder / "README.md").write_text(card)
+    return {"class": written["architectures"][0], "parameters": parameters, "notes": notes}
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes an object as JSON."""
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,137 @@
+"""A time embedding whose values at N nodes are as good a basis as there can be.
+
+    e(t) = Linear2(SiLU(Linear1(gamma(t)))),   gamma(t) = [t, sin(pi t), cos(pi t)]
+
+Linear1 reads t alone: SiLU(c (t - t_k)) is a ramp that begins at t_k, and ramps that begin at the
+nodes span the functions that are almost linear between them. Of the functions in that span which
+are 1 at one node and 0 at the others, Linear2 mixes those that change least, |d/dt|^2 integrated
+over [0, 1]: with them W(t) goes about straight from node to node. It mixes them by the
+discrete cosine transform, so that e(t_n) are rows of an orthogonal matrix, at unit scale, and the
+first entry of e is constant. What is left of T are functions that vanish at all nodes.
+
+Sinusoids of 1000 t, with random linears, would be noise between the nodes; slow ones of 10 t have
+at 24 nodes values that are as good as linearly dependent (condition number 1e9).
+"""
+
+from math import pi
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+
+FREQUENCIES = 1  # S; the sinusoids' rows of Linear1 are zero until they are trained
+TIME_SCALE = pi
+SHARPNESS = 4.0  # of a ramp's bend: it takes about 1/4 of the way between two nodes
+FINE = 32  # points per node at which change is measured
+WORST_CONDITION = 1e5  # times the rounding of float32, 6e-8, is 6e-3 of the weights
+
+Matrix = Float[np.ndarray, "_ _"]
+
+
+class TimeBasis(NamedTuple):
+    """A time embedding and what it is at the nodes.
+
+    Attributes:
+      parameters: of the `TimeEmbedding`, float32.
+      at_nodes: `[N, T]`, what the model computes from them in float32.
+      mixed: condition number of what Linear2 mixes, by which rounding grows.
+      condition: of `at_nodes`.
+    """
+
+    parameters: dict[str, Float[np.ndarray, "..."]]
+    at_nodes: Matrix
+    mixed: float
+    condition: float
+
+
+def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
+    """The basis for N nodes.
+
+    Args:
+      num_nodes: N.
+      width: T.
+
+    Raises:
+      InputError: if T is less than N, or the condition number is too bad for float32.
+    """
+    if width < num_nodes:
+        raise InputError(
+            f"--time_embed_dim={width} is less than the {num_nodes} layers, so that W(t) can't "
+            f"pass through all of them; take {num_nodes} or more"
+        )
+    centres = np.linspace(1 / num_nodes, 1, width)
+    slope = SHARPNESS * num_nodes
+    nodes = np.arange(1, num_nodes + 1) / num_nodes
+    fine = np.linspace(0, 1, FINE * num_nodes + 1)
+    mixing = mixing_matrix(ramps(nodes, centres, slope), ramps(fine, centres, slope))
+    hidden = np.zeros((2 * FREQUENCIES + 1, width))
+    hidden[0] = slope
+    parameters = {
+        "hidden_kernel": hidden,
+        "hidden_bias": -slope * centres,
+        "output_kernel": mixing[:width],
+        "output_bias": mixing[width],
+    }
+    parameters = {name: value.astype(np.float32) for name, value in parameters.items()}
+    at_nodes = embed(parameters, num_nodes)
+    mixed = float(np.linalg.cond(ramps(nodes, centres, slope)))
+    basis = TimeBasis(parameters, at_nodes, mixed, float(np.linalg.cond(at_nodes)))
+    check_condition(basis)
+    return basis
+
+
+def check_condition(basis: TimeBasis) -> None:
+    """Rounding doesn't spoil the weights.
+
+    Raises:
+      InputError: with the condition number, if it does.
+    """
+    worst = max(basis.mixed, basis.condition)
+    if not worst < WORST_CONDITION:
+        raise InputError(
+            f"the time embedding of {len(basis.at_nodes)} nodes has condition number {worst:.1e}, "
+            f"and float32 takes at most {WORST_CONDITION:.0e}; convert fewer layers"
+        )
+
+
+def ramps(times: Float[np.ndarray, " _"], centres: Float[np.ndarray, " _"], slope: float) -> Matrix:
+    """`[times, T + 1]`: SiLU(c (t - t_k)), and 1."""
+    x = slope * (times[:, None] - centres)
+    return np.column_stack((x / (1 + np.exp(-x)), np.ones(len(times))))
+
+
+def mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
+    """`[T + 1, T]`: Linear2, its bias last.
+
+    Args:
+      at_nodes: the ramps at the nodes, `[N, T + 1]`.
+      at_fine: the ramps at many times.
+    """
+    num_nodes, width = len(at_nodes), at_nodes.shape[1] - 1
+    vanishing = np.linalg.svd(at_nodes)[2][num_nodes:].T  # zero at all nodes
+    cardinal = np.linalg.pinv(at_nodes)  # 1 at one node, 0 at the others
+    change = np.diff(at_fine, axis=0)
+    cardinal -= vanishing @ np.linalg.lstsq(change @ vanishing, change @ cardinal, rcond=None)[0]
+    free = vanishing[:, : width - num_nodes]
+    free = free / np.sqrt(np.square(at_fine @ free).mean(0))
+    return np.hstack((np.sqrt(width) * cardinal @ cosines(num_nodes), free))
+
+
+def cosines(size: int) -> Matrix:
+    """The orthogonal matrix of the discrete cosine transform (DCT-II), a constant column first."""
+    n, k = np.arange(size)[:, None] + 0.5, np.arange(size)
+    return np.cos(pi * n * k / size) * np.where(k == 0, 1, np.sqrt(2)) / np.sqrt(size)
+
+
+def embed(parameters: dict[str, Float[np.ndarray, "..."]], num_nodes: int) -> Matrix:
+    """e(t) at the nodes of so many Lie-Trotter steps, as the model computes it: `[N, T]`."""
+    times = jnp.asarray(grid("lie_trotter", num_nodes).reshape(-1))
+    features = time_features(times, FREQUENCIES, TIME_SCALE)
+    embedding = TimeEmbedding(parameters["output_bias"].size)
+    variables = {"params": {name: jnp.asarray(value) for name, value in parameters.items()}}
+    return np.asarray(embedding.apply(variables, features), np.float64)

@@ -1,0 +1,92 @@
+"""A per-layer model turned into a neural ODE that is the same on its own grid.
+
+The classical residual block is a step of Lie-Trotter with dt = 1. With dt = 1/N it is the same if
+what writes to the residual stream, attention's and MLP's last linear and their biases, is N times
+as large. The layers then are values of W(t) at t_n = n/N, through which
+
+    kernel(t) = W0 + P e(t)      bias(t) = P e(t)      scale(t) = 1 + P e(t)
+
+is put by the P of minimum norm, around the mean over layers for W0, in float64.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Float
+
+from t5x_diffeq.exchange.layouts import declared_leaves
+from t5x_diffeq.exchange.time_basis import FREQUENCIES, TIME_SCALE, TimeBasis, make_time_basis
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.weights import OFFSET
+
+EMBEDDING = "time_embedding"  # under which each generated layer, or all of them, have it
+
+
+def ode_config(config: ModelConfig, width: int | None) -> ModelConfig:
+    """The config of the ODE.
+
+    Args:
+      config: of the per-layer model.
+      width: T; None: one for each layer.
+    """
+    return replace(
+        config,
+        weights="time_dependent",
+        step_size="1/N",
+        time_embed_dim=config.num_steps if width is None else width,
+        num_frequencies=FREQUENCIES,
+        time_scale=TIME_SCALE,
+        init="invariant",
+    )
+
+
+def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
+    """Parameters of the ODE from those of the per-layer model, and its time embedding.
+
+    Args:
+      config: of the ODE.
+      params: of the per-layer model; its stacked weights are taken out, leaf by leaf.
+
+    Raises:
+      InputError: if there is no good time embedding for it.
+    """
+    basis = make_time_basis(config.num_steps, config.time_embed_dim)
+    inverse = np.linalg.pinv(basis.at_nodes)
+    declared, layers = declared_leaves(config), flatten_dict(params["source"]["weights"])
+    source = {}
+    for path in list(layers):
+        leaf, role = layers.pop(path), declared[path].role
+        scale = config.num_steps if declared[path].writes_residual else 1
+        layer, name = ".".join(path[:-1]), path[-1]
+        source[layer, name], base = fit(leaf, scale, OFFSET[role], role == "kernel", inverse)
+        if base is not None:
+            source[layer, f"{name}_base"] = base
+        if config.time_embedding == "per_layer":
+            source |= {(layer, EMBEDDING, k): value for k, value in basis.parameters.items()}
+    if config.time_embedding == "shared":
+        source |= {(EMBEDDING, k): value for k, value in basis.parameters.items()}
+    return {**params, "source": unflatten_dict(source)}, basis
+
+
+def fit(
+    leaf: Float[np.ndarray, "N ..."],
+    scale: float,
+    offset: float,
+    has_base: bool,
+    inverse: Float[np.ndarray, "T N"],
+) -> tuple[Float[np.ndarray, "T ..."], Float[np.ndarray, "..."] | None]:
+    """P of minimum norm, and W0 if there is one: `offset + W0 + e(t_n) P = scale * leaf_n`.
+
+    Args:
+      leaf: of all layers.
+      scale: see above.
+      offset: see above.
+      has_base: whether there is a W0.
+      inverse: pseudo-inverse of e at the nodes.
+    """
+    wanted = leaf.astype(np.float64) * scale - offset
+    base = wanted.mean(0).astype(np.float32) if has_base else None
+    rest = wanted - base if has_base else wanted  # of W0 as it is stored: what it lacks, P has
+    P = inverse @ rest.reshape(len(rest), -1)
+    return P.reshape(-1, *rest.shape[1:]).astype(np.float32), base

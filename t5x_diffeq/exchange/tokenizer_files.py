@@ -1,0 +1,251 @@
+"""Tokenizers as Hugging Face's library reads them, and as it leaves them.
+
+Whatever the tokenizer, a `tokenizer.json` is made for it where one can say the same, so that
+reading it takes no other library. A sentencepiece model goes along as `tokenizer.model`.
+"""
+
+import json
+from functools import singledispatch
+from pathlib import Path
+from typing import NamedTuple
+
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
+from t5x_diffeq.errors import InputError
+
+MODEL_FILE = "tokenizer.model"
+JSON_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPACE = "\u2581"  # sentencepiece's sign for it
+BPE = 2  # sentencepiece's number for byte-pair encoding
+
+
+class Files(NamedTuple):
+    """A tokenizer in Hugging Face's forms.
+
+    Attributes:
+      json: content of `tokenizer.json`, if there can be one.
+      model: content of `tokenizer.model`, if it is a sentencepiece model.
+      settings: of `tokenizer_config.json`, besides those of every tokenizer.
+      lacking: what a user must know.
+    """
+
+    json: bytes | None = None
+    model: bytes | None = None
+    settings: dict[str, object] = {}  # noqa: RUF012
+    lacking: str | None = None
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
+    """Writes the tokenizer's files; returns what a user must know, or None."""
+    files, end = files_of(tokenizer), end_of_text(tokenizer)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if files.json else "LlamaTokenizer",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        **({} if end is None else {"bos_token": end, "eos_token": end}),
+        **files.settings,
+    }
+    for name, content in ((JSON_FILE, files.json), (MODEL_FILE, files.model)):
+        if content:
+            (folder / name).write_bytes(content)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
+    return files.lacking
+
+
+def end_of_text(tokenizer: Tokenizer) -> str | None:
+    """The token that ends a document, by name; bytes have none that text couldn't hold."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.processor.id_to_piece(tokenizer.end_of_text)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.processor.id_to_token(tokenizer.end_of_text)
+    return None
+
+
+@singledispatch
+def files_of(tokenizer: Tokenizer) -> Files:
+    """The tokenizer in Hugging Face's forms."""
+    raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
+
+
+@files_of.register
+def _(tokenizer: HuggingFaceTokenizer) -> Files:
+    return Files(json=tokenizer.model)
+
+
+@files_of.register
+def _(tokenizer: ByteTokenizer) -> Files:
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "model": bpe({sign: byte for byte, sign in enumerate(byte_signs())}, []),
+    }
+    return Files(json=as_bytes(content))
+
+
+@files_of.register
+def _(tokenizer: SentencePieceTokenizer) -> Files:
+    from sentencepiece import sentencepiece_model_pb2  # it brings protobuf with it
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+    rules = proto.normalizer_spec
+    if proto.trainer_spec.model_type != BPE or rules.precompiled_charsmap:
+        lacking = (
+            "the tokenizer is not a plain byte-pair encoding, so there is no tokenizer.json: use "
+            "tokenizer.model with the library sentencepiece"
+        )
+        return Files(model=tokenizer.model, lacking=lacking)
+    settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
+    return Files(as_bytes(sentencepiece_json(proto)), tokenizer.model, settings)
+
+
+def sentencepiece_json(proto: object) -> dict:
+    """The content of `tokenizer.json` for a sentencepiece byte-pair encoding.
+
+    Args:
+      proto: the parsed model.
+    """
+    pieces = list(proto.pieces)
+    kind = type(pieces[0])
+    special = (kind.UNKNOWN, kind.CONTROL)
+    prefix = proto.normalizer_spec.add_dummy_prefix
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    decoders = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next((piece.piece for piece in pieces if piece.type == kind.UNKNOWN), None)
+    vocabulary = {piece.piece: number for number, piece in enumerate(pieces)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number,
+                "content": piece.piece,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": piece.type in special,
+            }
+            for number, piece in enumerate(pieces)
+            # A single character needs no place apart: nothing merges with it.
+            if piece.type in special or (piece.type == kind.USER_DEFINED and len(piece.piece) > 1)
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] if prefix else []), space],
+        },
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            **bpe(
+                vocabulary, merges([(p.piece, p.score) for p in pieces if p.type == kind.NORMAL])
+            ),
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": proto.trainer_spec.byte_fallback,
+        },
+    }
+
+
+def merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
+    """The merges of a byte-pair encoding, best first: every pair of pieces that makes a piece."""
+    known = {piece for piece, _ in pieces}
+    best_first = sorted(pieces, key=lambda piece: -piece[1])
+    return [
+        [piece[:cut], piece[cut:]]
+        for piece, _ in best_first
+        for cut in range(1, len(piece))
+        if piece[:cut] in known and piece[cut:] in known
+    ]
+
+
+def bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
+    """A `model` of `tokenizer.json`."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary,
+        "merges": merges,
+    }
+
+
+def byte_signs() -> list[str]:
+    """The printable sign that stands for each byte in byte-level encodings (GPT-2)."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (chr(0x100 + n) for n in range(0x100))
+    return [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
+
+
+def as_bytes(content: dict) -> bytes:
+    """JSON in UTF-8."""
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """The file of a folder that `data.tokenizer` can name."""
+    return next((folder / n for n in (MODEL_FILE, JSON_FILE) if (folder / n).exists()), None)
+
+
+def token_of_id(file: Path, number: int) -> str:
+    """The name of a token in a tokenizer's file, by its number.
+
+    Raises:
+      InputError: if it has no such token, or is no such file.
+    """
+    try:
+        if file.suffix == ".json":
+            import tokenizers
+
+            token = tokenizers.Tokenizer.from_file(str(file)).id_to_token(number)
+        else:
+            import sentencepiece
+
+            model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+            token = model.id_to_piece(number) if number < model.get_piece_size() else None
+    except ImportError as error:
+        raise InputError(
+            f'{file.name} needs the package tokenizers; pip install "t5x_diffeq[data]"'
+        ) from error
+    except Exception as error:  # the libraries raise bare ones
+        raise InputError(f"{file} can't be read: {error}; restore it") from error
+    if token is None:
+        raise InputError(
+            f"--input: eos_token_id is {number}, and {file.name} has no such token; restore one"
+        )
+    return token

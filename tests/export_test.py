@@ -1,0 +1,243 @@
+"""Exported folders: what is in them computes what the model does, and they are whole or not there.
+
+That transformers agrees is in transformers_test.py, which installs it.
+"""
+
+import ast
+import json
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, TEXTS, logits_of, random_run
+from exported_models import tokenizer_of as tokenizer
+from numpy_model import norm, rotary, softmax
+from safetensors.numpy import load_file
+
+from t5x_diffeq import export
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.exchange import folder as folders
+from t5x_diffeq.exchange import save_pretrained as saving
+from t5x_diffeq.exchange.new_run import write_run
+from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
+from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+
+TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
+
+
+def attention(q, k, v, heads):
+    """`[L, H G]` and `[L, K G]` to `[L, H G]`, causal."""
+    split = [x.reshape(LENGTH, -1, q.shape[1] // heads) for x in (q, k, v)]
+    mixed = []
+    for h in range(heads):
+        a, b, c = (x[:, h * x.shape[1] // heads] for x in split)
+        scores = a @ b.T / np.sqrt(a.shape[1])
+        scores[np.triu_indices(LENGTH, 1)] = -np.inf
+        mixed.append(softmax(scores) @ c)
+    return np.concatenate(mixed, axis=1)
+
+
+def turned(x, heads):
+    return np.concatenate([rotary(part) for part in np.split(x, heads, axis=1)], axis=1)
+
+
+def llama(W, c, tokens):
+    """Llama by the names and shapes that Hugging Face's folders have."""
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+
+    def rms(name, y):
+        return norm({"scale": W[name]}, y, c["rms_norm_eps"], centred=False)
+
+    y = W["model.embed_tokens.weight"][tokens]
+    for n in range(c["num_hidden_layers"]):
+        p = f"model.layers.{n}."
+        x = rms(p + "input_layernorm.weight", y)
+        q, k, v = (x @ W[f"{p}self_attn.{name}_proj.weight"].T for name in "qkv")
+        mixed = attention(turned(q, heads), turned(k, kv_heads), v, heads)
+        y = y + mixed @ W[p + "self_attn.o_proj.weight"].T
+        x = rms(p + "post_attention_layernorm.weight", y)
+        gate, up = (x @ W[f"{p}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        y = y + (gate / (1 + np.exp(-gate)) * up) @ W[p + "mlp.down_proj.weight"].T
+    return rms("model.norm.weight", y) @ W["lm_head.weight"].T
+
+
+def gpt2(W, c, tokens):
+    """GPT-2 likewise; its matrices are `[inputs, outputs]`."""
+
+    def layer_norm(name, y):
+        p = {"scale": W[name + ".weight"], "shift": W[name + ".bias"]}
+        return norm(p, y, c["layer_norm_epsilon"], centred=True)
+
+    def linear(name, x):
+        return x @ W[name + ".weight"] + W[name + ".bias"]
+
+    y = W["transformer.wte.weight"][tokens] + W["transformer.wpe.weight"][: len(tokens)]
+    for n in range(c["n_layer"]):
+        p = f"transformer.h.{n}."
+        q, k, v = np.split(linear(p + "attn.c_attn", layer_norm(p + "ln_1", y)), 3, axis=1)
+        y = y + linear(p + "attn.c_proj", attention(q, k, v, c["n_head"]))
+        h = linear(p + "mlp.c_fc", layer_norm(p + "ln_2", y))
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        y = y + linear(p + "mlp.c_proj", h)
+    return layer_norm("transformer.ln_f", y) @ W["transformer.wte.weight"].T
+
+
+def exported(name, folder, reports=()):
+    run, its_tokenizer, as_run = random_run(MODELS[name])
+    told = save_pretrained(run, as_run, its_tokenizer, list(reports), folder)
+    return run, told
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_shared", gpt2)],
+)
+def test_plain_models_by_their_names(name, formula, tmp_path):
+    run, told = exported(name, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert told["class"] == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
+    assert told["parameters"] == sum(tensor.size for tensor in tensors.values())
+    table = tensors.get("transformer.wte.weight", tensors.get("model.embed_tokens.weight"))
+    assert len(table) == config["vocab_size"] == run.setup.model.config.vocab_size  # not padded
+    found = formula({k: v.astype(np.float64) for k, v in tensors.items()}, config, TOKENS[0])
+    np.testing.assert_allclose(found, logits_of(run, TOKENS)[0], atol=1e-4)
+
+
+def test_an_ode_brings_its_own_file(tmp_path):
+    run, told = exported("llama_official_ode", tmp_path / "out")
+    assert told["class"] == "DiffEqForCausalLM"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["parallel"] and config["mlp_reads_attention_norm"] and config["norm_shift"]
+    assert (config["norm_eps"], config["final_norm_eps"]) == (1e-6, 1e-5)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    weights = run.setup.model.apply({"params": run.params}, method="weights")
+    down = np.asarray(weights["mlp"]["down"]["kernel"][1])
+    np.testing.assert_allclose(tensors["steps.1.mlp.down.weight"], down.T / 3, rtol=1e-5)
+    source = (tmp_path / "out" / "modeling_diffeq.py").read_text()
+    imported = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {name.split(".")[0] for name in imported} == {"torch", "transformers"}
+
+
+def test_the_card_has_the_runs_facts(tmp_path):
+    reports = [
+        {"step": 5, "eval/loss": 3.25, "eval/perplexity": 25.79},
+        {"step": 7, "train/loss": 3.0},
+        {"step": 9, "eval/loss": 1.0, "eval/perplexity": 2.72},
+    ]
+    exported("gpt_euler_ode", tmp_path / "out", reports)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "loss 3.2500 nats per token, perplexity 25.79" in card
+    assert "| optimizer steps | 7 of 2000 |" in card
+    assert "| tokens seen | 168 |" in card
+    assert "trust_remote_code=True" in card
+    assert '"time_embed_dim": 4' in card
+
+
+@pytest.mark.parametrize("scheme", ["strang", "midpoint", "heun", "rk4"])
+def test_schemes_of_several_evaluations_are_refused(scheme):
+    run, _, _ = random_run(({"scheme": scheme}, "bytes"))
+    with pytest.raises(InputError, match=f"model.scheme={scheme} evaluates a sub-field several"):
+        check_scheme(run.setup.model.config)
+
+
+def test_half_written_never_replaces(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run, its_tokenizer, as_run = random_run(MODELS["gpt"])
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_tokenizer", fails)
+        with pytest.raises(RunError, match=r"out can't be written: No space left on device"):
+            save_pretrained(run, as_run, its_tokenizer, [], out)
+    assert list(tmp_path.iterdir()) == []
+    save_pretrained(run, as_run, its_tokenizer, [], out)
+    before = sorted(out.iterdir())
+    assert {path.stat().st_mode & 0o777 for path in before} == {0o644}
+    with pytest.raises(InputError, match=r"--output=.*out is not empty; remove what is there"):
+        save_pretrained(run, as_run, its_tokenizer, [], out)
+    assert sorted(out.iterdir()) == before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_large_models_are_several_files(tmp_path):
+    tensors = {f"layer.{n}": np.full((4, 5), n, np.float32) for n in range(5)}
+    assert folders.write_tensors(tmp_path, iter(tensors.items()), shard_bytes=200) == 100
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 400
+    assert set(index["weight_map"].values()) == {
+        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
+    }
+    read = folders.TensorFiles(tmp_path)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(read.read(name, (4, 5)), tensor)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(InputError, match=r"lacks model-00002-of-00003.safetensors"):
+        folders.TensorFiles(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "prefixed", "json"])
+def test_tokenizer_json_says_the_same(kind, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
+    ours = tokenizer(kind)
+    assert write_tokenizer(ours, tmp_path, LENGTH) is None
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = [*TEXTS, (ROOT / "README.md").read_text()]
+    for text, ids in zip(texts, ours.encode(texts), strict=True):
+        assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist()
+        assert theirs.decode(ids.tolist(), skip_special_tokens=False) == ours.decode(ids.tolist())
+    assert theirs.get_vocab_size() == ours.vocab_size
+    assert (tmp_path / "tokenizer.model").exists() == (kind in ("sentencepiece", "prefixed"))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """The run of a baseline, at step 0."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(200)))
+    run, its_tokenizer, _ = random_run(({**LLAMA, **CLASSIC}, "bytes"))
+    run.config.data.update(source="text_files", path=str(folder / "text.txt"), tokenizer="bytes")
+    write_run(run.config, its_tokenizer, run.params, folder / "run")
+    return folder / "run"
+
+
+def call(*arguments):
+    export.FLAGS.unparse_flags()
+    export.FLAGS(["export", *arguments])
+    export.main()
+
+
+def test_the_verb(workdir, tmp_path, capsys):
+    call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    assert "LlamaForCausalLM" in capsys.readouterr().err
+    for arguments, message in (
+        (["--num_steps=0"], "--num_steps=0 must be at least 1"),
+        (["--num_steps=5"], "it runs on its own grid alone"),
+        (["--checkpoint=3"], "checkpoint 3 of .* does not exist; there are 0"),
+        ([f"--output={tmp_path / 'out'}"], "is not empty"),
+        ([f"--output={tmp_path / 'out' / 'config.json'}"], "is a file; name a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call(f"--workdir={workdir}", f"--output={tmp_path / 'new'}", *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_unfinished_checkpoint_is_refused(workdir, tmp_path):
+    """One that is being written has another name; one that is damaged is told."""
+    (step,) = (workdir / "checkpoints").iterdir()
+    halves = step.with_name("0.orbax-checkpoint-tmp-7")
+    step.rename(halves)
+    with pytest.raises(InputError, match="holds no checkpoint yet; train there first"):
+        call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    halves.rename(step)
+    (step / "state" / "d").rename(step / "gone")
+    with pytest.raises(InputError, match=r"checkpoint 0 of .* can't be read"):
+        call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    (step / "gone").rename(step / "state" / "d")
+    assert list(tmp_path.iterdir()) == []

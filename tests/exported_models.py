@@ -1,0 +1,129 @@
+"""Small models with random weights, of each kind that is exported, and what ours say of them."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import default
+from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.models.sampling import Sampling, generate
+from t5x_diffeq.training.run import Run
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.workdir import as_json
+
+LENGTH = 24
+TEXTS = [
+    "def f(x):\n    return x + 12  # twelve\n\n\n",
+    "\tTabs, \r\nand  two spaces ",
+    "日本語 😀 naïve\n",
+    " begins with a space",
+]
+CLASSIC = {"scheme": "lie_trotter", "weights": "per_layer", "step_size": "1"}
+LLAMA = {"architecture": "llama", "num_heads": 4, "num_kv_heads": 2}
+OFFICIAL = {"norm_shift": True, "mlp_input": "attention_norm", "norm_eps": 1e-6}
+
+# Name: changes of the config, and the tokenizer's kind.
+MODELS = {
+    "llama": ({**LLAMA, **CLASSIC}, "sentencepiece"),
+    "gpt": (CLASSIC, "json"),
+    "llama_lie_trotter_ode": ({**LLAMA, "scheme": "lie_trotter"}, "bytes"),
+    "gpt_shared": ({"weights": "shared", "scheme": "lie_trotter"}, "bytes"),
+    "gpt_euler_ode": ({}, "bytes"),
+    "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),
+    "llama_euler_ode": ({**LLAMA, "num_steps": 5}, "sentencepiece"),
+    "llama_official_ode": ({**LLAMA, **OFFICIAL}, "prefixed"),
+}
+
+
+@cache
+def tokenizer_of(kind):
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "json":
+        import tokenizers
+
+        bpe = tokenizers.ByteLevelBPETokenizer()
+        bpe.train_from_iterator(TEXTS * 20, vocab_size=300, special_tokens=["<|endoftext|>"])
+        return HuggingFaceTokenizer(bpe.to_str().encode())
+    trained = SentencePieceTokenizer.train(TEXTS * 20, 320)
+    return with_dummy_prefix(trained) if kind == "prefixed" else trained
+
+
+def with_dummy_prefix(tokenizer):
+    """As Llama's, which puts a space before every text."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+    proto.normalizer_spec.add_dummy_prefix = True
+    return SentencePieceTokenizer(proto.SerializeToString())
+
+
+def random_run(model, seed=0):
+    """A run with random weights, its tokenizer and its config as JSON.
+
+    Every parameter is random, norms and biases too, so that none can be left out unseen.
+    """
+    changes, kind = model
+    tokenizer = tokenizer_of(kind)
+    config = default.get_config()
+    config.model.update(
+        num_steps=3,
+        embed_dim=16,
+        num_heads=2,
+        mlp_dim=40,
+        time_embed_dim=4,
+        num_frequencies=4,
+        dropout_rate=0.1,
+        remat="none",
+    )
+    config.model.update(changes)
+    config.data.sequence_length = LENGTH
+    config.train.batch_size = 1
+    setup = make_setup(config, tokenizer.vocab_size, devices=jax.devices()[:1])
+    random = np.random.default_rng(seed)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.asarray(
+            0.2 * random.standard_normal(x.shape, np.float32) + (is_norm_of_layers(path))
+        ),
+        setup.abstract_state.params,
+    )
+    return Run(config, setup, params, step=7), tokenizer, as_json(config)
+
+
+def is_norm_of_layers(path):
+    """Whether a parameter is a norm's scale itself, and not the P that makes one."""
+    names = [entry.key for entry in path]
+    return names[-1] == "scale" and ("weights" in names or "final_norm" in names)
+
+
+def logits_of(run, tokens):
+    """`[B, L, vocabulary]`, without the padding."""
+    model = run.setup.model
+    logits = jax.jit(model.apply)({"params": run.params}, jnp.asarray(tokens))
+    return np.asarray(logits)[..., : model.config.vocab_size]
+
+
+def said_by_ours(run, tokenizer, texts):
+    """Logits of random tokens, greedy continuations of prompts, and the texts' tokens."""
+    random = np.random.default_rng(1)
+    tokens = random.integers(tokenizer.vocab_size, size=(2, LENGTH))
+    prompts = [tokens[0, :4].tolist(), tokens[1, :9].tolist()]
+    continued = [
+        [int(token[0]) for token in greedy(run, prompt, LENGTH - len(prompt))] for prompt in prompts
+    ]
+    bytes_alone = isinstance(tokenizer, ByteTokenizer)
+    return {
+        "tokens": tokens.tolist(),
+        "logits": logits_of(run, tokens).tolist(),
+        "prompts": prompts,
+        "continued": continued,
+        "texts": {t: ids.tolist() for t, ids in zip(texts, tokenizer.encode(texts), strict=True)},
+        "end_of_text": None if bytes_alone else tokenizer.end_of_text,
+    }
+
+
+def greedy(run, prompt, count):
+    sampling, key = Sampling(temperature=0), jax.random.key(0)
+    return generate(run.setup.model, run.params, [prompt], count, sampling, key)

@@ -1,0 +1,64 @@
+"""Exported models in transformers and torch: a virtual environment of their own, installed here.
+
+    launch/test.sh --slow tests/transformers_test.py
+
+`PYTHON_WITH_TRANSFORMERS` names an interpreter that has them already.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from exported_models import MODELS, TEXTS, random_run, said_by_ours
+
+from t5x_diffeq.exchange.save_pretrained import save_pretrained
+
+PACKAGES = ("torch>=2.6", "transformers>=4.48", "safetensors>=0.5", "numpy")
+MINUTES = 10
+
+
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory):
+    """A Python that has torch, for the CPU where there is such a build, and transformers."""
+    given = os.environ.get("PYTHON_WITH_TRANSFORMERS")
+    if given:
+        return given
+    if not shutil.which("uv"):
+        pytest.skip("uv isn't here to install torch and transformers")
+    folder = tmp_path_factory.mktemp("transformers")
+    python = folder / "venv" / "bin" / "python"
+    # uv doesn't read pip's settings; a wheel found there is preferred to the registry's.
+    links = os.environ.get("PIP_FIND_LINKS")
+    environment = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
+    for command in (
+        ["uv", "venv", "--quiet", "--python", sys.executable, folder / "venv"],
+        ["uv", "pip", "install", "--quiet", "--python", python, *PACKAGES],
+    ):
+        try:
+            ended = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=60 * MINUTES
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"torch and transformers took over {MINUTES} minutes to install")
+        if ended.returncode != 0:
+            pytest.skip(f"torch and transformers can't be installed: {ended.stderr[-300:]}")
+    return python
+
+
+@pytest.mark.slow
+def test_exported_models_say_what_ours_say(interpreter, tmp_path):
+    for name, model in MODELS.items():
+        run, tokenizer, as_run = random_run(model)
+        told = save_pretrained(run, as_run, tokenizer, [], tmp_path / "models" / name)
+        said = said_by_ours(run, tokenizer, TEXTS) | {"class": told["class"]}
+        (tmp_path / "models" / f"{name}.json").write_text(json.dumps(said))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [interpreter, ROOT / "tests" / "in_transformers.py", tmp_path / "models"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
+    assert ended.stdout.count("agrees") == len(MODELS)
+    print(ended.stdout)
