@@ -21,8 +21,8 @@ find_image() {
 # What an image is made of.
 sources() {
   local file
-  find "$ROOT/t5x_diffeq" "$ROOT/configs" "$ROOT/docker" "$ROOT/launch/xla_flags.py" \
-    "$ROOT/pyproject.toml" -type f ! -name '*.pyc' | LC_ALL=C sort | while read -r file; do
+  find "$ROOT/t5x_diffeq" "$ROOT/configs" "$ROOT/docker" "$ROOT/launch/forward.sh" \
+    "$ROOT/launch/xla_flags.py" "$ROOT/pyproject.toml" -type f ! -name '*.pyc' | LC_ALL=C sort | while read -r file; do
     echo "${file#"$ROOT"/}"
     cat "$file"
   done

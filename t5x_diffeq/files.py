@@ -21,6 +21,7 @@ import numpy as np
 from etils import epath
 
 from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.report import say
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a file that grows; an object takes at most one a second
@@ -169,7 +170,7 @@ class Growing:
     """A file that grows at its end; only the process that has it writes it.
 
     On this machine all that is written reaches the disk at once. An object can't grow: it is made
-    anew, now and then and by `flush`.
+    anew, by `flush`, and now and then, where a bucket that is out of reach does no harm.
 
     Args:
       path: the file; replaced.
@@ -194,13 +195,20 @@ class Growing:
             return
         self.content += content
         if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
-            self.flush()
+            self.try_flush()
+
+    def try_flush(self) -> None:
+        """`flush`, or a warning: it can be uploaded later."""
+        try:
+            Growing.flush(self)
+        except RunError as error:
+            say(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
         """Returns when all of it is kept."""
+        self.uploaded = time.monotonic()
         if is_in_bucket(self.path):
             write_whole(self.path, bytes(self.content))
-            self.uploaded = time.monotonic()
 
     def close(self) -> None:
         """The last flush."""

@@ -1,8 +1,8 @@
 """Local copies of objects in buckets, in a cache of bounded size.
 
-T5X_DIFFEQ_CACHE is its folder, T5X_DIFFEQ_CACHE_GIB its size. A download must have the checksum
-that the bucket tells; later a copy is used only if it still hashes to what it did then. Those
-unused for longest make room.
+T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, 20 or half of its disk's free room if
+that is not set. A download must have the checksum that the bucket tells; later a copy is used only
+if it still hashes to what it did then. Those unused for longest make room.
 """
 
 import base64
@@ -121,16 +121,25 @@ def cache_folder() -> Path:
 
 
 def cache_bytes() -> int:
-    """How much it may hold.
+    """How much it may hold: what the variable says, else `GIB`, on a small disk less.
 
     Raises:
       InputError: if the variable is no number.
     """
-    value = os.environ.get("T5X_DIFFEQ_CACHE_GIB") or GIB
+    value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
+    if not value:
+        held = sum(size_of(folder) for folder in entries())
+        return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + held) // 2)
     try:
         return int(float(value) * 2**30)
     except ValueError as error:
         raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
+
+
+def entries() -> list[Path]:
+    """The folders of all copies, those unused for longest first."""
+    folders = [folder for folder in cache_folder().iterdir() if folder.is_dir()]
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 @contextmanager
@@ -163,10 +172,9 @@ def make_room(copies: list[Copy], missing: list[Copy]) -> None:
       NoRoomError: if they can't.
     """
     wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
-    others = [f for f in cache_folder().iterdir() if f.is_dir()]
-    room = cache_bytes() - wanted - sum(map(size_of, others))
+    room = cache_bytes() - wanted - sum(map(size_of, entries()))
     keep = {copy.folder for copy in copies}
-    for folder in sorted(others, key=lambda f: f.stat().st_mtime):
+    for folder in entries():
         if room < 0 and folder not in keep and not is_used(folder):
             room += size_of(folder)
             shutil.rmtree(folder)

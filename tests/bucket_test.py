@@ -97,8 +97,13 @@ def test_metrics_are_rewritten_whole(store, monkeypatch):
         writer.write(2, {"train/loss": 2.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1]
         monkeypatch.setattr(files, "SECONDS_BETWEEN_UPLOADS", 0)
-        writer.write(3, {"train/loss": 3.0})
-        assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3]
+        store.refuse = lambda method, path: 400 if path.startswith(WAYS) else None
+        writer.write(3, {"train/loss": 3.0})  # a warning, for it can be uploaded later
+        with pytest.raises(RunError, match=r"metrics.jsonl can't be written: refused, 400"):
+            writer.flush()
+        store.refuse = lambda method, path: None
+        writer.write(4, {"train/loss": 4.0})
+        assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4]
     with MetricWriter(workdir, 1):
         assert [line["step"] for line in read_metrics(workdir)] == [1]
     events = [content(store, name) for name in store.names("run/events/")]

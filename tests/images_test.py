@@ -53,6 +53,15 @@ def test_what_is_copied_exists_and_is_let_in(dockerfile):
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_what_is_copied_decides_the_tag(dockerfile):
+    script = f"ROOT={ROOT}; source {ROOT}/launch/kubernetes.sh; sources"
+    lines = run("bash", "-c", script, cwd=ROOT).splitlines()
+    for copied in re.findall(r"^COPY (.*) \S+$", dockerfile.read_text(), re.MULTILINE):
+        for path in {*copied.split()} - {"README.md", "LICENSE"}:
+            assert any(f"{line}/".startswith(f"{path}/") for line in lines), path
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_images_run_as_a_user_of_their_own(dockerfile):
     lines = dockerfile.read_text().splitlines()
     assert lines.index("USER 1000") > max(n for n, line in enumerate(lines) if line[:3] == "RUN")

@@ -54,13 +54,21 @@ class MetricWriter:
             self.events.close()
 
 
+class Events(Growing):
+    """An event file in a bucket. An error in tensorboardX's thread would stop the run for ever."""
+
+    def flush(self) -> None:
+        """Uploads it, or warns."""
+        self.try_flush()
+
+
 class EventsInBuckets:
     """How tensorboardX writes `gs://`: its own way uploads once more when Python ends."""
 
     @staticmethod
-    def open(path: str) -> Growing:
+    def open(path: str) -> Events:
         """A new event file."""
-        return Growing(epath.Path(path))
+        return Events(epath.Path(path))
 
     @staticmethod
     def directory_check(path: str) -> None:
