@@ -26,7 +26,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, is_in_bucket, place
+from t5x_diffeq.files import AnyPath, place
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 
 PACKAGE = Path(__file__).resolve().parent
@@ -153,21 +153,6 @@ def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
     return place(flag.value, f"--{flag.name}")
-
-
-def local_folder(flag: flags.FlagHolder, verb: str) -> Path:
-    """The folder that a flag names, where libraries write that know this machine's files alone.
-
-    Raises:
-      InputError: if it isn't given, or is in a bucket.
-    """
-    path = folder(flag, verb)
-    if is_in_bucket(path):
-        raise InputError(
-            f"--{flag.name}={path}: {verb} writes to this machine alone; give a folder of it, and "
-            "copy the result"
-        )
-    return path
 
 
 def check_keys(argv: list[str]) -> None:
