@@ -1,7 +1,6 @@
 """Hugging Face folders into runs: exact, or refused by name; and per-layer models into ODEs."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -315,5 +314,6 @@ def test_a_config_that_is_none(tmp_path):
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(InputError, match=r"config.json can't be read: .*; restore it"):
         read_config_json(tmp_path)
-    config = replace(random_run(MODELS["gpt"])[0].setup.model.config, num_steps=2)
-    assert ode_config(config, None).time_embed_dim == 2
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    with pytest.raises(InputError, match=r"--input: config.json lacks 'n_embd'; restore it"):
+        set_model(default.get_config(), read_config_json(tmp_path), None)

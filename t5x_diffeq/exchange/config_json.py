@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout
+from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, Tables
 from t5x_diffeq.models.config import ModelConfig
 
 ROTARY_BASE = 10_000.0  # the one that layers/rotary.py has
@@ -121,8 +121,8 @@ def shape_keys(config: ModelConfig) -> dict:
     }
 
 
-def model_keys(found: Mapping[str, object]) -> tuple[dict, int]:
-    """Our `config.model` keys and the model's length, from a folder's `config.json`.
+def model_keys(found: Mapping[str, object]) -> tuple[dict, Tables]:
+    """Our `config.model` keys and the folder's tables, from its `config.json`.
 
     Raises:
       InputError: if the folder holds another architecture, or a variant that we don't have.
@@ -140,10 +140,11 @@ def model_keys(found: Mapping[str, object]) -> tuple[dict, int]:
             )
     try:
         keys, length = llama_keys(found) if kind == "llama" else gpt2_keys(found)
+        tables = Tables(tokens=found["vocab_size"], positions=length)
     except KeyError as error:
         raise InputError(f"--input: config.json lacks {error}; restore it") from error
     baseline = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
-    return {**keys, **baseline, "norm_shift": False, "mlp_input": "state"}, length
+    return {**keys, **baseline, "norm_shift": False, "mlp_input": "state"}, tables
 
 
 def llama_keys(found: Mapping[str, object]) -> tuple[dict, int]:

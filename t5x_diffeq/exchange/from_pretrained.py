@@ -52,13 +52,15 @@ def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
     Raises:
       InputError: if it is of another architecture, or the length is not shorter.
     """
-    keys, longest = model_keys(found)
-    length = longest if length is None else length
-    if not 1 <= length <= longest:
-        raise InputError(f"--sequence_length={length} must be from 1 to the folder's {longest}")
+    keys, tables = model_keys(found)
+    length = tables.positions if length is None else length
+    if not 1 <= length <= tables.positions:
+        raise InputError(
+            f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
+        )
     config.model.update(keys)
     config.data.sequence_length = length
-    return Tables(tokens=int(found["vocab_size"]), positions=longest)
+    return tables
 
 
 def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
