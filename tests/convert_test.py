@@ -217,6 +217,7 @@ def test_the_verb(tmp_path, capsys):
             assert again == (tmp_path / "out" / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_shorter_length_and_padding(tmp_path, capsys):
     """Positions beyond the length are left out, and rows that no token has."""
     run = saved("gpt", tmp_path / "out")

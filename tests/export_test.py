@@ -90,7 +90,7 @@ def exported(name, folder, reports=()):
 
 @pytest.mark.parametrize(
     ("name", "formula"),
-    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_shared", gpt2)],
+    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2)],
 )
 def test_plain_models_by_their_names(name, formula, tmp_path):
     run, told = exported(name, tmp_path / "out")
