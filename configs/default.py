@@ -8,6 +8,8 @@ def get_config() -> ConfigDict:
     """A small ODE transformer of GPT's shape, on text that every machine has."""
     config = ConfigDict()
     config.seed = 0  # decides initial parameters, the order of examples, and dropout
+    config.init_from = placeholder(str)  # finetune: the workdir whose model it begins with
+    config.init_step = placeholder(int)  # finetune: its checkpoint; None: the newest
 
     config.model = model = ConfigDict()
     model.architecture = "gpt"  # gpt: LayerNorm, GELU, biases, learned positions | llama
@@ -29,6 +31,10 @@ def get_config() -> ConfigDict:
     model.norm_shift = False  # llama: whether block norms have a shift (gpt's always do)
     model.mlp_input = "state"  # what the MLP reads | attention_norm: the attention's normed input
     model.dropout_rate = 0.0  # on embeddings and on the output of attention and MLP
+    model.adapter_rank = 0  # of LoRA's branches beside per_layer kernels; 0: none
+    model.adapter_alpha = 16.0  # a branch counts alpha / rank times
+    model.adapter_kernels = ()  # linears that have one: qkv (gpt), query, key, value (llama),
+    #   output, up, gate (llama), down; (): all
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
     model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash
@@ -62,6 +68,11 @@ def get_config() -> ConfigDict:
     config.train = train = ConfigDict()
     train.total_steps = 2000  # optimizer steps
     train.batch_size = 16  # sequences of a step, over all devices
+    train.trainable = ()  # parts of the model that train: source, adapters, embeddings, head,
+    #   final_norm; (): all
+    train.depths = ()  # numbers of steps of which each training step draws one; a repeated one is
+    #   drawn more often. (): model.num_steps alone, the only depth that the model then works at
+    train.depths_until = 1.0  # up to this fraction of the run; from there on model.num_steps
     train.microbatches = 1  # parts of it that go through the model one after the other
     train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # evaluate so many batches; None: the whole split

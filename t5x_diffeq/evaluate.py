@@ -1,9 +1,12 @@
 """Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
 
-Prints one JSON object per grid on standard output.
+Prints one JSON object per grid on standard output; of several grids, a table beside it, and with
+--plot=FILE a figure.
 """
 
+import importlib
 import json
+from types import ModuleType
 
 import jax
 from absl import flags
@@ -13,10 +16,11 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.files import AnyPath, place, write_whole
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
-from t5x_diffeq.report import say
+from t5x_diffeq.report import count, say
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
+from t5x_diffeq.training.flops import forward_flops
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.step import make_eval_step
 
@@ -25,11 +29,14 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values
 NUM_STEPS = flags.DEFINE_list(
     "num_steps", None, "Numbers of steps, 6,12,24; the trained one.", flag_values=FLAGS
 )
-SCHEME = flags.DEFINE_string(
+SCHEME = flags.DEFINE_list(
     "scheme",
     None,
-    f"A scheme, or {', '.join(SOLVERS)} (adaptive); the trained one.",
+    f"Schemes, or one of {', '.join(SOLVERS)} (adaptive); the trained one.",
     flag_values=FLAGS,
+)
+PLOT = flags.DEFINE_string(
+    "plot", None, "Figure to write, .png, .pdf or .svg: perplexity over depth.", flag_values=FLAGS
 )
 RTOL = flags.DEFINE_float("rtol", 1e-3, "Tolerance of an adaptive solver.", flag_values=FLAGS)
 MAX_SOLVER_STEPS = flags.DEFINE_integer(
@@ -41,19 +48,23 @@ BATCH_SIZE = flags.DEFINE_integer(
 CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
 )
+ADAPTERS = flags.DEFINE_string(
+    "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
+)
 
 
-def evaluate_grid(workdir: AnyPath, num_steps: int | None) -> dict:
-    """Loss and perplexity on the whole validation split with so many steps."""
+def evaluate_grid(workdir: AnyPath, num_steps: int | None, scheme: str | None) -> dict:
+    """Loss and perplexity on the whole validation split with so many steps of the scheme."""
     corpus = load_corpus(workdir)
-    solver = SCHEME.value if SCHEME.value in SOLVERS else None
+    solver = scheme if scheme in SOLVERS else None
     run = load_run(
         workdir,
         corpus.tokenizer.vocab_size,
         batch_size=jax.device_count(),
         num_steps=num_steps,
-        scheme=None if solver else SCHEME.value,
+        scheme=None if solver else scheme,
         checkpoint=CHECKPOINT.value,
+        adapters=place(ADAPTERS.value, "--adapters") if ADAPTERS.value else None,
     )
     model = run.setup.model.config
     parts = eval_examples(run.config.data, corpus)
@@ -67,8 +78,52 @@ def evaluate_grid(workdir: AnyPath, num_steps: int | None) -> dict:
         batches = eval_batches(parts, rows, run.setup.rows)
         values = evaluate(eval_step, run.params, batches)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
+    fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": RTOL.value} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
+
+
+def show_table(results: list[dict]) -> None:
+    """A line per grid, and the figure if one is asked for."""
+    say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
+    for values in results:
+        say(
+            f"{values['scheme']:<12}{values['num_steps']:>6}"
+            f"{count(values['flops_per_token']):>13}{values['eval/loss']:>9.4f}"
+            f"{values['eval/perplexity']:>12.2f}"
+        )
+    if PLOT.value:
+        path = place(PLOT.value, "--plot")
+        figure = plots().perplexity_over_depth(results)
+        write_whole(path, plots().image(figure, path.suffix[1:]))
+        say(f"figure in {path}")
+
+
+def plots() -> ModuleType:
+    """The module that draws.
+
+    Raises:
+      InputError: if matplotlib isn't installed.
+    """
+    try:
+        return importlib.import_module("t5x_diffeq.analysis.plots")
+    except ImportError as error:
+        raise InputError(
+            "--plot needs the package matplotlib; pip install -e '.[analysis]', or leave it out"
+        ) from error
+
+
+def check_plot() -> None:
+    """The figure can be drawn.
+
+    Raises:
+      InputError: if not.
+    """
+    if not PLOT.value:
+        return
+    plots()
+    if not PLOT.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={PLOT.value} must end in .png, .pdf or .svg")
 
 
 def parse_num_steps(values: list[str] | None) -> list[int | None]:
@@ -88,14 +143,24 @@ def main() -> None:
     workdir = command_line.folder(WORKDIR, "evaluate")
     if BATCH_SIZE.value < 1:
         raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")
-    if NUM_STEPS.value and SCHEME.value in SOLVERS:
-        raise InputError(f"--num_steps has no meaning with {SCHEME.value}, which chooses its steps")
-    for num_steps in parse_num_steps(NUM_STEPS.value):
-        values = evaluate_grid(workdir, num_steps)
-        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
-        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
-        if jax.process_index() == 0:
-            print(json.dumps(values), flush=True)
+    adaptive = [scheme for scheme in SCHEME.value or () if scheme in SOLVERS]
+    if adaptive and (NUM_STEPS.value or PLOT.value or len(SCHEME.value) > 1):
+        raise InputError(
+            f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps "
+            "and --plot"
+        )
+    check_plot()
+    results = []
+    for scheme in SCHEME.value or [None]:
+        for num_steps in parse_num_steps(NUM_STEPS.value):
+            values = evaluate_grid(workdir, num_steps, scheme)
+            results.append(values)
+            steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+            say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
+            if jax.process_index() == 0:
+                print(json.dumps(values), flush=True)
+    if not adaptive and (len(results) > 1 or PLOT.value) and jax.process_index() == 0:
+        show_table(results)
 
 
 if __name__ == "__main__":

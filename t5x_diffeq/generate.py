@@ -13,6 +13,7 @@ from t5x_diffeq import command_line
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import place
 from t5x_diffeq.models.sampling import Sampling, generate
 from t5x_diffeq.report import say
 from t5x_diffeq.training.run import Run, load_run
@@ -48,6 +49,9 @@ NUM_STEPS = flags.DEFINE_integer(
 SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.", flag_values=FLAGS)
 CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+)
+ADAPTERS = flags.DEFINE_string(
+    "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
 )
 
 
@@ -152,6 +156,7 @@ def main() -> None:
         batch_size=1,
         num_steps=NUM_STEPS.value,
         checkpoint=CHECKPOINT.value,
+        adapters=place(ADAPTERS.value, "--adapters") if ADAPTERS.value else None,
     )
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]

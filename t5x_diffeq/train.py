@@ -5,6 +5,7 @@ a finished run says so.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import jax
@@ -25,10 +26,17 @@ from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.compilation_cache import keep_compiled
+from t5x_diffeq.training.depths import (
+    check_depths,
+    compile_train_steps,
+    depth_of,
+    depths_to_come,
+)
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter
-from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
+from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.step import TrainMetrics, make_eval_step
 from t5x_diffeq.training.stop import StopSignals
 from t5x_diffeq.training.workdir import check_config, save_config
 
@@ -41,8 +49,17 @@ WORKDIR = flags.DEFINE_string(
 )
 
 
-def train(config: ConfigDict, workdir: AnyPath) -> int:
+def train(
+    config: ConfigDict,
+    workdir: AnyPath,
+    begun: Callable[[Setup], TrainState] = Setup.init_state,
+) -> int:
     """Trains to `config.train.total_steps`.
+
+    Args:
+      config: of the run.
+      workdir: made, or continued.
+      begun: makes the state of a run that has none yet.
 
     Returns:
       The exit status: 0 when done, 42 or 130 when stopped and saved.
@@ -56,6 +73,7 @@ def train(config: ConfigDict, workdir: AnyPath) -> int:
     new = check_config(config, workdir)
     stated = config.model.vocab_size
     make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
+    check_depths(config)
     check_data(config.data)
     corpus = first_then_others(
         lambda first: prepare_corpus(config.data, workdir, new and first), "the data is prepared"
@@ -73,7 +91,7 @@ def train(config: ConfigDict, workdir: AnyPath) -> int:
         # -------------------------------------------------------------- state, new or restored
         checkpoints = stack.enter_context(Checkpoints(workdir, config.train.keep_checkpoints))
         restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-        state, start, places = restored or (setup.init_state(), 0, None)
+        state, start, places = restored or (begun(setup), 0, None)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
         progress.write_overview(setup.abstract_state.params, workdir)
@@ -86,11 +104,12 @@ def train(config: ConfigDict, workdir: AnyPath) -> int:
         # -------------------------------------------------------------- compiled steps
         cache, compiling = keep_compiled(workdir), time.perf_counter()
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
-        train_step = compile_train_step(setup, batch_size)
+        depths = depths_to_come(config, start)
+        train_steps = compile_train_steps(setup, batch_size, depths)
         now = time.perf_counter()
         say(
-            f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile the step "
-            f"(compilation cache {cache})"
+            f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
+            f"{progress.describe_steps(depths)} (compilation cache {cache})"
         )
 
         # -------------------------------------------------------------- what happens between steps
@@ -107,6 +126,8 @@ def train(config: ConfigDict, workdir: AnyPath) -> int:
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
                 rate = clock.rate(step)
+                if config.train.depths:
+                    values["num_steps"] = depth_of(config, step)
                 values |= {"tokens_per_second": rate, **progress.utilisation(setup, rate)}
                 writer.write(step, {f"train/{name}": value for name, value in values.items()})
                 say(clock.line(step, values["loss"], rate))
@@ -129,7 +150,7 @@ def train(config: ConfigDict, workdir: AnyPath) -> int:
         in_flight = None
         for step in range(start + 1, total_steps + 1):
             batch, places = next(batches)
-            state, metrics = train_step(state, batch)
+            state, metrics = train_steps[depth_of(config, step)](state, batch)
             if in_flight:
                 report(*in_flight)  # the step before, while this one runs
             in_flight = (step, metrics)

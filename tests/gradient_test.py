@@ -27,7 +27,13 @@ RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "ten
 def gradient(microbatches, mesh=None, **changes):
     model = small_model(**changes)
     params = random_params(model)
-    of_batch = make_gradient(model, microbatches=microbatches, loss_chunk=32, z_loss=1e-2)
+    of_batch = make_gradient(
+        model,
+        trains=lambda part: True,
+        microbatches=microbatches,
+        loss_chunk=32,
+        z_loss=1e-2,
+    )
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:
         return jax.jit(of_batch)(*arguments)

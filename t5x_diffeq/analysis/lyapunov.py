@@ -84,7 +84,7 @@ def lyapunov_exponents(
     model = LanguageModel(replace(model.config, dtype="float32", attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
     check(model.config, tokens, outputs, convention, memory)
-    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     step = step_map(model.config, tokens.shape[1])
     by_step, _ = step_inputs(weights, model.config.scheme, model.config.num_steps, key=None)

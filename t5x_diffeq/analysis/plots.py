@@ -246,3 +246,44 @@ def clustering_over_time(found: dict[str, Clustering]) -> Figure:
         ax.set(xlabel="time", ylabel=column, yscale="log" if column == "distance" else "linear")
     axes[0].legend(fontsize=6)
     return figure
+
+
+def perplexity_over_depth(results: Sequence[dict]) -> Figure:
+    """Perplexity against numbers of steps and against FLOPs, a line per scheme.
+
+    Args:
+      results: dicts with `scheme`, `num_steps`, `flops_per_token` and `eval/perplexity`.
+    """
+    figure = figure_of(2.4)
+    axes = figure.subplots(1, 2, sharey=True)
+    names = {"num_steps": "steps", "flops_per_token": "forward FLOPs per token"}
+    for axis, (key, label) in zip(axes, names.items(), strict=True):
+        for scheme in dict.fromkeys(row["scheme"] for row in results):
+            rows = sorted((r for r in results if r["scheme"] == scheme), key=lambda r: r[key])
+            values = [row["eval/perplexity"] for row in rows]
+            axis.plot([row[key] for row in rows], values, "o-", markersize=3, label=scheme)
+        axis.set(xlabel=label, yscale="log")
+    axes[0].set_ylabel("perplexity")
+    axes[0].legend()
+    return figure
+
+
+def lines_with_errors(
+    rows: dict[str, list[tuple[float, float, float | None]]], across: str, up: str
+) -> Figure:
+    """A line per row of a table.
+
+    Args:
+      rows: by their names, lists of (place across, mean, standard error or None).
+      across: label of the horizontal axis.
+      up: of the vertical.
+    """
+    figure = figure_of(3.0)
+    axes = figure.subplots()
+    for name, points in rows.items():
+        across_, means, errors = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+        shown = [error or 0 for error in errors]
+        axes.errorbar(across_, means, yerr=shown, fmt="o-", markersize=3, capsize=2, label=name)
+    axes.set(xlabel=across, ylabel=up)
+    axes.legend(fontsize=6)
+    return figure

@@ -38,7 +38,7 @@ def attention_rollout(
     """
     config = replace(model.config, dtype="float32", attention="xla", remat="none")
     model, nodes = LanguageModel(config), len(SCHEMES[config.scheme].nodes)
-    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
     matrix = jax.jit(partial(attention_matrix, config))

@@ -28,7 +28,7 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
-    own = spectra.spectra(model.apply({"params": params}, method="weights"))
+    own = spectra.spectra(model.apply({"params": params}, method="merged_weights"))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
     if not layers:

@@ -200,6 +200,23 @@ def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
     return tokenizer
 
 
+def check_tokenizers(data: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Shards among the data were made with this tokenizer.
+
+    Raises:
+      InputError: naming those that weren't.
+    """
+    for part in part_configs(data):
+        if part.source != "tokens":
+            continue
+        folder = shard_folder(part)
+        if tokenizer_of_shards(folder).fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"data.path={folder}: its shards were made with another tokenizer than the run in "
+                "init_from has; give the documents themselves, or prepare them with that tokenizer"
+            )
+
+
 def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir; of the data itself, only shards are needed.
 

@@ -88,18 +88,29 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
     return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
 
 
+def recipe_of(data: ConfigDict) -> dict:
+    """What decides the tokenizer of `config.data`."""
+    trained = data.tokenizer == "sentencepiece"
+    return {
+        "tokenizer": data.tokenizer,
+        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
+        "end_of_text": data.end_of_text,
+    }
+
+
+def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
+    """Saves another run's tokenizer as the one of `config.data`."""
+    write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
+    tokenizer.save(folder)
+
+
 def tokenizer_in(folder: AnyPath, data: ConfigDict, documents: Sequence) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
     Raises:
       InputError: if one is there that another config made.
     """
-    trained = data.tokenizer == "sentencepiece"
-    recipe = {
-        "tokenizer": data.tokenizer,
-        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
-        "end_of_text": data.end_of_text,
-    }
+    recipe = recipe_of(data)
     there = load_tokenizer(folder)
     if there is None:
         tokenizer = make_tokenizer(data, documents)  # deterministic: any machine makes the same

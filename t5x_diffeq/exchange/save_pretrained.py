@@ -41,7 +41,9 @@ def discretised(model: LanguageModel, params: dict) -> Weights:
     """The weights of the grid in float32, the step size in what writes to the residual stream."""
     exact = LanguageModel(replace(model.config, dtype="float32"))
     with jax.default_matmul_precision("highest"):
-        weights = jax.jit(lambda params: exact.apply({"params": params}, method="weights"))(params)
+        weights = jax.jit(lambda params: exact.apply({"params": params}, method="merged_weights"))(
+            params
+        )
     declared, dt = declared_leaves(model.config), model.config.dt
     return unflatten_dict(
         {

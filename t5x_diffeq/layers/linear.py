@@ -1,4 +1,8 @@
-"""A linear map of any rank: the module owns the kernel, the caller owns the einsum."""
+"""A linear map of any rank: the module owns the kernel, the caller owns the einsum.
+
+Beside the kernel it can have a low-rank branch, `x W + (x a) b` (LoRA, Hu et al. 2021): it has one
+when it is given `a` and `b` in the collection `ADAPTERS`.
+"""
 
 from math import prod
 
@@ -8,6 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.parameter import declare
+
+ADAPTERS = "adapters"  # the collection of low-rank branches; no hypernetwork makes them
 
 
 class Linear(nn.Module):
@@ -47,6 +53,9 @@ class Linear(nn.Module):
             fan_in=prod(self.shape[: self.num_inputs]),
         )
         y = jnp.einsum(equation, x, kernel.astype(self.dtype))
+        if self.has_variable(ADAPTERS, "a"):
+            a, b = (self.get_variable(ADAPTERS, name) for name in ("a", "b"))
+            y += low_rank(equation, x, a, b, self.num_inputs)
         if self.use_bias:
             bias = declare(
                 self,
@@ -59,3 +68,27 @@ class Linear(nn.Module):
             )
             y += bias.astype(self.dtype)
         return y
+
+
+def low_rank(
+    equation: str,
+    x: Float[Array, "..."],
+    a: Float[Array, "..."],
+    b: Float[Array, "..."],
+    num_inputs: int,
+) -> Float[Array, "..."]:
+    """`(x a) b`: what `einsum(equation, x, a b)` is, without the product of a and b.
+
+    Args:
+      equation: of the whole kernel, such as `"bld,dhg->blhg"`.
+      x: the input.
+      a: `[*inputs, r]`.
+      b: `[r, *outputs]`.
+      num_inputs: how many leading dimensions of the kernel are inputs.
+    """
+    operands, result = equation.split("->")
+    inputs, kernel = operands.split(",")
+    contracted, outputs = kernel[:num_inputs], kernel[num_inputs:]
+    narrow = "".join(axis for axis in result if axis not in outputs) + "r"
+    xa = jnp.einsum(f"{inputs},{contracted}r->{narrow}", x, a)
+    return jnp.einsum(f"{narrow},r{outputs}->{result}", xa, b)

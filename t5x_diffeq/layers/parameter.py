@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding")
+ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "adapter")
 
 
 @struct.dataclass

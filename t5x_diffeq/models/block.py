@@ -14,6 +14,7 @@ from t5x_diffeq.layers.attention import CACHE, Attention
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.mlp import MLP
 from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField
 
@@ -105,13 +106,13 @@ def cached_field(
 
         def f(W: Weights, y: State) -> State:
             own = {**caches[-1], "slot": slot + len(caches) - 1}
-            variables = {"params": W, CACHE: {"attention": own}}
+            variables = {**block_variables(W), CACHE: {"attention": own}}
             f, changed = block.apply(variables, y, places, method="f", mutable=[CACHE])
             caches.append({name: changed[CACHE]["attention"][name] for name in cache})
             return f
 
         def g(W: Weights, y: State) -> State:
-            return block.apply({"params": W}, y, method="g")
+            return block.apply(block_variables(W), y, method="g")
 
         return VectorField(f, g), caches
 
@@ -135,7 +136,7 @@ def vector_field(
             rngs = None if deterministic else {"dropout": key}
             y = nn.with_logical_constraint(y, ("batch", "length", None))
             return block.apply(
-                {"params": W}, y, *args, deterministic=deterministic, rngs=rngs, method=method
+                block_variables(W), y, *args, deterministic=deterministic, rngs=rngs, method=method
             )
 
         return VectorField(f=lambda W, y: call("f", W, y, places), g=lambda W, y: call("g", W, y))

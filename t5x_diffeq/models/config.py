@@ -52,6 +52,9 @@ class ModelConfig:
     norm_shift: bool
     mlp_input: str
     dropout_rate: float
+    adapter_rank: int
+    adapter_alpha: float
+    adapter_kernels: tuple[str, ...]
     vocab_size: int
     dtype: str
     remat: str
@@ -70,7 +73,9 @@ class ModelConfig:
                 f"model.vocab_size is {keys['vocab_size']}, and the tokenizer has {vocab_size} "
                 "tokens; leave it None to take the tokenizer's"
             )
-        return cls(**{**keys, "vocab_size": vocab_size, "max_length": max_length})
+        kernels = tuple(keys["adapter_kernels"])  # JSON has lists
+        known = {"vocab_size": vocab_size, "max_length": max_length, "adapter_kernels": kernels}
+        return cls(**{**keys, **known})
 
     def __post_init__(self):
         for key, choices in CHOICES.items():
@@ -84,6 +89,7 @@ class ModelConfig:
                 raise InputError(f"model.{key} is {getattr(self, key)}; it must be greater than 0")
         if not 0 <= self.dropout_rate < 1:
             raise InputError(f"model.dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
+        self.check_adapters()
 
     def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
         """The config with "auto" attention resolved for the platform, and why so.
@@ -97,6 +103,21 @@ class ModelConfig:
             return self, "as model.attention says"
         kernel, reason = choose(*shapes)
         return replace(self, attention=kernel), reason
+
+    def check_adapters(self):
+        """Adapters stand beside layer weights alone."""
+        if self.adapter_rank < 0:
+            raise InputError(f"model.adapter_rank is {self.adapter_rank}; it must be at least 0")
+        if self.adapter_rank and self.weights != "per_layer":
+            raise InputError(
+                f"model.adapter_rank={self.adapter_rank} with model.weights={self.weights}: "
+                "adapters stand beside the kernels of a grid, so they need per_layer weights (the "
+                "finetune verb makes these from any run)"
+            )
+        if not 0 < self.adapter_alpha < inf:
+            raise InputError(
+                f"model.adapter_alpha is {self.adapter_alpha}; it must be greater than 0"
+            )
 
     def check_sizes(self):
         """Sizes are positive and divide where they must."""

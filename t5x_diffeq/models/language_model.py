@@ -9,8 +9,10 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Cache, Logits, Places, State, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
+from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
+from t5x_diffeq.models.adapters import Adapters, merge
 from t5x_diffeq.models.block import Block, cached_field, vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import integrate, integrate_with_memory, trajectory
@@ -38,6 +40,20 @@ def make_source(config: ModelConfig, **module: object) -> nn.Module:
         time_scale=config.time_scale,
         shared_embedding=config.time_embedding == "shared",
         **common,
+    )
+
+
+def make_adapters(config: ModelConfig) -> Adapters:
+    """The adapters that `config` asks for."""
+    block = Block(replace(config, attention="xla"), parent=None)
+    return Adapters(
+        block=block,
+        inputs=block.input_shapes(),
+        kernels=config.adapter_kernels,
+        num_nodes=config.num_nodes,
+        rank=config.adapter_rank,
+        alpha=config.adapter_alpha,
+        dtype=config.compute_dtype,
     )
 
 
@@ -70,6 +86,8 @@ class LanguageModel(nn.Module):
             )
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
+        if c.adapter_rank:
+            self.adapters = make_adapters(c)
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
@@ -95,9 +113,14 @@ class LanguageModel(nn.Module):
         return y, self.head_vectors()
 
     def weights(self) -> Weights:
-        """The weights of a whole pass: leaves `[num_nodes, ...]`."""
+        """The weights of a whole pass, adapters under their own name: leaves `[num_nodes, ...]`."""
         c = self.config
-        return self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
+        weights = self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
+        return {**weights, ADAPTERS: self.adapters()} if c.adapter_rank else weights
+
+    def merged_weights(self) -> Weights:
+        """The weights of a whole pass, adapters merged into the kernels."""
+        return merge(self.weights())
 
     def hidden(
         self,

@@ -68,7 +68,7 @@ def generate(
       sampling: how tokens are drawn.
       key: decides the draw.
     """
-    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
 
     @partial(jax.jit, donate_argnames="cache")
     def extend(

@@ -82,6 +82,11 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     )
 
 
+def forward_flops(config: ModelConfig) -> float:
+    """FLOPs per token of a forward pass over a whole sequence, without those that make W(t)."""
+    return step_flops(config, 1).model / 3 / config.max_length
+
+
 def mfu(model_flops: float, seconds: float, num_devices: int, device_kind: str) -> float | None:
     """Model FLOPs utilisation, of 1; None, and said, if the kind of device isn't known.
 

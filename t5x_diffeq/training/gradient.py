@@ -1,7 +1,8 @@
 """The gradient of a step: W(t) is made once, and its gradient pulled back to P once.
 
 Between the two, sequences may go through the model in several microbatches, whose gradients on the
-made weights are summed in float32. So accumulation costs the hypernetwork nothing.
+made weights are summed in float32. So accumulation costs the hypernetwork nothing. Parts that don't
+train have no gradient, and neither have the weights that they make.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, Weights
+from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.contraction import projection_square
 from t5x_diffeq.ode.weights import EMBEDDINGS
@@ -21,37 +23,55 @@ from t5x_diffeq.training.losses import token_losses
 Batch = dict[str, jax.Array]
 Params = dict
 Part = tuple[tuple[Params, Weights], Array]  # gradient on the rest and on the weights, and loss
+MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
 def make_gradient(
-    model: LanguageModel, *, microbatches: int, loss_chunk: int, z_loss: float, unroll: bool = False
+    model: LanguageModel,
+    *,
+    trains: Callable[[str], bool],
+    microbatches: int,
+    loss_chunk: int,
+    z_loss: float,
+    unroll: bool = False,
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
+
+    The gradient is on the parts that train.
 
     The loss is the sum of all tokens' losses over the number of all tokens of the batch, whatever
     the microbatches.
 
     Args:
       model: the language model.
+      trains: whether a part of the parameters, by its name, does.
       microbatches: parts of the batch; each device's rows must be divisible by them.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser.
       unroll: write loops out, for counting.
     """
 
-    def loss(
-        rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
-    ) -> tuple[Array, Array]:
-        losses, normalisers = batch_losses(model, rest, batch, loss_chunk, weights, key, unroll)
-        loss = (losses * batch["mask"]).sum() / tokens
-        z = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
-        return loss + z_loss * z, loss
-
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
-        rest = {name: leaf for name, leaf in params.items() if name != "source"}
+        training = {name: part for name, part in params.items() if trains(name)}
+        makers = {name: part for name, part in training.items() if name in MAKERS}
+        rest = {name: part for name, part in training.items() if name not in MAKERS}
+        frozen = {name: params[name] for name in MAKERS if name in params and not trains(name)}
+        fixed, _ = make_weights(model, params, frozen) if frozen else ({}, {})
         weights, pull_back, embeddings = jax.vjp(
-            partial(make_weights, model, rest), params["source"], has_aux=True
+            partial(make_weights, model, params), makers, has_aux=True
         )
+
+        def loss(
+            rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
+        ) -> tuple[Array, Array]:
+            merged, weights = {**params, **rest}, {**fixed, **weights}
+            losses, normalisers = batch_losses(
+                model, merged, batch, loss_chunk, weights, key, unroll
+            )
+            loss = (losses * batch["mask"]).sum() / tokens
+            z = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
+            return loss + z_loss * z, loss
+
         of_part: Callable[[Batch, Array], Part] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
         )
@@ -61,19 +81,31 @@ def make_gradient(
             else accumulate(of_part, batch, key, microbatches, unroll)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
-        (d_source,) = pull_back(d_weights)
-        gradient = {"source": d_source, **d_rest}
+        (d_makers,) = pull_back(d_weights)
+        gradient = {**d_makers, **d_rest}
         return gradient, norm(gradient, d_weights, embeddings), mean
 
     return gradient
 
 
-def make_weights(model: LanguageModel, rest: Params, source: Params) -> tuple[Weights, dict]:
-    """The weights of a whole pass; and, by generated layer, the e(t) that they were made with."""
+def make_weights(model: LanguageModel, params: Params, makers: Params) -> tuple[Weights, dict]:
+    """The weights of a pass that `makers` make; and, by generated layer, the e(t) they come from.
+
+    Args:
+      model: the model.
+      params: all its parameters.
+      makers: those of the parts in question; no others' weights are returned.
+    """
     weights, collections = model.apply(
-        {"params": {**rest, "source": source}}, method="weights", mutable=[EMBEDDINGS]
+        {"params": {**params, **makers}}, method="weights", mutable=[EMBEDDINGS]
     )
-    return weights, collections.get(EMBEDDINGS, {}).get("source", {})
+    theirs = {name: leaves for name, leaves in weights.items() if maker_of(name) in makers}
+    return theirs, collections.get(EMBEDDINGS, {}).get("source", {})
+
+
+def maker_of(name: str) -> str:
+    """The part of the parameters that makes an entry of the tree of weights."""
+    return "adapters" if name == ADAPTERS else "source"
 
 
 def accumulate(
@@ -103,7 +135,7 @@ def norm(gradient: Params, d_weights: Weights, embeddings: dict) -> Float[Array,
     the first of it is used.
 
     Args:
-      gradient: on all parameters.
+      gradient: on the parts that train.
       d_weights: on the made weights.
       embeddings: the e(t) that they were made with, by layer; empty if they were not made.
     """

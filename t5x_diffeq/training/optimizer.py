@@ -12,7 +12,11 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.parameter import ROLES, is_parameter
 
 # The roles that weight decay falls on, for each value of `optimizer.decay`.
-DECAYED = {"embeddings": {"embedding"}, "kernels": {"embedding", "kernel"}, "all": set(ROLES)}
+DECAYED = {
+    "embeddings": {"embedding"},
+    "kernels": {"embedding", "kernel", "adapter"},
+    "all": set(ROLES),
+}
 
 
 def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Schedule:

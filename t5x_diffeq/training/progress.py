@@ -92,6 +92,11 @@ def eval_line(step: int, values: dict[str, float]) -> str:
     )
 
 
+def describe_steps(depths: list[int]) -> str:
+    """What is compiled: `the step`, or one for each number of solver steps."""
+    return "the step" if len(depths) == 1 else f"a step for each of {', '.join(map(str, depths))}"
+
+
 def check_finite(step: int, values: dict[str, float], last_checkpoint: int | None) -> None:
     """Stops a run whose state can't be trusted any more.
 
@@ -132,8 +137,7 @@ def say_account(
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
-            "parameters": f"{describe_parameters(setup.abstract_state.params)}; each with its "
-            "sharding in parameters.txt",
+            "parameters": f"{describe_parameters(setup)}; each with its sharding in parameters.txt",
             "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
             f"{count(total_steps * tokens_per_step)} in all, {epochs}",
         },
@@ -171,15 +175,25 @@ def write_overview(params: dict, workdir: AnyPath) -> None:
         write_whole(workdir / "parameters.txt", f"{overview}\n".encode())
 
 
-def describe_parameters(params: dict) -> str:
-    """`1.24M: source 983.0k, token_embedding 262.1k, ...`: each part's share, largest first."""
-    parts = {
+def describe_parameters(setup: Setup) -> str:
+    """`1.24M: source 983.0k, ...`, largest part first; those that train and the frozen apart."""
+    sizes = {
         name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
-        for name, part in params.items()
+        for name, part in setup.abstract_state.params.items()
     }
-    largest = sorted(parts.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {count(size)}" for name, size in largest)
-    return f"{count(sum(parts.values()))}: {shares}"
+    trained = {name: size for name, size in sizes.items() if setup.trains(name)}
+    frozen = {name: size for name, size in sizes.items() if not setup.trains(name)}
+    if not frozen:
+        return shares(trained)
+    return f"trained {shares(trained)}; frozen {shares(frozen)}"
+
+
+def shares(sizes: dict[str, int]) -> str:
+    """`1.24M: source 983.0k, ...`."""
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    return f"{count(sum(sizes.values()))}: " + ", ".join(
+        f"{n} {count(size)}" for n, size in largest
+    )
 
 
 def say_summary(workdir: AnyPath, seconds: float) -> None:

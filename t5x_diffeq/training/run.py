@@ -1,18 +1,16 @@
 """A trained run, loaded from its workdir, on its own grid or another."""
 
+import copy
 from dataclasses import dataclass
 from math import gcd
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.training.adapter_files import load_adapters, read_facts
 from t5x_diffeq.training.checkpoint import restore_params
+from t5x_diffeq.training.pretrained import Pretrained
 from t5x_diffeq.training.setup import Setup, make_setup
-from t5x_diffeq.training.workdir import read_config
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ def load_run(
     num_steps: int | None = None,
     scheme: str | None = None,
     checkpoint: int | None = None,
+    adapters: AnyPath | None = None,
 ) -> Run:
     """The run of `workdir`, on as many devices as `batch_size` can be divided by.
 
@@ -50,33 +49,26 @@ def load_run(
       num_steps: another number of steps; None is the trained one.
       scheme: another scheme; None is the trained one.
       checkpoint: step of the checkpoint; None is the newest.
+      adapters: folder of those that another run trained beside this one's weights.
 
     Raises:
       InputError: if the workdir holds no such run, or its weights no such grid.
     """
-    config = ConfigDict(read_config(workdir))
-    trained = ModelConfig.of(config.model.to_dict(), vocab_size, config.data.sequence_length)
-    config.model.num_steps = trained.num_steps if num_steps is None else num_steps
-    config.model.scheme = scheme or trained.scheme
+    pretrained = Pretrained.of(workdir, vocab_size, checkpoint)
+    config = copy.deepcopy(pretrained.config)
+    config.model.update(read_facts(adapters).model if adapters else {})
+    config.model.num_steps = config.model.num_steps if num_steps is None else num_steps
+    config.model.scheme = scheme or config.model.scheme
     fsdp = gcd(config.model.embed_dim, batch_size)  # parameters are split as far as they can be
+    config.train.trainable = ()
     config.mesh.update({"data": -1, "fsdp": fsdp, "tensor": 1})
     config.train.batch_size = batch_size
     setup = make_setup(config, vocab_size)
-    check_grid(trained, setup.model.config)
-    params, step = restore_params(workdir, setup.abstract_state.params, checkpoint)
+    pretrained.check(setup.model.config)
+    if not adapters:
+        params, step = restore_params(workdir, setup.abstract_state.params, checkpoint)
+        return Run(config, setup, params, step)
+    with setup.context():
+        params, step = pretrained.params_for(setup, config)
+        params = load_adapters(adapters, params, setup.abstract_state.params)
     return Run(config, setup, params, step)
-
-
-def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
-    """The trained weights exist on the grid asked for.
-
-    Raises:
-      InputError: for per-layer weights off their own grid.
-    """
-    grids = [grid(c.scheme, c.num_steps) for c in (trained, asked)]
-    if trained.weights == "per_layer" and not np.array_equal(*grids):
-        raise InputError(
-            f"num_steps={asked.num_steps} with scheme {asked.scheme} reads weights at other times "
-            f"than num_steps={trained.num_steps} with scheme {trained.scheme}, and this model has "
-            "one set per layer: it runs on its own grid alone (time_dependent and shared on any)"
-        )

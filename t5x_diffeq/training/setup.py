@@ -17,7 +17,9 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.state import TrainState, declared_params, init_state
+from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
+
+NO_COUNTS = ("trainable", "depths", "depths_until")  # of the keys of `config.train`
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,8 @@ class Setup:
 
     Attributes:
       model: the language model.
-      optimizer: of its parameters.
+      optimizer: of the parameters that train.
+      trains: whether a part of the parameters, by its name, does.
       schedule: of the learning rate.
       mesh: of devices.
       rules: from logical to mesh axes.
@@ -43,6 +46,7 @@ class Setup:
 
     model: LanguageModel
     optimizer: optax.GradientTransformation
+    trains: Callable[[str], bool]
     schedule: optax.Schedule
     mesh: Mesh
     rules: partitioning.Rules
@@ -70,7 +74,7 @@ class Setup:
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
 
         def init(key: Array) -> TrainState:
-            return partitioning.unbox(init_state(self.model, self.optimizer, key))
+            return partitioning.unbox(init_state(self.model, self.optimizer, self.trains, key))
 
         return jax.jit(init, out_shardings=shardings)
 
@@ -113,19 +117,23 @@ def make_setup(
     model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
     schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)
-    optimizer = optimizers.make_optimizer(config.optimizer, declared_params(model), schedule)
+    declared = declared_params(model)
+    trains = trainable_parts(config.train.trainable, declared)
+    training = {name: part for name, part in declared.items() if trains(name)}
+    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    declared = jax.eval_shape(lambda key: init_state(model, optimizer, key), init_key)
-    shardings = partitioning.state_shardings(declared, mesh, rules)
+    boxed = jax.eval_shape(lambda key: init_state(model, optimizer, trains, key), init_key)
+    shardings = partitioning.state_shardings(boxed, mesh, rules)
     abstract_state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        partitioning.unbox(declared),
+        partitioning.unbox(boxed),
         shardings,
     )
     rows = partitioning.batch_sharding(mesh, rules)
     return Setup(
         model,
         optimizer,
+        trains,
         schedule,
         mesh,
         rules,
@@ -164,7 +172,7 @@ def check_counts(config: ConfigDict) -> None:
     """
     if not 0 <= config.seed < 2**32:
         raise InputError(f"seed is {config.seed}; it must be in [0, 2^32)")
-    counts = {f"train.{key}": value for key, value in config.train.items()}
+    counts = {f"train.{key}": value for key, value in config.train.items() if key not in NO_COUNTS}
     counts["data.sequence_length"] = config.data.sequence_length
     for key, value in counts.items():
         least = 0 if key == "train.z_loss" else 1

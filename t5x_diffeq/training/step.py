@@ -42,6 +42,7 @@ def make_train_step(
     """
     of_batch = make_gradient(
         setup.model,
+        trains=setup.trains,
         microbatches=setup.microbatches,
         loss_chunk=setup.loss_chunk,
         z_loss=setup.z_loss,
@@ -51,13 +52,12 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         gradient, norm, loss = of_batch(state.params, batch, dropout_key)
-        updates, opt_state = setup.optimizer.update(
-            gradient, state.opt_state, state.params, norm=norm
-        )
+        training = {name: state.params[name] for name in gradient}
+        updates, opt_state = setup.optimizer.update(gradient, state.opt_state, training, norm=norm)
         metrics = TrainMetrics.single_from_model_output(
             loss=loss, grad_norm=norm, learning_rate=setup.schedule(state.step)
         )
-        params = optax.apply_updates(state.params, updates)
+        params = {**state.params, **optax.apply_updates(training, updates)}
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step

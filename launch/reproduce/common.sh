@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it: sets up the environment once and repeats an experiment.
+
+source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+
+# reproduce EXPERIMENT [--output=DIR] [flags of t5x_diffeq.reproduce]
+reproduce() {
+  local experiment="$1" output="reproduced/$1" argument arguments=()
+  shift
+  for argument in "$@"; do
+    case "$argument" in
+      -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+      --output=*) output="${argument#--output=}" ;;
+      *) arguments+=("$argument") ;;
+    esac
+  done
+  setup analysis
+  export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+  "$VENV/bin/python" -m t5x_diffeq.reproduce --experiment="$experiment" --output="$output" \
+    ${arguments[@]+"${arguments[@]}"}
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Figure 5 of the paper: trained with 18 steps on one text, tuned on another with 9, 12, 18 and 24.
+#
+#   launch/reproduce/finetune.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR]
+#   launch/reproduce/finetune.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE \
+#       --text=openwebtext=openwebtext:ARCHIVE [--part=0/2]
+#
+# At laptop scale the other text is Python's standard library. Each run is done once: the same
+# command again goes on where it was stopped. Other flags are those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure5 "$@"

@@ -1,0 +1,169 @@
+"""Runs of an experiment: each a command, done once, its outcome a line of `results.jsonl`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from t5x_diffeq.errors import RunError
+from t5x_diffeq.report import duration, say
+
+RESULTS = "results.jsonl"
+TRAINING = ("train", "finetune")
+EXIT_STOPPED = (42, 130)
+Label = str | int | float
+
+
+class StoppedError(Exception):
+    """A run was stopped, and saved.
+
+    Args:
+      status: its exit status.
+    """
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command of an experiment.
+
+    Attributes:
+      name: of the run, and of its workdir if it has one.
+      verb: that it calls.
+      arguments: of the verb; `{output}` stands for the experiment's folder.
+      labels: where its outcome stands in table and figure.
+      needs: the name of a run that comes before, in the same part.
+    """
+
+    name: str
+    verb: str
+    arguments: tuple[str, ...]
+    labels: dict[str, Label] = field(default_factory=dict)
+    needs: str | None = None
+
+    def command(self, output: Path) -> list[str]:
+        """The whole command."""
+        given = [argument.replace("{output}", str(output)) for argument in self.arguments]
+        own = [f"--workdir={output / self.name}"] if self.verb in TRAINING else []
+        return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
+
+
+def part_of(runs: Sequence[Run], part: int, parts: int) -> list[Run]:
+    """The runs of one of several parts: a run and all that need it stay together."""
+    by_name, roots = {run.name: run for run in runs}, []
+
+    def root(run: Run) -> str:
+        return root(by_name[run.needs]) if run.needs else run.name
+
+    for run in runs:
+        if root(run) not in roots:
+            roots.append(root(run))
+    mine = roots[part::parts]
+    return [run for run in runs if root(run) in mine]
+
+
+def read_results(output: Path) -> dict[str, dict]:
+    """Outcomes by the name of their run; a last line that was half written counts for nothing."""
+    found = {}
+    for path in sorted(output.glob("results*.jsonl")):
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                outcome = json.loads(line)
+                found[outcome["run"]] = outcome
+    return found
+
+
+def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None:
+    """Does the runs that have no outcome yet, one after the other.
+
+    Args:
+      runs: in their order.
+      output: the experiment's folder: workdirs, a log of each run, results.
+      results: the file that outcomes are added to.
+
+    Raises:
+      RunError: if one fails, naming it and its log.
+      StoppedError: if one was stopped and saved.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    done = read_results(output)
+    for number, run in enumerate(runs, 1):
+        if run.name in done:
+            say(f"{number} of {len(runs)}: {run.name} is done")
+            continue
+        say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log)")
+        began = time.perf_counter()
+        said = call(run, output)
+        seconds = time.perf_counter() - began
+        outcome = {"run": run.name, **run.labels, "seconds": seconds, **figures(run, output, said)}
+        add_line(output / results, outcome)
+        say(f"  {told(outcome)} after {duration(seconds)}")
+
+
+def call(run: Run, output: Path) -> str:
+    """Runs the command, its words in a log; returns its standard output.
+
+    Raises:
+      RunError: if it fails.
+      StoppedError: if it was stopped.
+    """
+    log = output / f"{run.name}.log"
+    with log.open("ab") as words:
+        ended = subprocess.run(run.command(output), stdout=subprocess.PIPE, stderr=words)
+    if ended.returncode in EXIT_STOPPED:
+        raise StoppedError(ended.returncode)
+    if ended.returncode != 0:
+        raise RunError(
+            f"run {run.name} failed with status {ended.returncode}: {last_line(log)}; the same "
+            "command again continues with it"
+        )
+    return ended.stdout.decode()
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"{log} is empty"
+
+
+def figures(run: Run, output: Path, said: str) -> dict:
+    """The numbers of an outcome: of training, its last evaluation; else what the verb printed."""
+    if run.verb not in TRAINING:
+        lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        return lines[-1] if len(lines) == 1 else {"lines": lines}
+    lines = (output / run.name / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    evaluations = [line for line in metrics if "eval/loss" in line]
+    rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
+    return {
+        "first": evaluations[0]["eval/loss"],
+        "loss": evaluations[-1]["eval/loss"],
+        "perplexity": evaluations[-1]["eval/perplexity"],
+        "lowest": min(line["eval/loss"] for line in evaluations),
+        "tokens_per_second": rates[len(rates) // 2],
+    }
+
+
+def told(outcome: dict) -> str:
+    """What one wants to read of an outcome at once."""
+    if "loss" in outcome:
+        return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
+    return "done"
+
+
+def add_line(path: Path, outcome: dict) -> None:
+    """Adds an outcome, on disk before the next run begins."""
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        with path.open("ab") as file:  # a line that was half written
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
+    with path.open("ab") as file:
+        file.write(json.dumps(outcome).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

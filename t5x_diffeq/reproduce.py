@@ -1,0 +1,125 @@
+"""Repeats an experiment of the paper: --experiment=figure5 --output=DIR --text=NAME=PATH.
+
+Each run is done once: the same command again goes on where it was stopped. Ends with a table on
+standard output (table.md) and a figure (figure.png, .pdf) in DIR.
+"""
+
+import importlib
+import json
+import re
+
+from absl import flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.experiments import EXPERIMENTS
+from t5x_diffeq.experiments.present import Layout, cells, markdown
+from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
+from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.report import say
+
+FLAGS = flags.FlagValues()
+EXPERIMENT = flags.DEFINE_string(
+    "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
+)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder of workdirs, logs, results, table and figure.", flag_values=FLAGS
+)
+SCALE = flags.DEFINE_string(
+    "scale", "laptop", "laptop, or paper: its own sizes.", flag_values=FLAGS
+)
+TEXT = flags.DEFINE_multi_string(
+    "text",
+    [],
+    "NAME=PATH of a text, or NAME=SOURCE:PATH, SOURCE as of data.source; once for each.",
+    flag_values=FLAGS,
+)
+PART = flags.DEFINE_string(
+    "part", "0/1", "The i-th of n parts, i/n, for an array of jobs.", flag_values=FLAGS
+)
+DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Print the commands only.", flag_values=FLAGS)
+
+
+def texts() -> dict[str, dict[str, object]]:
+    """The keys of the config for each text by its name.
+
+    Raises:
+      InputError: if one isn't as it should be.
+    """
+    found = {}
+    for given in TEXT.value:
+        name, _, where = given.partition("=")
+        source, colon, path = where.partition(":")
+        if not colon:
+            source, path = ("stdlib", "") if name == "stdlib" else ("text_files", where)
+        if not re.fullmatch(r"\w+", name) or (not path and source != "stdlib"):
+            raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
+        found[name] = {"data.source": source, **({"data.path": path} if path else {})}
+    return found
+
+
+def part() -> tuple[int, int]:
+    """i and n of --part.
+
+    Raises:
+      InputError: if it isn't i/n with 0 <= i < n.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", PART.value)
+    if not found or not int(found[1]) < int(found[2]):
+        raise InputError(f"--part={PART.value} is not i/n with 0 <= i < n")
+    return int(found[1]), int(found[2])
+
+
+def draw(outcomes: list[dict], layout: Layout, output: AnyPath) -> None:
+    """The figure, if columns are numbers and matplotlib is installed."""
+    found = cells(outcomes, layout)
+    if not all(isinstance(column, int | float) for row in found.values() for column in row):
+        return
+    rows = {
+        ", ".join(map(str, row)): [(column, cell.mean, cell.error) for column, cell in of.items()]
+        for row, of in found.items()
+    }
+    try:
+        plots = importlib.import_module("t5x_diffeq.analysis.plots")
+    except ImportError:
+        say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
+        return
+    figure = plots.lines_with_errors(rows, layout.column, layout.value)
+    for kind in ("png", "pdf"):
+        write_whole(output / f"figure.{kind}", plots.image(figure, kind))
+
+
+def main() -> int:
+    """The verb."""
+    if EXPERIMENT.value not in EXPERIMENTS:
+        raise InputError(f"--experiment={EXPERIMENT.value}: there are {', '.join(EXPERIMENTS)}")
+    if SCALE.value not in ("laptop", "paper"):
+        raise InputError(f"--scale={SCALE.value} is laptop or paper")
+    output = command_line.folder(OUTPUT, "reproduce")
+    experiment = importlib.import_module(f"t5x_diffeq.experiments.{EXPERIMENT.value}")
+    runs, (i, n) = experiment.runs(SCALE.value, texts()), part()
+    mine = part_of(runs, i, n)
+    if DRY_RUN.value:
+        print(*(" ".join(run.command(output)) for run in mine), sep="\n")
+        return 0
+    try:
+        carry_out(mine, output, "results.jsonl" if n == 1 else f"results-{i}.jsonl")
+    except StoppedError as stopped:
+        say("stopped, saved; the same command continues")
+        return stopped.status
+    done = read_results(output)
+    missing = [run.name for run in runs if run.name not in done]
+    if missing:
+        say(f"this part is done; others have {len(missing)} runs to do")
+        return 0
+    outcomes = [done[run.name] for run in runs]
+    table = markdown(outcomes, experiment.LAYOUT)
+    write_whole(output / "table.md", f"{table}\n".encode())
+    write_whole(output / "outcomes.json", json.dumps(outcomes, indent=1).encode())
+    draw(outcomes, experiment.LAYOUT, output)
+    print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__, FLAGS)

@@ -1,0 +1,220 @@
+"""Tuning on another grid: the same function at first, only what should train does, small files."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small_config
+from flax.traverse_util import flatten_dict
+from language_model_test import random_params, small
+
+from configs import finetune as finetune_config
+from t5x_diffeq import finetune as verb
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.linear import ADAPTERS
+from t5x_diffeq.models.adapters import merge
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.train import train
+from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.pretrained import Pretrained, begin, discretised
+from t5x_diffeq.training.run import load_run
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
+ADAPTED = {"weights": "per_layer", "adapter_rank": 3}
+
+
+def logits(model, params):
+    return jax.jit(model.apply)({"params": params}, TOKENS)
+
+
+@pytest.mark.parametrize("weights", ["time_dependent", "shared"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_steps", [3, 5])
+def test_discretised_weights_are_the_same_bit_for_bit(weights, dtype, num_steps):
+    model = small(weights=weights, dtype=dtype)
+    params = random_params(model)
+    on_grid = LanguageModel(replace(model.config, num_steps=num_steps))
+    layers = LanguageModel(replace(on_grid.config, weights="per_layer"))
+    taken = {**params, "source": {"weights": discretised(on_grid.config, params)}}
+    read = [
+        jax.jit(lambda p, m=m: m.apply({"params": p}, method="weights"))(p)
+        for m, p in ((on_grid, params), (layers, taken))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *read)
+    np.testing.assert_allclose(logits(layers, taken), logits(on_grid, params), atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"architecture": "llama", "num_kv_heads": 2}], ids=str)
+def test_merged_adapters_equal_the_branch(changes):
+    model = small(**ADAPTED, **changes)
+    params = random_params(model)
+    plain = LanguageModel(replace(model.config, adapter_rank=0))
+    weights = model.apply({"params": params}, method="merged_weights")
+    assert ADAPTERS not in weights
+    base = {name: part for name, part in params.items() if name != "adapters"}
+    merged = logits(plain, {**base, "source": {"weights": weights}})
+    np.testing.assert_allclose(logits(model, params), merged, atol=1e-5)
+    assert np.abs(np.asarray(merged) - np.asarray(logits(plain, base)))[..., :50].max() > 1e-3
+
+
+def test_adapters_stand_beside_the_kernels_that_are_named():
+    model = small(**ADAPTED, adapter_kernels=("qkv", "down"))
+    weights = jax.eval_shape(
+        lambda: model.apply({"params": random_params(model)}, method="weights")
+    )
+    assert {path[:-1] for path in flatten_dict(weights[ADAPTERS])} == {
+        ("attention", "qkv"),
+        ("mlp", "down"),
+    }
+    with pytest.raises(InputError, match="names 'query'; this block has down, output, qkv, up"):
+        jax.eval_shape(small(**ADAPTED, adapter_kernels=("query",)).init, jax.random.key(0), TOKENS)
+    with pytest.raises(InputError, match="need per_layer weights"):
+        small(adapter_rank=3)
+    assert merge({"mlp": {}}) == {}
+
+
+def test_only_what_trains_has_a_gradient():
+    """And of the frozen kernels nothing is computed: no array of their size, but themselves."""
+    model = small(**ADAPTED, mlp_dim=48, num_steps=3)
+    params = random_params(model)
+    batch = {"inputs": TOKENS, "targets": TOKENS, "mask": jnp.ones(TOKENS.shape)}
+
+    def of_batch(trains):
+        made = make_gradient(model, trains=trains, microbatches=1, loss_chunk=32, z_loss=0.0)
+        return jax.jit(made)
+
+    whole, _, loss = of_batch(lambda part: True)(params, batch, jax.random.key(0))
+    some = of_batch(lambda part: part in ("adapters", "token_embedding"))
+    found, norm, same_loss = some(params, batch, jax.random.key(0))
+    assert found.keys() == {"adapters", "token_embedding"}
+    assert same_loss == loss
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6 + 1e-4 * np.abs(b).max()),
+        found,
+        {name: whole[name] for name in found},
+    )
+    squares = sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(found))
+    np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)
+    costs = [
+        f.lower(params, batch, jax.random.key(0)).compile().cost_analysis()["flops"]
+        for f in (of_batch(lambda part: True), some)
+    ]
+    assert costs[1] < 0.85 * costs[0]
+
+
+# ---------------------------------------------------------------- the verb
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(text, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("base")
+    config = small_config(text)
+    config.mesh.fsdp = 1
+    assert train(config, workdir) == 0
+    return workdir
+
+
+def tuning(method, base, text, **model):
+    """A config of `configs/finetune.py` for the small run."""
+    config, like = finetune_config.get_config(method), small_config(text)
+    config.init_from = str(base)
+    config.data.update(source="text_files", path=str(text))
+    config.train.update(
+        {k: like.train[k] for k in ("total_steps", "batch_size", "eval_batch_size")}
+    )
+    config.train.update(log_every=1, eval_every=3, checkpoint_every=3)
+    config.mesh.fsdp = 1
+    config.model.update(model)
+    return config
+
+
+def evaluations(workdir):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line["eval/loss"] for line in lines if "eval/loss" in line]
+
+
+def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
+    config = tuning("lora", base, text, num_steps=3)
+    assert verb.finetune(config, tmp_path / "lora") == 0
+    said = capsys.readouterr().err
+    assert "trained" in said and "frozen" in said
+    assert "adapters:" in said
+    before = load_run(base, 256, batch_size=1, num_steps=3)
+    after = load_run(tmp_path / "lora", 256, batch_size=1)
+    weights = before.setup.model.apply({"params": before.params}, method="weights")
+    jax.tree.map(np.testing.assert_array_equal, after.params["source"]["weights"], weights)
+    np.testing.assert_array_equal(
+        after.params["final_norm"]["scale"], before.params["final_norm"]["scale"]
+    )
+    assert np.abs(after.params["adapters"]["mlp.up"]["b"]).max() > 0
+    loaded = load_run(base, 256, batch_size=1, adapters=tmp_path / "lora" / "adapters")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, after.params)
+    assert verb.finetune(config, tmp_path / "lora") == 0
+    assert "already finished" in capsys.readouterr().err
+
+    other = tuning("full", base, text, num_steps=3)
+    assert verb.finetune(other, tmp_path / "full") == 0
+    with pytest.raises(InputError, match="trained beside other weights"):
+        adapters = tmp_path / "lora" / "adapters"
+        load_run(tmp_path / "full", 256, batch_size=1, adapters=adapters)
+    with pytest.raises(InputError, match="holds no adapters"):
+        load_run(base, 256, batch_size=1, adapters=tmp_path / "full")
+    # All begin as the same function, and learn.
+    curves = [evaluations(tmp_path / name) for name in ("lora", "full")]
+    assert curves[0][0] == pytest.approx(curves[1][0], abs=1e-5)
+    assert all(curve[-1] < curve[0] for curve in curves)
+
+
+def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_path):
+    assert verb.finetune(tuning("hypernetwork", base, text, num_steps=4), tmp_path) == 0
+    tuned = load_run(tmp_path, 256, batch_size=1)
+    assert tuned.setup.model.config.weights == "time_dependent"
+    assert tuned.setup.model.config.num_steps == 4
+    with pytest.raises(InputError, match="which has no such part"):
+        asked = tuned.setup.model.config
+        full = replace(asked, weights="shared")
+        Pretrained.of(base, 256).check(full)
+
+
+def test_what_is_the_runs_to_say(base, text, tmp_path):
+    def refused(match, method="lora", **model):
+        with pytest.raises(InputError, match=match):
+            verb.finetune(tuning(method, base, text, **model), tmp_path / "new")
+        assert not (tmp_path / "new" / "config.json").exists()
+
+    refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
+    refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
+    refused(r"model\.scheme is 'leapfrog'; it can be euler", scheme="leapfrog")
+    config = tuning("lora", base, text)
+    config.init_from = None
+    with pytest.raises(InputError, match=r"config\.init_from is not set"):
+        verb.finetune(config, tmp_path / "new")
+    config.init_from = str(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"holds no config.json"):
+        verb.finetune(config, tmp_path / "new")
+    config.init_from, config.train.trainable = str(base), ("adapters", "hands")
+    with pytest.raises(InputError, match=r"train\.trainable names 'hands'; this model has ad"):
+        verb.finetune(config, tmp_path / "new")
+
+
+def test_a_state_begun_on_a_mesh_is_sharded(base, text):
+    config = verb.complete(
+        tuning("lora", base, text, num_steps=3), json.loads((base / "config.json").read_text())
+    )
+    config.mesh.fsdp = 8
+    setup = verb.make_setup(config, 256)
+    with setup.context():
+        state, step = begin(setup, config, Pretrained.of(base, 256))
+    assert step == 6
+    kernel = state.params["source"]["weights"]["mlp"]["up"]["kernel"]
+    assert len({str(shard.index) for shard in kernel.addressable_shards}) == 8
