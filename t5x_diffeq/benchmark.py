@@ -97,13 +97,18 @@ def vocab_size(config: ConfigDict) -> int:
 
 
 def compare(config: ConfigDict, rounds: int) -> list[dict]:
-    """Results of the model and of its baseline, and their ratios.
+    """Results of the model and of what it is compared with, and their ratios.
 
-    With microbatches, also of the model on the whole batch at once, and the ratio to that.
+    That is its per-layer baseline, and with microbatches also the model on the whole batch at once;
+    with parts that don't train, as in LoRA, it is the model without adapters, all of which trains.
     """
-    baseline = copy.deepcopy(config)
-    importlib.import_module("configs.default").set_variant(baseline, "baseline")
-    contestants = [Contestant("model", config), Contestant("baseline", baseline)]
+    contestants = [Contestant("model", config)]
+    if config.train.trainable:
+        contestants.append(Contestant("full", without_adapters(config)))
+    else:
+        baseline = copy.deepcopy(config)
+        importlib.import_module("configs.default").set_variant(baseline, "baseline")
+        contestants.append(Contestant("baseline", baseline))
     if config.train.microbatches > 1:
         whole = copy.deepcopy(config)
         whole.train.microbatches = 1
@@ -124,6 +129,13 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
         for other in others
     ]
     return [*results, *ratios]
+
+
+def without_adapters(config: ConfigDict) -> ConfigDict:
+    """The same model, all of which trains."""
+    full = copy.deepcopy(config)
+    full.train.trainable, full.model.adapter_rank = (), 0
+    return full
 
 
 def show_coordinate_check(config: ConfigDict) -> None:

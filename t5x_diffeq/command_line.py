@@ -93,7 +93,7 @@ def quieten() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.ERROR)
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
-    for library in ("asyncio", "gcsfs"):
+    for library in ("asyncio", "gcsfs", "google"):
         python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")

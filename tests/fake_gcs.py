@@ -259,18 +259,10 @@ def multipart(headers, body):
     message = Message()
     message["Content-Type"] = headers["Content-Type"]
     boundary = b"--" + message.get_param("boundary").encode()
-    _, facts, content, _ = (
-        body.split(boundary, 3) if body.count(boundary) == 3 else parts(body, boundary)
-    )
+    _, facts, rest = body.split(boundary, 2)
+    content, _, _ = rest.rpartition(boundary)
     facts, content = (re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1] for part in (facts, content))
-    return json.loads(facts)["name"], re.sub(rb"\r?\n$", b"", content, count=1)
-
-
-def parts(body, boundary):
-    """First, second and the rest to the last boundary."""
-    first, rest = body.index(boundary), body.rindex(boundary)
-    second = body.index(boundary, first + 1)
-    return b"", body[first + len(boundary) : second], body[second + len(boundary) : rest], b""
+    return json.loads(facts)["name"], re.sub(rb"\r?\n\Z", b"", content, count=1)
 
 
 class Server(ThreadingHTTPServer):

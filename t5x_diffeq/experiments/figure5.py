@@ -10,16 +10,6 @@ from t5x_diffeq.experiments.runs import Run
 
 LAYOUT = Layout(row=("trained on", "tuned on", "method"), column="steps", value="perplexity")
 GRIDS = (9, 12, 18, 24)
-SMALL = {
-    "model.embed_dim": 128,
-    "model.mlp_dim": 512,
-    "model.remat": "none",
-    "data.tokenizer": "bytes",
-    "data.sequence_length": 64,
-    "train.batch_size": 8,
-    "train.eval_batches": 64,
-    "train.total_steps": 1000,
-}
 TUNING = {
     "train.batch_size": 8,
     "train.eval_batches": 64,
@@ -48,8 +38,9 @@ def runs(scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
     texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
     if len(texts) != 2:
         raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
-    config = "configs/default.py" if scale == "laptop" else "configs/gpt_medium.py"
-    sizes, tuning = (SMALL, TUNING) if scale == "laptop" else ({}, PAPER_TUNING)
+    laptop = scale == "laptop"
+    config = "configs/laptop.py" if laptop else "configs/gpt_medium.py"
+    tuning = TUNING if laptop else PAPER_TUNING
     made = []
     for source, target in (tuple(texts), tuple(texts)[::-1]):
         for variant, steps in (("ode", 18), ("baseline", 24)):
@@ -59,7 +50,7 @@ def runs(scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
                 Run(
                     base,
                     "train",
-                    (f"--config={config}:{variant}", *flags({**sizes, **grid, **texts[source]})),
+                    (f"--config={config}:{variant}", *flags({**grid, **texts[source]})),
                 )
             )
             made += tunings(base, source, target, variant, texts[target], tuning)
