@@ -2,8 +2,8 @@
 
     launch/local.sh configs/laptop.py:ode [--config.model.num_steps=18 ...]
 
-What `launch/reproduce/` runs unless it is told the paper's own sizes; on the standard library of the
-running Python, if no other text is named.
+What `launch/reproduce/` runs unless it is told the paper's own sizes; on the standard library
+of the running Python, if no other text is named.
 
 Variants: `:ode` (default), `:baseline`, `:shared`.
 """
