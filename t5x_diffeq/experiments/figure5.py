@@ -13,8 +13,8 @@ GRIDS = (9, 12, 18, 24)
 TUNING = {
     "train.batch_size": 8,
     "train.eval_batches": 64,
-    "train.total_steps": 200,
-    "train.eval_every": 100,
+    "train.total_steps": 100,
+    "train.eval_every": 50,
     "model.adapter_rank": 8,  # embed_dim / 16
 }
 PAPER_TUNING = {"train.batch_size": 256, "train.total_steps": 10_000, "model.adapter_rank": 200}
