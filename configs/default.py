@@ -70,8 +70,9 @@ def get_config() -> ConfigDict:
     train.batch_size = 16  # sequences of a step, over all devices
     train.trainable = ()  # parts of the model that train: source, adapters, embeddings, head,
     #   final_norm; (): all
-    train.depths = ()  # numbers of steps of which each training step draws one; a repeated one is
-    #   drawn more often. (): model.num_steps alone, the only depth that the model then works at
+    train.depths = ()  # numbers of steps that training draws from, a repeated one more often; the
+    #   model then works at these and between them. (): at model.num_steps alone
+    train.depths_per_step = 1  # so many of them a training step takes at once, and their mean loss
     train.depths_until = 1.0  # up to this fraction of the run; from there on model.num_steps
     train.microbatches = 1  # parts of it that go through the model one after the other
     train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices

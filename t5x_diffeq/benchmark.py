@@ -1,7 +1,8 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
 With --coordinate_check, shows instead how far W(t) moves in the first steps of training, against T.
-With --data, instead, how fast batches are made on the host, against plain Grain.
+With --data, instead, how fast batches are made on the host, against plain Grain. With --generation,
+how fast tokens follow a prompt, against reading the whole prefix for each.
 Steps of the two models take turns, so that a noisy machine is as noisy for both. Prints a table on
 standard error and one JSON object per model on standard output.
 """
@@ -27,6 +28,7 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import CHOICES
 from t5x_diffeq.report import count, say
 from t5x_diffeq.training.coordinate_check import coordinate_check
+from t5x_diffeq.training.generation_rate import generation_rates
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
@@ -39,6 +41,7 @@ COORDINATE_CHECK = flags.DEFINE_bool(
     "coordinate_check", False, "Show the steps of W(t).", flag_values=FLAGS
 )
 DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
+GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
 ROUNDS = flags.DEFINE_integer("rounds", 20, "Timed steps, or seconds, of each.", flag_values=FLAGS)
 
 
@@ -165,6 +168,18 @@ def show_data(config: ConfigDict, rounds: int) -> None:
     print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
 
 
+def show_generation(config: ConfigDict, rounds: int) -> None:
+    """Both rates, and their ratio."""
+    model = make_setup(config, vocab_size(config)).model
+    rates = generation_rates(model, rounds)
+    for name, rate in rates.items():
+        ratio = rates["cached"] / rate
+        say(
+            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
+        )
+    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
+
+
 def main() -> None:
     """The verb."""
     if CONFIG.value is None:
@@ -173,6 +188,9 @@ def main() -> None:
         raise InputError(f"--rounds={ROUNDS.value} must be at least 1")
     if DATA.value:
         show_data(CONFIG.value, ROUNDS.value)
+        return
+    if GENERATION.value:
+        show_generation(CONFIG.value, ROUNDS.value)
         return
     if COORDINATE_CHECK.value:
         show_coordinate_check(CONFIG.value)

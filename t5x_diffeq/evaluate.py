@@ -1,11 +1,13 @@
 """Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
 
 Prints one JSON object per grid on standard output; of several grids, a table beside it, and with
---plot=FILE a figure.
+--plot=FILE a figure. With --tasks=piqa,... it runs tasks of lm-evaluation-harness instead, shows its
+table and keeps its JSON.
 """
 
-import importlib
+import importlib.util
 import json
+from itertools import product
 from types import ModuleType
 
 import jax
@@ -15,13 +17,14 @@ from t5x_diffeq import command_line
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place, write_whole
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
 from t5x_diffeq.report import count, say
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
-from t5x_diffeq.training.run import load_run
+from t5x_diffeq.training.run import Run, load_run
 from t5x_diffeq.training.step import make_eval_step
 
 FLAGS = flags.FlagValues()
@@ -51,21 +54,40 @@ CHECKPOINT = flags.DEFINE_integer(
 ADAPTERS = flags.DEFINE_string(
     "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
 )
+TASKS = flags.DEFINE_list(
+    "tasks", None, "Tasks of lm-evaluation-harness, or paper: its eleven.", flag_values=FLAGS
+)
+NUM_FEWSHOT = flags.DEFINE_integer(
+    "num_fewshot", None, "Examples in a task's context; the task's own number.", flag_values=FLAGS
+)
+INCLUDE_PATH = flags.DEFINE_string(
+    "include_path", None, "Folder of task files of your own.", flag_values=FLAGS
+)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder for the tasks' JSON; lm_eval/ in the workdir.", flag_values=FLAGS
+)
+
+
+def load_on(
+    workdir: AnyPath, tokenizer: Tokenizer, num_steps: int | None, scheme: str | None
+) -> Run:
+    """The run on a grid."""
+    return load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=jax.device_count(),
+        num_steps=num_steps,
+        scheme=scheme,
+        checkpoint=CHECKPOINT.value,
+        adapters=place(ADAPTERS.value, "--adapters") if ADAPTERS.value else None,
+    )
 
 
 def evaluate_grid(workdir: AnyPath, num_steps: int | None, scheme: str | None) -> dict:
     """Loss and perplexity on the whole validation split with so many steps of the scheme."""
     corpus = load_corpus(workdir)
     solver = scheme if scheme in SOLVERS else None
-    run = load_run(
-        workdir,
-        corpus.tokenizer.vocab_size,
-        batch_size=jax.device_count(),
-        num_steps=num_steps,
-        scheme=None if solver else scheme,
-        checkpoint=CHECKPOINT.value,
-        adapters=place(ADAPTERS.value, "--adapters") if ADAPTERS.value else None,
-    )
+    run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme)
     model = run.setup.model.config
     parts = eval_examples(run.config.data, corpus)
     with run.setup.context():
@@ -97,6 +119,27 @@ def show_table(results: list[dict]) -> None:
         figure = plots().perplexity_over_depth(results)
         write_whole(path, plots().image(figure, path.suffix[1:]))
         say(f"figure in {path}")
+
+
+def check_tasks(adaptive: bool) -> None:
+    """The flags of tasks go together, and the harness is there.
+
+    Raises:
+      InputError: if not.
+    """
+    if not TASKS.value:
+        for flag in (NUM_FEWSHOT, INCLUDE_PATH, OUTPUT):
+            if flag.value is not None:
+                raise InputError(f"--{flag.name} goes with --tasks; give both or neither")
+        return
+    if adaptive or PLOT.value:
+        raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
+    if (NUM_FEWSHOT.value or 0) < 0:
+        raise InputError(f"--num_fewshot={NUM_FEWSHOT.value} must be at least 0")
+    if not importlib.util.find_spec("lm_eval"):
+        raise InputError(
+            "--tasks needs the package lm_eval; pip install -e '.[eval]', or leave it out"
+        )
 
 
 def plots() -> ModuleType:
@@ -138,6 +181,22 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
     return [int(value) for value in values] if values else [None]
 
 
+def evaluate_tasks(workdir: AnyPath, grids: list[tuple[str | None, int | None]]) -> None:
+    """A line for each grid: what the harness's tasks gave."""
+    from t5x_diffeq import harness
+
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
+    if tokenizer is None:
+        raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
+    tasks = harness.load_tasks(TASKS.value, NUM_FEWSHOT.value, INCLUDE_PATH.value)
+    folder = place(OUTPUT.value, "--output") if OUTPUT.value else workdir / "lm_eval"
+    for scheme, num_steps in grids:
+        run = load_on(workdir, tokenizer, num_steps, scheme)
+        values = harness.evaluate(run, tokenizer, BATCH_SIZE.value, tasks, folder)
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+
+
 def main() -> None:
     """The verb."""
     workdir = command_line.folder(WORKDIR, "evaluate")
@@ -150,15 +209,18 @@ def main() -> None:
             "and --plot"
         )
     check_plot()
+    check_tasks(bool(adaptive))
+    grids = list(product(SCHEME.value or [None], parse_num_steps(NUM_STEPS.value)))
+    if TASKS.value:
+        return evaluate_tasks(workdir, grids)
     results = []
-    for scheme in SCHEME.value or [None]:
-        for num_steps in parse_num_steps(NUM_STEPS.value):
-            values = evaluate_grid(workdir, num_steps, scheme)
-            results.append(values)
-            steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
-            say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
-            if jax.process_index() == 0:
-                print(json.dumps(values), flush=True)
+    for scheme, num_steps in grids:
+        values = evaluate_grid(workdir, num_steps, scheme)
+        results.append(values)
+        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
     if not adaptive and (len(results) > 1 or PLOT.value) and jax.process_index() == 0:
         show_table(results)
 

@@ -10,6 +10,7 @@ import jax
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.continuation import Continuation
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
@@ -94,38 +95,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
     return tokens.tolist()
 
 
-class Row:
-    """A prompt and what follows it.
-
-    Attributes:
-      ended: whether nothing more is to follow.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int]):
-        self.tokenizer, self.prompt, self.tokens = tokenizer, prompt, []
-        self.ended = False
-
-    def add(self, token: int) -> None:
-        """One token more, unless it has ended; with it, it may."""
-        if self.ended or token == self.tokenizer.end_of_text:
-            self.ended = True
-            return
-        self.tokens.append(token)
-        self.ended = any(stop in self.continuation() for stop in STOP.value)
-
-    def continuation(self) -> str:
-        """The text after the prompt."""
-        whole = self.tokenizer.decode(self.prompt + self.tokens)
-        return whole[len(self.tokenizer.decode(self.prompt)) :]
-
-    def text(self) -> str:
-        """Prompt and continuation, up to the first text of --stop."""
-        found = self.continuation()
-        ends = [found.find(stop) for stop in STOP.value if stop in found]
-        return self.tokenizer.decode(self.prompt) + found[: min(ends, default=len(found))]
-
-
-def continue_rows(rows: list[Row], run: Run, max_tokens: int) -> None:
+def continue_rows(rows: list[Continuation], run: Run, max_tokens: int) -> None:
     """Adds tokens to the rows until all have ended; tells the rates, compilation left out."""
     sampling = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value)
     prompts, key = [row.prompt for row in rows], jax.random.key(SEED.value)
@@ -161,7 +131,9 @@ def main() -> None:
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]
     texts = PROMPT.value or [tokenizer.decode(opening)]
-    rows = [Row(tokenizer, encode_prompt(tokenizer, text, limit)) for text in texts]
+    rows = [
+        Continuation(tokenizer, encode_prompt(tokenizer, text, limit), STOP.value) for text in texts
+    ]
     room = limit - max(len(row.prompt) for row in rows)
     if MAX_TOKENS.value > room:
         say(f"--max_tokens={MAX_TOKENS.value} is more than fits: {room} follow the prompt")

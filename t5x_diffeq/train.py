@@ -7,6 +7,7 @@ a finished run says so.
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from statistics import fmean
 
 import jax
 from absl import flags
@@ -26,17 +27,12 @@ from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.compilation_cache import keep_compiled
-from t5x_diffeq.training.depths import (
-    check_depths,
-    compile_train_steps,
-    depth_of,
-    depths_to_come,
-)
+from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import TrainMetrics, make_eval_step
+from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
 from t5x_diffeq.training.stop import StopSignals
 from t5x_diffeq.training.workdir import check_config, save_config
 
@@ -105,7 +101,7 @@ def train(
         cache, compiling = keep_compiled(workdir), time.perf_counter()
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         depths = depths_to_come(config, start)
-        train_steps = compile_train_steps(setup, batch_size, depths)
+        train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
         now = time.perf_counter()
         say(
             f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
@@ -127,7 +123,7 @@ def train(
             if due(step, config.train.log_every):
                 rate = clock.rate(step)
                 if config.train.depths:
-                    values["num_steps"] = depth_of(config, step)
+                    values["num_steps"] = fmean(depths_of(config, step))
                 values |= {"tokens_per_second": rate, **progress.utilisation(setup, rate)}
                 writer.write(step, {f"train/{name}": value for name, value in values.items()})
                 say(clock.line(step, values["loss"], rate))
@@ -150,7 +146,7 @@ def train(
         in_flight = None
         for step in range(start + 1, total_steps + 1):
             batch, places = next(batches)
-            state, metrics = train_steps[depth_of(config, step)](state, batch)
+            state, metrics = train_steps[depths_of(config, step)](state, batch)
             if in_flight:
                 report(*in_flight)  # the step before, while this one runs
             in_flight = (step, metrics)
@@ -181,6 +177,11 @@ def main() -> int:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
+    if CONFIG.value.init_from or CONFIG.value.model.num_steps is None:
+        raise InputError(
+            "this config begins with another run's model (config.init_from); give it to "
+            "`python -m t5x_diffeq.finetune`"
+        )
     workdir = command_line.folder(WORKDIR, "train")
     with ExitStack() as stack:
         if jax.process_index() == 0:

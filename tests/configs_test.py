@@ -13,7 +13,9 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.state import declared_params
 
-EXPERIMENTS = [p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("paper",)]
+# finetune.py's models are those of other runs: see finetune_test.py.
+OTHERS = ("paper", "finetune")
+EXPERIMENTS = [p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in OTHERS]
 BILLIONS = {  # parameters, embeddings and the padding of the vocabulary included
     ("gpt_small", "ode"): 0.188,
     ("gpt_small", "baseline"): 0.124,

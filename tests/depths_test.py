@@ -3,41 +3,31 @@
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.train import train
-from t5x_diffeq.training.depths import at_depth, check_depths, depth_of, depths_to_come
+from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.run import load_run
-from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.training.state import declared_params
 
 
 def test_drawn_by_seed_and_step_alone(small):
     small.train.update(depths=(1, 3, 3, 3), total_steps=400, depths_until=0.5)
-    drawn = [depth_of(small, step) for step in range(1, 401)]
-    assert drawn == [depth_of(small, step) for step in range(1, 401)]
-    assert set(drawn[200:]) == {2}  # model.num_steps
+    drawn = [depths_of(small, step) for step in range(1, 401)]
+    assert drawn == [depths_of(small, step) for step in range(1, 401)]
+    assert set(drawn[200:]) == {(2,)}  # model.num_steps
     counts = Counter(drawn[:200])
-    assert counts.keys() == {1, 3}
-    assert 0.65 < counts[3] / 200 < 0.85
-    assert depths_to_come(small, 0) == [1, 2, 3]
-    assert depths_to_come(small, 200) == [2]
-    small.seed = 1
-    assert drawn[:200] != [depth_of(small, step) for step in range(1, 201)]
-
-
-def test_a_state_serves_every_depth(small):
-    setup = make_setup(small, 256)
-    shapes = [
-        jax.tree.map(lambda x: x.shape, declared_params(s.model))
-        for s in (setup, at_depth(setup, 5))
-    ]
-    assert shapes[0] == shapes[1]
-    assert at_depth(setup, 5).model.config.dt == 1 / 5
-    assert at_depth(setup, 2) is setup
+    assert counts.keys() == {(1,), (3,)}
+    assert 0.65 < counts[3,] / 200 < 0.85
+    assert depths_to_come(small, 0) == [(1,), (2,), (3,)]
+    assert depths_to_come(small, 200) == [(2,)]
+    small.train.depths_per_step = 2
+    assert depths_of(small, 7) == (1, 3)
+    small.seed, small.train.depths_per_step = 1, 1
+    assert drawn[:200] != [depths_of(small, step) for step in range(1, 201)]
 
 
 def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
@@ -47,12 +37,12 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     assert train(small, tmp_path) == 0
     assert "a step for each of 1, 4" in capsys.readouterr().err
     steps = [line for line in read_metrics(tmp_path) if "train/loss" in line]
-    assert [line["train/num_steps"] for line in steps] == [
-        depth_of(small, line["step"]) for line in steps
+    assert [(line["train/num_steps"],) for line in steps] == [
+        depths_of(small, line["step"]) for line in steps
     ]
     for num_steps in (1, 2, 4):  # 2 was never drawn
         run = load_run(tmp_path, 256, batch_size=1, num_steps=num_steps)
-        tokens = np.frombuffer(b"line 4 of the te", np.uint8)[None].astype(np.int32)
+        tokens = jnp.asarray(np.frombuffer(b"line 4 of the te", np.uint8)[None], jnp.int32)
         logits = run.setup.model.apply({"params": run.params}, tokens)[0, :-1]
         losses = jax.nn.logsumexp(logits, -1) - logits[np.arange(15), tokens[0, 1:]]
         assert losses.mean() < np.log(256) - 0.3
@@ -62,6 +52,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     ("keys", "message"),
     [
         ({"train.depths": (2, 0)}, r"train.depths is \(2, 0\)"),
+        ({"train.depths": (2, 2), "train.depths_per_step": 2}, "from 1 to the 1 different"),
         ({"train.depths": (2,), "train.depths_until": 1.5}, "train.depths_until is 1.5"),
         ({"train.depths": (2,), "model.weights": "per_layer"}, "set model.weights to"),
     ],

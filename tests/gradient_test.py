@@ -24,7 +24,7 @@ BATCH = {
 RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))
 
 
-def gradient(microbatches, mesh=None, **changes):
+def gradient(microbatches, mesh=None, depths=None, **changes):
     model = small_model(**changes)
     params = random_params(model)
     of_batch = make_gradient(
@@ -33,6 +33,7 @@ def gradient(microbatches, mesh=None, **changes):
         microbatches=microbatches,
         loss_chunk=32,
         z_loss=1e-2,
+        depths=depths,
     )
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:
@@ -86,6 +87,22 @@ def test_it_is_the_gradient_of_the_loss():
 def test_the_norm_is_the_gradients_norm(changes):
     found, norm, _ = gradient(1, **changes)
     np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_several_depths_have_the_mean_of_their_gradients(microbatches):
+    parts = [gradient(1, num_steps=n) for n in (2, 3)]
+    found, norm, loss = gradient(microbatches, depths=(2, 3))
+    np.testing.assert_allclose(loss, np.mean([part[2] for part in parts]), rtol=1e-5)
+    np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
+    jax.tree.map(
+        lambda mean, a, b: np.testing.assert_allclose(
+            mean, (a + b) / 2, atol=2e-5 * np.abs(mean).max() + 1e-9
+        ),
+        found,
+        parts[0][0],
+        parts[1][0],
+    )
 
 
 def test_on_a_mesh():

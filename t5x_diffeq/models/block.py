@@ -89,7 +89,7 @@ def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
 
 def cached_field(
     config: ModelConfig, places: Places
-) -> Callable[[Cache, Array], tuple[VectorField, list[Cache]]]:
+) -> Callable[[Cache, int], tuple[VectorField, list[Cache]]]:
     """The block as a vector field over a few new tokens, given a cache and its first slot.
 
     Each evaluation of f takes the next slot. The field comes with a list whose last entry is the
@@ -101,7 +101,7 @@ def cached_field(
     """
     block = Block(config, parent=None)
 
-    def with_cache(cache: Cache, slot: Array) -> tuple[VectorField, list[Cache]]:
+    def with_cache(cache: Cache, slot: int) -> tuple[VectorField, list[Cache]]:
         caches = [cache]
 
         def f(W: Weights, y: State) -> State:

@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Cache, Logits, Places, State, Tokens, Weights
+from t5x_diffeq.array_types import Cache, Logits, Places, State, Times, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
@@ -15,7 +16,12 @@ from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
 from t5x_diffeq.models.block import Block, cached_field, vector_field
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.integrate import integrate, integrate_with_memory, trajectory
+from t5x_diffeq.ode.integrate import (
+    integrate,
+    integrate_with_memory,
+    trajectory,
+    weights_by_step,
+)
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
@@ -55,6 +61,11 @@ def make_adapters(config: ModelConfig) -> Adapters:
         alpha=config.adapter_alpha,
         dtype=config.compute_dtype,
     )
+
+
+def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:
+    """The times at which a pass reads the weights, in its order."""
+    return grid(config.scheme, config.num_steps).reshape(-1)
 
 
 def in_one_document(tokens: Tokens) -> Places:
@@ -112,15 +123,23 @@ class LanguageModel(nn.Module):
         y = self.hidden(tokens, weights, places, deterministic, unroll)
         return y, self.head_vectors()
 
-    def weights(self) -> Weights:
-        """The weights of a whole pass, adapters under their own name: leaves `[num_nodes, ...]`."""
+    def weights(self, times: Times | None = None) -> Weights:
+        """The weights of a whole pass, adapters under their own name: leaves `[num_nodes, ...]`.
+
+        Or those at other times, such as several grids' nodes one behind the other.
+        """
         c = self.config
-        weights = self.source(jnp.asarray(grid(c.scheme, c.num_steps).reshape(-1)))
+        times = jnp.asarray(nodes(c)) if times is None else times
+        weights = self.source(times)
         return {**weights, ADAPTERS: self.adapters()} if c.adapter_rank else weights
 
     def merged_weights(self) -> Weights:
         """The weights of a whole pass, adapters merged into the kernels."""
         return merge(self.weights())
+
+    def merged_weights_by_step(self) -> list[Weights]:
+        """The same, of each step by itself: leaves `[nodes of a step, ...]`."""
+        return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
 
     def hidden(
         self,
@@ -137,9 +156,12 @@ class LanguageModel(nn.Module):
         return self.normalised(self.integrate(y, places, weights, deterministic, unroll))
 
     def extend(
-        self, tokens: Tokens, places: Places, weights: Weights, cache: Cache
+        self, tokens: Tokens, places: Places, weights: list[Weights], cache: Cache
     ) -> tuple[State, Cache]:
-        """The state at t = 1, normalised, of tokens after those in the cache; and the cache."""
+        """The state at t = 1, normalised, of tokens after those in the cache; and the cache.
+
+        The weights are those of each step: see `merged_weights_by_step`.
+        """
         c = self.config
         y, cache = integrate_with_memory(
             cached_field(c, places),
@@ -147,7 +169,6 @@ class LanguageModel(nn.Module):
             self.embed(tokens, places),
             cache,
             scheme=c.scheme,
-            num_steps=c.num_steps,
             step_size=c.dt,
         )
         return self.normalised(y), cache

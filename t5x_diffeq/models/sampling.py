@@ -1,16 +1,18 @@
 """Generation of text: the prompts are read at once, then a token of each row at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Cache, Places, Tokens, Weights
+from t5x_diffeq.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.models.block import empty_cache
+from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
@@ -47,6 +49,47 @@ class Sampling:
         return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
+@cache
+def make_weights(model: LanguageModel) -> Callable[[dict], list[Weights]]:
+    """The jitted function from parameters to the weights of each step."""
+    return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights_by_step"))
+
+
+@cache
+def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple[Array, Cache]]:
+    """The jitted function that reads tokens and draws the next one of each row."""
+
+    @partial(jax.jit, donate_argnames="cache")
+    def extend(
+        params: dict,
+        weights: list[Weights],
+        tokens: Tokens,
+        positions: Positions,
+        last: Int[Array, " B"],
+        keys: Array,
+        cache: Cache,
+    ) -> tuple[Int[Array, " B"], Cache]:
+        """The token after position `last` of `tokens` in each row, and the cache with these."""
+        places = Places(positions)
+        y, cache = model.apply({"params": params}, tokens, places, weights, cache, method="extend")
+        y = jnp.take_along_axis(y, last[:, None, None], axis=1)
+        logits = model.apply({"params": params}, y, method="logits")[:, 0]
+        reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
+        drawn = jax.vmap(jax.random.fold_in)(keys, reached)
+        token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
+        return nn.with_logical_constraint(token, (None,)), cache
+
+    return extend
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def sharded_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
+    """An empty cache, made where it will live."""
+    axes = (None, "batch", "length", "heads", "head_dim")
+    empty = empty_cache(config, batch_size, length)
+    return {name: nn.with_logical_constraint(leaf, axes) for name, leaf in empty.items()}
+
+
 def generate(
     model: LanguageModel,
     params: dict,
@@ -63,37 +106,25 @@ def generate(
     Args:
       model: the model.
       params: its parameters.
-      prompts: at least one token each.
-      max_tokens: at most so many; prompts and these fit into the model's length.
+      prompts: at least one token each. On a mesh, as many as it divides.
+      max_tokens: at most so many. What a row is given beyond the model's length means nothing.
       sampling: how tokens are drawn.
-      key: decides the draw.
+      key: decides the draw; or one for each row, which then is drawn as it would be alone.
     """
-    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
-
-    @partial(jax.jit, donate_argnames="cache")
-    def extend(
-        params: dict, weights: Weights, tokens: Tokens, places: Places, last: Array, cache: Cache
-    ) -> tuple[Int[Array, " B"], Cache]:
-        """The token after position `last` of `tokens` in each row, and the cache with these."""
-        y, cache = model.apply({"params": params}, tokens, places, weights, cache, method="extend")
-        y = jnp.take_along_axis(y, last[:, None, None], axis=1)
-        logits = model.apply({"params": params}, y, method="logits")[:, 0]
-        drawn = jax.random.fold_in(key, places.positions.max())
-        return sampling(logits, drawn), cache
-
-    lengths = np.array([len(prompt) for prompt in prompts])
+    weights, extend = make_weights(model)(params), make_extend(model, sampling)
+    keys = key if key.ndim else jax.random.split(key, len(prompts))
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length
     room = min(-(-(int(lengths.max()) + max_tokens) // BUCKET) * BUCKET, limit)
     padded = min(-(-int(lengths.max()) // BUCKET) * BUCKET, room)
     tokens = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    cache = empty_cache(model.config, len(prompts), room)
-    places = Places(jnp.broadcast_to(jnp.arange(padded), tokens.shape))
-    last = jnp.asarray(lengths - 1)
-    token, cache = extend(params, weights, jnp.asarray(tokens), places, last, cache)
+    cache = sharded_cache(model.config, len(prompts), room)
+    positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
+    token, cache = extend(params, weights, tokens, positions, lengths - 1, keys, cache)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
-            places, last = Places(jnp.asarray(lengths + n)[:, None]), jnp.zeros_like(last)
-            token, cache = extend(params, weights, token[:, None], places, last, cache)
+            positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
+            token, cache = extend(params, weights, token[:, None], positions, last, keys, cache)

@@ -81,40 +81,40 @@ def trajectory(
 
 
 def integrate_with_memory(
-    field: Callable[[Memory, Array], tuple[VectorField, list[Memory]]],
-    weights: Weights,
+    field: Callable[[Memory, int], tuple[VectorField, list[Memory]]],
+    weights: list[Weights],
     y: State,
     memory: Memory,
     *,
     scheme: str,
-    num_steps: int,
     step_size: float,
 ) -> tuple[State, Memory]:
     """y(1) from y(0), with a memory that each evaluation of f reads and changes at its own slot.
 
-    It is carried through the scan, so that it changes in place.
+    The steps are written out: for a token or two most of the time goes into reading weights, and a
+    scan would first copy each step's.
 
     Args:
       field: the vector field, given the memory and the first slot of the step; and the list to
         which each evaluation of f appends the memory it has changed.
-      weights: as those of `integrate`.
+      weights: of each step, as `weights_by_step` gives them.
       y: the state at t = 0.
-      memory: leaves `[num_steps * evaluations of the scheme, ...]`.
+      memory: leaves `[number of steps * evaluations of the scheme, ...]`.
       scheme: a key of `solvers.SCHEMES`.
-      num_steps: N.
       step_size: dt.
     """
     slots, _ = SCHEMES[scheme].evaluations
-
-    def step(carry: tuple[State, Memory], inputs: object) -> tuple[tuple[State, Memory], None]:
-        y, memory = carry
-        n, of_step = inputs
+    for n, of_step in enumerate(weights):
         of_slot, memories = field(memory, n * slots)
-        y = step_function(lambda _: of_slot, scheme, step_size)(y, of_step)
-        return (y, memories[-1]), None
+        y = step_function(lambda _, of_slot=of_slot: of_slot, scheme, step_size)(y, (of_step, None))
+        memory = memories[-1]
+    return y, memory
 
-    inputs = jnp.arange(num_steps), step_inputs(weights, scheme, num_steps, key=None)
-    return jax.lax.scan(step, (y, memory), inputs)[0]
+
+def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
+    """The weights of a pass, step by step: leaves `[nodes, ...]` each."""
+    stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
+    return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
 
 
 def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:

@@ -6,16 +6,18 @@ train have no gradient, and neither have the weights that they make.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, Weights
+from t5x_diffeq.array_types import Places, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.ode.contraction import projection_square
 from t5x_diffeq.ode.weights import EMBEDDINGS
 from t5x_diffeq.training.losses import token_losses
@@ -33,6 +35,7 @@ def make_gradient(
     microbatches: int,
     loss_chunk: int,
     z_loss: float,
+    depths: tuple[int, ...] | None = None,
     unroll: bool = False,
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
@@ -48,28 +51,35 @@ def make_gradient(
       microbatches: parts of the batch; each device's rows must be divisible by them.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser.
+      depths: numbers of steps, over which the loss is the mean; None is the model's own alone.
       unroll: write loops out, for counting.
     """
+    models = [at_depth(model, n) for n in depths or (model.config.num_steps,)]
+    times = [nodes(each.config) for each in models]
+    ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
+        make = partial(make_weights, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in MAKERS}
         rest = {name: part for name, part in training.items() if name not in MAKERS}
         frozen = {name: params[name] for name in MAKERS if name in params and not trains(name)}
-        fixed, _ = make_weights(model, params, frozen) if frozen else ({}, {})
-        weights, pull_back, embeddings = jax.vjp(
-            partial(make_weights, model, params), makers, has_aux=True
-        )
+        fixed, _ = make(params, frozen) if frozen else ({}, {})
+        weights, pull_back, embeddings = jax.vjp(partial(make, params), makers, has_aux=True)
 
         def loss(
             rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
         ) -> tuple[Array, Array]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
-            losses, normalisers = batch_losses(
-                model, merged, batch, loss_chunk, weights, key, unroll
-            )
-            loss = (losses * batch["mask"]).sum() / tokens
-            z = (jnp.square(normalisers) * batch["mask"]).sum() / tokens
+            losses, squares = jnp.zeros(()), jnp.zeros(())
+            for each, start, end in zip(models, [0, *ends], ends, strict=False):
+                own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
+                each_loss, normalisers = batch_losses(
+                    each, merged, batch, loss_chunk, own, key, unroll
+                )
+                losses += (each_loss * batch["mask"]).sum()
+                squares += (jnp.square(normalisers) * batch["mask"]).sum()
+            loss, z = losses / tokens / len(models), squares / tokens / len(models)
             return loss + z_loss * z, loss
 
         of_part: Callable[[Batch, Array], Part] = partial(
@@ -88,16 +98,24 @@ def make_gradient(
     return gradient
 
 
-def make_weights(model: LanguageModel, params: Params, makers: Params) -> tuple[Weights, dict]:
-    """The weights of a pass that `makers` make; and, by generated layer, the e(t) they come from.
+def at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
+    """The same model, integrated in `num_steps` steps."""
+    return LanguageModel(replace(model.config, num_steps=num_steps))
+
+
+def make_weights(
+    model: LanguageModel, times: Times, params: Params, makers: Params
+) -> tuple[Weights, dict]:
+    """The weights that `makers` make; and, by generated layer, the e(t) that they come from.
 
     Args:
       model: the model.
+      times: at which.
       params: all its parameters.
       makers: those of the parts in question; no others' weights are returned.
     """
     weights, collections = model.apply(
-        {"params": {**params, **makers}}, method="weights", mutable=[EMBEDDINGS]
+        {"params": {**params, **makers}}, times, method="weights", mutable=[EMBEDDINGS]
     )
     theirs = {name: leaves for name, leaves in weights.items() if maker_of(name) in makers}
     return theirs, collections.get(EMBEDDINGS, {}).get("source", {})

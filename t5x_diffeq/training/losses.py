@@ -1,12 +1,13 @@
 """Next-token cross entropy, in nats per token, whose logits never all exist at once."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.array_types import State, Tokens
 
@@ -20,7 +21,8 @@ def token_losses(
     *,
     vocab_size: int,
     chunk: int,
-) -> tuple[Float[Array, "B L"], Float[Array, "B L"]]:
+    of_chunk: Callable[..., tuple[Array, Array]] | None = None,
+) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
     """-log p(target) of each token, and log of the softmax's normaliser; float32.
 
     Each device gathers the head along its width once, then goes through its own tokens chunk by
@@ -33,13 +35,15 @@ def token_losses(
       targets: the tokens to be predicted.
       vocab_size: tokens that exist; the rest is padding and has probability 0.
       chunk: tokens per device whose logits exist at once.
+      of_chunk: makes two numbers of each token; None: `chunk_losses`, those named above.
     """
+    local = partial(local_losses, of_chunk=of_chunk or chunk_losses)
     if jax.sharding.get_abstract_mesh().empty:
-        return local_losses(y, head, targets, (), (), vocab_size, chunk)
+        return local(y, head, targets, (), (), vocab_size, chunk)
     rows, (vocab, width) = mesh_axes("batch"), (mesh_axes("vocab"), mesh_axes("embed"))
     by_row = PartitionSpec(rows or None)
     return jax.shard_map(
-        lambda y, head, targets: local_losses(y, head, targets, vocab, width, vocab_size, chunk),
+        lambda y, head, targets: local(y, head, targets, vocab, width, vocab_size, chunk),
         in_specs=(by_row, PartitionSpec(vocab or None, width or None), by_row),
         out_specs=(by_row, by_row),
     )(y, head, targets)
@@ -59,7 +63,8 @@ def local_losses(
     width: Axes,
     vocab_size: int,
     chunk: int,
-) -> tuple[Float[Array, "b L"], Float[Array, "b L"]]:
+    of_chunk: Callable[..., tuple[Array, Array]],
+) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
     """One device's part; `head` is split over the mesh axes `vocab` and `width`."""
     if width:
         head = jax.lax.all_gather(head, width, axis=1, tiled=True)
@@ -71,7 +76,7 @@ def local_losses(
     states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
     wanted = jnp.pad(targets.reshape(-1), (0, missing))
     losses, normalisers = jax.lax.map(
-        jax.checkpoint(partial(chunk_losses, head, first, vocab, vocab_size)),
+        jax.checkpoint(partial(of_chunk, head, first, vocab, vocab_size)),
         (states.reshape(-1, chunk, y.shape[-1]), wanted.reshape(-1, chunk)),
     )
     shape, size = targets.shape, targets.size
@@ -87,9 +92,7 @@ def chunk_losses(
 ) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
     """Losses and log normalisers of a chunk; `head` holds the vocabulary from `first` on."""
     states, targets = tokens
-    logits = jnp.einsum("td,vd->tv", states, head.astype(states.dtype)).astype(jnp.float32)
-    numbers = first + jnp.arange(len(head))
-    logits = jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min)
+    logits, numbers = chunk_logits(head, first, vocab_size, states)
     highest = jax.lax.stop_gradient(logits.max(-1))
     highest = jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
     total = jnp.exp(logits - highest[:, None]).sum(-1)
@@ -98,3 +101,28 @@ def chunk_losses(
         total, chosen = jax.lax.psum((total, chosen), vocab)
     normaliser = jnp.log(total) + highest
     return normaliser - chosen, normaliser
+
+
+def chunk_choices(
+    head: Float[Array, "v D"],
+    first: Array | int,
+    vocab: Axes,
+    vocab_size: int,
+    tokens: tuple[Float[Array, "chunk D"], Array],
+) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
+    """Losses of a chunk, and the likeliest token at each place: of equal ones the first."""
+    losses, _ = chunk_losses(head, first, vocab, vocab_size, tokens)
+    logits, numbers = chunk_logits(head, first, vocab_size, tokens[0])  # the compiler's same ones
+    highest = logits.max(-1)
+    highest = jax.lax.pmax(highest, vocab) if vocab else highest
+    best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)
+    return losses, jax.lax.pmin(best, vocab) if vocab else best
+
+
+def chunk_logits(
+    head: Float[Array, "v D"], first: Array | int, vocab_size: int, states: Float[Array, "chunk D"]
+) -> tuple[Float[Array, "chunk v"], Int[Array, " v"]]:
+    """Logits of a chunk, lowest where there is no token, and the tokens that they are of."""
+    logits = jnp.einsum("td,vd->tv", states, head.astype(states.dtype)).astype(jnp.float32)
+    numbers = first + jnp.arange(len(head))
+    return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers

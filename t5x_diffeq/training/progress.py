@@ -92,9 +92,11 @@ def eval_line(step: int, values: dict[str, float]) -> str:
     )
 
 
-def describe_steps(depths: list[int]) -> str:
-    """What is compiled: `the step`, or one for each number of solver steps."""
-    return "the step" if len(depths) == 1 else f"a step for each of {', '.join(map(str, depths))}"
+def describe_steps(depths: list[tuple[int, ...]]) -> str:
+    """What is compiled: `the step`, or one for each choice of numbers of solver steps."""
+    if len(depths) == 1:
+        return "the step"
+    return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
 
 
 def check_finite(step: int, values: dict[str, float], last_checkpoint: int | None) -> None:

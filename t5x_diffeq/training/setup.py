@@ -19,7 +19,12 @@ from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
 
-NO_COUNTS = ("trainable", "depths", "depths_until")  # of the keys of `config.train`
+NO_COUNTS = (
+    "trainable",
+    "depths",
+    "depths_per_step",
+    "depths_until",
+)  # of the keys of `config.train`
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,12 +32,13 @@ class EvalMetrics(clu_metrics.Collection):
 
 
 def make_train_step(
-    setup: Setup, unroll: bool = False
+    setup: Setup, depths: tuple[int, ...] | None = None, unroll: bool = False
 ) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
 
     Args:
       setup: model, optimizer and what goes with them.
+      depths: numbers of steps that the loss is the mean over; None is the model's own.
       unroll: write the depth's loop out, for counting.
     """
     of_batch = make_gradient(
@@ -46,6 +47,7 @@ def make_train_step(
         microbatches=setup.microbatches,
         loss_chunk=setup.loss_chunk,
         z_loss=setup.z_loss,
+        depths=depths,
         unroll=unroll,
     )
 
@@ -64,10 +66,14 @@ def make_train_step(
 
 
 @cache
-def compile_train_step(setup: Setup, batch_size: int) -> jax.stages.Compiled:
+def compile_train_step(
+    setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
+) -> jax.stages.Compiled:
     """The train step, compiled for the setup's shardings; the state given is used up."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
-    step = jax.jit(make_train_step(setup), donate_argnums=0, out_shardings=(shardings, None))
+    step = jax.jit(
+        make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
+    )
     return step.lower(setup.abstract_state, setup.abstract_batch(batch_size)).compile()
 
 

@@ -1,0 +1,171 @@
+"""Tasks of lm-evaluation-harness, run on a trained run."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable, make_table
+
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.lm_eval import DiffEqLM
+from t5x_diffeq.report import say
+from t5x_diffeq.training.run import Run
+
+PAPER = (  # tables 4 and 5
+    "arc_challenge",
+    "arc_easy",
+    "hellaswag",
+    "lambada_openai",
+    "lambada_standard",
+    "logiqa",
+    "mmlu",
+    "piqa",
+    "sciq",
+    "winogrande",
+    "wsc273",
+)
+BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
+
+
+class Tasks(NamedTuple):
+    """What is to be run.
+
+    Attributes:
+      names: of tasks and groups of tasks.
+      shots: examples in each context; None: as many as the task itself says.
+      manager: the harness's, which knows them.
+    """
+
+    names: list[str]
+    shots: int | None
+    manager: TaskManager
+
+
+def task_names(asked: Sequence[str]) -> list[str]:
+    """Each once, and for `paper` the eleven of the paper."""
+    names = [name for each in asked for name in (PAPER if each == "paper" else (each,))]
+    return list(dict.fromkeys(names))
+
+
+def load_tasks(asked: Sequence[str], shots: int | None, include_path: str | None) -> Tasks:
+    """The tasks, found and loaded once: what speaks against them is told before a model is loaded.
+
+    Args:
+      asked: names, among them maybe `paper`.
+      shots: as in `Tasks`.
+      include_path: folder of the user's task files.
+
+    Raises:
+      InputError: if there is none of a name, or its data can't be had.
+    """
+    names = task_names(asked)
+    if include_path and not os.path.isdir(include_path):
+        raise InputError(f"--include_path={include_path} is no folder; name one of task files")
+    with quiet():
+        manager = manager_of(names, include_path)
+        for name in names:
+            load_task(name, manager)
+    return Tasks(names, shots, manager)
+
+
+def manager_of(names: list[str], include_path: str | None) -> TaskManager:
+    """The user's task files alone if they have all the names; else the harness's thousands too."""
+    if include_path:
+        own = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(own.all_subtasks):
+            return own
+    return TaskManager(include_path=include_path)
+
+
+def load_task(name: str, manager: TaskManager) -> None:
+    """The task can be had.
+
+    Raises:
+      InputError: if not.
+    """
+    if name not in manager.all_tasks:
+        near = get_close_matches(name, manager.all_tasks, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give the folder of its file, --include_path"
+        raise InputError(f"--tasks: there is no task {name!r}; {hint}")
+    try:
+        manager.load([name])
+    except Exception as error:  # of the network, of the data, of the task's own code
+        message = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"--tasks: {name} can't be loaded ({type(error).__name__}: {message}); its data is what "
+            "its task file names, on the Hugging Face hub or here"
+        ) from error
+
+
+def evaluate(
+    run: Run, tokenizer: Tokenizer, batch_size: int, tasks: Tasks, folder: AnyPath
+) -> dict[str, float | int | str]:
+    """Runs the tasks; shows the harness's table, and keeps its JSON in the folder.
+
+    Returns:
+      The grid, and every number of the results.
+    """
+    model = run.setup.model.config
+    grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
+    results = run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks)
+    if jax.process_index() == 0:
+        name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
+        path = folder / f"{name}.json"
+        write_whole(path, json.dumps(results, indent=2).encode())
+        say(*tables(results), f"in {path}")
+    return grid | flat(results)
+
+
+def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
+    """The harness's results, as it makes them."""
+    with quiet():
+        results = simple_evaluate(
+            lm,
+            tasks=tasks.names,
+            num_fewshot=tasks.shots,
+            task_manager=tasks.manager,
+            bootstrap_iters=BOOTSTRAP,
+            log_samples=False,
+        )
+    return json.loads(json.dumps(results, default=handle_non_serializable))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The harness prints on standard error, on process 0 alone, and forks no processes."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with threads may hang
+    with contextlib.ExitStack() as stack:
+        if jax.process_index():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def tables(results: dict) -> list[str]:
+    """Of tasks, and of groups if there are any, with standard errors."""
+    columns = ["results", *(["groups"] if results.get("groups") else [])]
+    return [make_table(results, column) for column in columns]
+
+
+def flat(results: dict) -> dict[str, float]:
+    """`tasks/piqa/acc`, `tasks/piqa/acc_stderr`, ..: every number of the results."""
+    values = {}
+    for task, metrics in results["results"].items():
+        for name, value in metrics.items():
+            metric, _, kind = name.partition(",")
+            if kind and isinstance(value, int | float) and np.isfinite(value):
+                own = metric if kind == "none" else f"{metric}/{kind}"
+                values[f"tasks/{task}/{own}"] = value
+    return values
