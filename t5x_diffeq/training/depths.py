@@ -51,10 +51,12 @@ def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
-    depths, counts = np.unique(np.asarray(train.depths), return_counts=True)
     draw = np.random.default_rng((DRAW, config.seed, step))
-    drawn = draw.choice(depths, train.depths_per_step, replace=False, p=counts / counts.sum())
-    return tuple(sorted(drawn.tolist()))
+    left, drawn = list(train.depths), []
+    while len(drawn) < train.depths_per_step:
+        drawn.append(left[int(draw.integers(len(left)))])
+        left = [n for n in left if n != drawn[-1]]
+    return tuple(sorted(drawn))
 
 
 def depths_to_come(config: ConfigDict, start: int) -> list[tuple[int, ...]]:
