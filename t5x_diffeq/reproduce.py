@@ -1,7 +1,7 @@
 """Repeats an experiment of the paper: --experiment=figure5 --output=DIR --text=NAME=PATH.
 
-Each run is done once: the same command again goes on where it was stopped. Ends with a table on
-standard output (table.md) and a figure (figure.png, .pdf) in DIR.
+Each run is done once: the same command again goes on where it was stopped. Ends with tables on
+standard output (tables.md) and figures (figure1.png, .pdf, ...) in DIR.
 """
 
 import importlib
@@ -23,7 +23,7 @@ EXPERIMENT = flags.DEFINE_string(
     "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
 )
 OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder of workdirs, logs, results, table and figure.", flag_values=FLAGS
+    "output", None, "Folder of workdirs, logs, results, tables and figures.", flag_values=FLAGS
 )
 SCALE = flags.DEFINE_string(
     "scale", "laptop", "laptop, or paper: its own sizes.", flag_values=FLAGS
@@ -70,8 +70,8 @@ def part() -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def draw(outcomes: list[dict], layout: Layout, output: AnyPath) -> None:
-    """The figure, if columns are numbers and matplotlib is installed."""
+def draw(outcomes: list[dict], layout: Layout, path: AnyPath) -> None:
+    """The figure, .png and .pdf, if columns are numbers and matplotlib is installed."""
     found = cells(outcomes, layout)
     if not all(isinstance(column, int | float) for row in found.values() for column in row):
         return
@@ -86,7 +86,7 @@ def draw(outcomes: list[dict], layout: Layout, output: AnyPath) -> None:
         return
     figure = plots.lines_with_errors(rows, layout.column, layout.value)
     for kind in ("png", "pdf"):
-        write_whole(output / f"figure.{kind}", plots.image(figure, kind))
+        write_whole(path.with_suffix(f".{kind}"), plots.image(figure, kind))
 
 
 def main() -> int:
@@ -113,11 +113,12 @@ def main() -> int:
         say(f"this part is done; others have {len(missing)} runs to do")
         return 0
     outcomes = [done[run.name] for run in runs]
-    table = markdown(outcomes, experiment.LAYOUT)
-    write_whole(output / "table.md", f"{table}\n".encode())
+    tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in experiment.LAYOUTS]
+    write_whole(output / "tables.md", "\n\n".join([*tables, ""]).encode())
     write_whole(output / "outcomes.json", json.dumps(outcomes, indent=1).encode())
-    draw(outcomes, experiment.LAYOUT, output)
-    print(table)
+    for number, layout in enumerate(experiment.LAYOUTS, 1):
+        draw(outcomes, layout, output / f"figure{number}")
+    print(*tables, sep="\n\n")
     return 0
 
 

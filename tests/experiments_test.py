@@ -2,10 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from t5x_diffeq import reproduce
+from t5x_diffeq import command_line, reproduce
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments import EXPERIMENTS, figure5
 from t5x_diffeq.experiments.present import Layout, cells, markdown
@@ -75,8 +76,11 @@ def test_every_run_comes_after_what_it_needs(name, scale):
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
         assert run.needs is None or run.needs in names[:n]
-    labels = {*experiment.LAYOUT.row, experiment.LAYOUT.column}
-    assert all(run.labels.keys() >= labels for run in runs if run.labels)
+    for layout in experiment.LAYOUTS:
+        labels = {*layout.row, layout.column, layout.best_of} - {None}
+        assert all(run.labels.keys() >= labels for run in runs if run.labels)
+    for run in runs:  # every key of the config exists
+        command_line.check_keys(run.command(Path("out"))[2:])
 
 
 def test_a_table_of_means_at_their_best():

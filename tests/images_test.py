@@ -29,7 +29,7 @@ def run(*command, **options):
 
 
 def test_scripts_are_clean():
-    scripts = [*ROOT.glob("launch/*.sh"), *ROOT.glob("docker/*.sh")]
+    scripts = [*ROOT.glob("launch/**/*.sh"), *ROOT.glob("docker/*.sh")]
     run(TOOLS / "shellcheck", *scripts, cwd=ROOT)
     for script in scripts:
         sourced = not script.read_text().startswith("#!")

@@ -6,9 +6,9 @@ the hypernetwork itself; the baseline has 24 layers all along. Both ways between
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.runs import Run, flags
 
-LAYOUT = Layout(row=("trained on", "tuned on", "method"), column="steps", value="perplexity")
+LAYOUTS = (Layout(row=("trained on", "tuned on", "method"), column="steps", value="perplexity"),)
 GRIDS = (9, 12, 18, 24)
 TUNING = {
     "train.batch_size": 8,
@@ -18,11 +18,6 @@ TUNING = {
     "model.adapter_rank": 8,  # embed_dim / 16
 }
 PAPER_TUNING = {"train.batch_size": 256, "train.total_steps": 10_000, "model.adapter_rank": 200}
-
-
-def flags(values: dict[str, object]) -> tuple[str, ...]:
-    """`--config.KEY=VALUE` of each."""
-    return tuple(f"--config.{key}={value}" for key, value in values.items())
 
 
 def runs(scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:

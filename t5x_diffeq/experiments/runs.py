@@ -55,6 +55,11 @@ class Run:
         return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
 
 
+def flags(values: dict[str, object]) -> tuple[str, ...]:
+    """`--config.KEY=VALUE` of each."""
+    return tuple(f"--config.{key}={value}" for key, value in values.items())
+
+
 def part_of(runs: Sequence[Run], part: int, parts: int) -> list[Run]:
     """The runs of one of several parts: a run and all that need it stay together."""
     by_name, roots = {run.name: run for run in runs}, []
@@ -134,10 +139,15 @@ def last_line(log: Path) -> str:
 
 
 def figures(run: Run, output: Path, said: str) -> dict:
-    """The numbers of an outcome: of training, its last evaluation; else what the verb printed."""
+    """The numbers of an outcome: of training, its last evaluation; else what the verb printed.
+
+    Of several lines, each with a name, a key is `name: key`.
+    """
     if run.verb not in TRAINING:
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        return lines[-1] if len(lines) == 1 else {"lines": lines}
+        if len(lines) == 1:
+            return lines[0]
+        return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
     lines = (output / run.name / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     evaluations = [line for line in metrics if "eval/loss" in line]

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Figure 7 of the paper: Adam's beta2, 0.95 against 0.999.
+#
+#   launch/reproduce/beta2.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
+#   launch/reproduce/beta2.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are those
+# of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure7 "$@"

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Figures 15, 16 and table 6 of the paper: time, memory and parameters against T.
+#
+#   launch/reproduce/cost.sh [--output=DIR] [--part=0/4]
+#   launch/reproduce/cost.sh --scale=paper
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are those
+# of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure15 "$@"
