@@ -1,8 +1,8 @@
 """Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
 
 Prints one JSON object per grid on standard output; of several grids, a table beside it, and with
---plot=FILE a figure. With --tasks=piqa,... it runs tasks of lm-evaluation-harness instead, shows its
-table and keeps its JSON.
+--plot=FILE a figure. With --tasks=piqa,... it runs tasks of lm-evaluation-harness instead, shows
+its table and keeps its JSON.
 """
 
 import importlib.util

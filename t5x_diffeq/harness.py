@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -103,8 +104,8 @@ def load_task(name: str, manager: TaskManager) -> None:
     except Exception as error:  # of the network, of the data, of the task's own code
         message = " ".join(str(error).split())[:200]
         raise InputError(
-            f"--tasks: {name} can't be loaded ({type(error).__name__}: {message}); its data is what "
-            "its task file names, on the Hugging Face hub or here"
+            f"--tasks: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
+            "what its task file names, on the Hugging Face hub or here"
         ) from error
 
 
@@ -144,6 +145,7 @@ def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """The harness prints on standard error, on process 0 alone, and forks no processes."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with threads may hang
     with contextlib.ExitStack() as stack:
         if jax.process_index():

@@ -1,13 +1,14 @@
 """A trained run as a model of lm-evaluation-harness, which asks for three kinds of things.
 
-Every process of several answers all requests, together with the others: the harness sees one. Windows
-over long texts are the harness's own: the first of as many tokens as the model takes, the last as long
-with the tokens before it as context, each token predicted once. What a document says first is
-predicted from the token that ends documents.
+Every process of several answers all requests, together with the others: the harness sees one.
+Windows over long texts are the harness's own: one behind the other, each as long as the model
+takes, the last moved back to be as long; each token is predicted once, and a text's first from the
+token that ends documents.
 """
 
 import zlib
 from collections import Counter, defaultdict
+from math import fsum
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,7 @@ class DiffEqLM(TemplateLM):
         results = []
         for windows in requests:
             own = [next(scores) for _ in windows]
-            results.append((sum(s.loglikelihood for s in own), all(s.greedy for s in own)))
+            results.append((fsum(s.loglikelihood for s in own), all(s.greedy for s in own)))
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
@@ -112,7 +113,7 @@ class DiffEqLM(TemplateLM):
             text, given = request.args
             row, sampling = self.asked(text, normalize_gen_kwargs(given))
             key = jax.random.fold_in(jax.random.key(SEED), zlib.crc32(text.encode()))
-            rows.append((row, jax.random.fold_in(key, occurrences[request.args[0]])))
+            rows.append((row, jax.random.fold_in(key, occurrences[text])))
             occurrences[text] += 1
             groups[-(-len(row.prompt) // BUCKET), sampling].append(number)
         done = 0
@@ -134,7 +135,9 @@ class DiffEqLM(TemplateLM):
         limit = min(given["max_gen_toks"], self.max_length - len(prompt))
         stops = [stop for stop in given["until"] if stop]
         sampling = Sampling(
-            float(given["temperature"]), given.get("top_k"), float(given.get("top_p") or 1)
+            float(given.get("temperature", 0)),
+            given.get("top_k") or None,
+            float(given.get("top_p") or 1),
         )
         return Continuation(self.text, prompt, stops, limit), sampling
 

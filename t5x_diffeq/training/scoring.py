@@ -1,7 +1,7 @@
 """Log-likelihoods: how likely a model finds given tokens, and whether it would say them itself.
 
-A sequence is padded to one of a few lengths, which its own length decides, and goes through the model
-with others of that length. So few programs are compiled, and the numbers don't depend on the company.
+A sequence is padded to one of a few lengths, which its own length decides, and goes through the
+model with others of that length. So few programs are compiled, and numbers don't depend on company.
 """
 
 from collections import defaultdict
