@@ -28,7 +28,7 @@ class Odd(nn.Module):
     def __call__(self, y):
         y = Norm(centred=True, use_shift=True, epsilon=1e-5, name="norm")(y)
         linear = Linear((8, 2, 6), ("embed", "heads", "mlp"), use_bias=True, name="linear")
-        return linear("bld,dhf->blhf", y)
+        return linear(y)
 
 
 class Undeclared(nn.Module):

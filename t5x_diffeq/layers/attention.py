@@ -60,7 +60,7 @@ class Attention(nn.Module):
             writes_residual=True,
             dtype=self.dtype,
             name="output",
-        )("blhg,hgd->bld", mixed)
+        )(mixed)
 
     def attend_to_cache(
         self,
@@ -92,7 +92,7 @@ class Attention(nn.Module):
             use_bias=self.use_bias,
             dtype=self.dtype,
             name="qkv",
-        )("bld,dchg->blchg", x)
+        )(x)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
 
     def separate_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L _ G"], ...]:
@@ -105,7 +105,7 @@ class Attention(nn.Module):
                 use_bias=self.use_bias,
                 dtype=self.dtype,
                 name=name,
-            )("bld,dhg->blhg", x)
+            )(x)
 
         return (
             project("query", self.num_heads),

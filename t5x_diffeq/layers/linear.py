@@ -1,4 +1,4 @@
-"""A linear map of any rank: the module owns the kernel, the caller owns the einsum.
+"""A linear map from any axes to any axes.
 
 Beside the kernel it can have a low-rank branch, `x W + (x a) b` (LoRA, Hu et al. 2021): it has one
 when it is given `a` and `b` in the collection `ADAPTERS`.
@@ -17,7 +17,7 @@ ADAPTERS = "adapters"  # the collection of low-rank branches; no hypernetwork ma
 
 
 class Linear(nn.Module):
-    """`einsum(equation, x, kernel) + bias`.
+    """`x W + b` over the last axes of x.
 
     Attributes:
       shape: the kernel's shape, inputs first, e.g. `(D, 3, H, G)` for fused q, k and v. Axes
@@ -40,8 +40,12 @@ class Linear(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, equation: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Applies the map along the axes that `equation` names."""
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`[..., *inputs]` to `[..., *outputs]`.
+
+        Batch and length are one axis in the product: contracting two, as the gradient of W does,
+        would transpose the whole output first, on CPU for longer than the product takes.
+        """
         kernel = declare(
             self,
             "kernel",
@@ -52,10 +56,12 @@ class Linear(nn.Module):
             writes_residual=self.writes_residual,
             fan_in=prod(self.shape[: self.num_inputs]),
         )
-        y = jnp.einsum(equation, x, kernel.astype(self.dtype))
+        leading = x.shape[: x.ndim - self.num_inputs]
+        x = x.reshape(-1, *x.shape[len(leading) :])
+        y = jnp.tensordot(x, kernel.astype(self.dtype), self.num_inputs)
         if self.has_variable(ADAPTERS, "a"):
             a, b = (self.get_variable(ADAPTERS, name) for name in ("a", "b"))
-            y += low_rank(equation, x, a, b, self.num_inputs)
+            y += jnp.tensordot(jnp.tensordot(x, a, self.num_inputs), b, 1)
         if self.use_bias:
             bias = declare(
                 self,
@@ -67,28 +73,4 @@ class Linear(nn.Module):
                 writes_residual=self.writes_residual,
             )
             y += bias.astype(self.dtype)
-        return y
-
-
-def low_rank(
-    equation: str,
-    x: Float[Array, "..."],
-    a: Float[Array, "..."],
-    b: Float[Array, "..."],
-    num_inputs: int,
-) -> Float[Array, "..."]:
-    """`(x a) b`: what `einsum(equation, x, a b)` is, without the product of a and b.
-
-    Args:
-      equation: of the whole kernel, such as `"bld,dhg->blhg"`.
-      x: the input.
-      a: `[*inputs, r]`.
-      b: `[r, *outputs]`.
-      num_inputs: how many leading dimensions of the kernel are inputs.
-    """
-    operands, result = equation.split("->")
-    inputs, kernel = operands.split(",")
-    contracted, outputs = kernel[:num_inputs], kernel[num_inputs:]
-    narrow = "".join(axis for axis in result if axis not in outputs) + "r"
-    xa = jnp.einsum(f"{inputs},{contracted}r->{narrow}", x, a)
-    return jnp.einsum(f"{narrow},r{outputs}->{result}", xa, b)
+        return y.reshape(*leading, *y.shape[1:])

@@ -35,9 +35,9 @@ class MLP(nn.Module):
         """The MLP's output, not yet scaled by the step size."""
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
-        up = widen(name="up")("bld,df->blf", x)
+        up = widen(name="up")(x)
         if self.gated:
-            hidden = jax.nn.silu(widen(name="gate")("bld,df->blf", x)) * up
+            hidden = jax.nn.silu(widen(name="gate")(x)) * up
         else:
             hidden = jax.nn.gelu(up, approximate=True)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
@@ -47,4 +47,4 @@ class MLP(nn.Module):
             init_std=self.output_std,
             writes_residual=True,
             name="down",
-        )("blf,fd->bld", hidden)
+        )(hidden)
