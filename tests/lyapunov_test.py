@@ -1,6 +1,7 @@
 """Exponents against closed forms, an independent transcription, and derivatives by jacrev."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from t5x_diffeq.analysis.lyapunov import (
     pair_exponents,
     step_map,
 )
+from t5x_diffeq.analysis.tangents import pair_growth
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.integrate import step_inputs
@@ -183,3 +185,54 @@ def test_kaplan_yorke_dimension():
 def test_bad_questions(changes, arguments, message):
     with pytest.raises(InputError, match=message):
         lyapunov_exponents(small(**changes), {}, TOKENS[:, :5], **arguments)
+
+
+# ---------------------------------------------------------------- cost
+
+
+@pytest.mark.slow
+def test_much_faster_than_jacrev_of_the_whole_block(capsys):
+    """Per prompt of 16 tokens at width 128 and 12 steps, taking turns; prints both."""
+    model = small(embed_dim=128, mlp_dim=512, num_steps=12, max_length=16)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 16)), jnp.int32)
+    params = random_params(model, scale=0.05)
+    weights = model.apply({"params": params}, method="weights")
+    before = model.apply({"params": params}, tokens, weights, method="trajectory")[:-1]
+    step = step_map(model.config, 16)
+    by_step, _ = step_inputs(weights, "euler", 12, key=None)
+    others = (jnp.arange(16) != 15)[:, None, None] * jnp.eye(128)
+
+    @jax.jit
+    def by_jacrev(by_step, states):
+        def advance(Q, at):
+            W, y = at
+            J = jax.jacrev(lambda y: step(y, W)[0])(y)[15, :, 0]  # [D, L, D]
+            Q, R = jnp.linalg.qr((jnp.moveaxis(J, 1, 0) + others) @ Q)
+            return Q, jnp.log(jnp.abs(jnp.diagonal(R, axis1=-2, axis2=-1)))
+
+        start = jnp.broadcast_to(jnp.eye(128), (16, 128, 128))
+        return jax.lax.scan(advance, start, (by_step, states))[1]
+
+    ways = {
+        "ours": lambda: pair_exponents(step, by_step, before, np.array([15])).by_step[:, 0],
+        "jacrev": lambda: np.asarray(by_jacrev(by_step, before)),
+    }
+    np.testing.assert_allclose(ways["ours"](), ways["jacrev"](), atol=1e-4)
+    seconds = {name: [] for name in ways}
+    for _ in range(3):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - begun)
+    ours, jacrev = (float(np.median(seconds[name])) for name in ways)
+    chunks = chunks_for(1.0, before, by_step)
+    arguments = step, by_step, before, np.array([15]), jnp.asarray(0), chunks
+    compiled = pair_growth.lower(*arguments).compile(), by_jacrev.lower(by_step, before).compile()
+    megabytes = [each.memory_analysis().temp_size_in_bytes / 2**20 for each in compiled]
+    with capsys.disabled():
+        print(
+            f"\nours {ours:.2f} s, {megabytes[0]:.0f} MiB; "
+            f"jacrev {jacrev:.2f} s, {megabytes[1]:.0f} MiB"
+        )
+    assert jacrev > 5 * ours
+    assert megabytes[1] > 5 * megabytes[0]
