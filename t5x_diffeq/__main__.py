@@ -8,6 +8,7 @@ from t5x_diffeq import __version__
 
 VERBS = (
     "train",
+    "finetune",
     "evaluate",
     "generate",
     "prepare_data",
@@ -16,6 +17,7 @@ VERBS = (
     "analyze",
     "export",
     "convert",
+    "reproduce",
 )
 
 

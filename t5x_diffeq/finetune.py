@@ -1,8 +1,8 @@
-"""Tunes a trained run's model: --config=configs/finetune.py:lora|full|hypernetwork --workdir=NEW
---config.init_from=DIR [--config.model.num_steps=9].
+"""Tunes a trained run's model on a grid of its own: --config=FILE --workdir=NEW.
 
-The model and its tokenizer come from the run in DIR, its weights from that run on the grid asked
-for. NEW is a run as any other, complete in itself; the same command again continues it.
+FILE is configs/finetune.py:lora, :full or :hypernetwork, with --config.init_from=DIR, the run, and
+--config.model.num_steps=9. Model and tokenizer come from DIR, the weights from that run on the grid
+asked for. NEW is a run as any other, complete in itself; the same command again continues it.
 """
 
 import copy

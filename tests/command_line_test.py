@@ -48,6 +48,7 @@ def test_bad_arguments(arguments, message):
 
 VERBS = [
     "train",
+    "finetune",
     "evaluate",
     "generate",
     "prepare_data",
@@ -56,6 +57,7 @@ VERBS = [
     "analyze",
     "export",
     "convert",
+    "reproduce",
 ]
 
 

@@ -51,9 +51,35 @@ def test_evaluate_by_other_schemes(workdir, capsys, scheme):
     assert json.loads(capsys.readouterr().out)["scheme"] == scheme
 
 
+def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
+    figure = tmp_path / "depth.png"
+    grids = ["--num_steps=1,2", "--scheme=euler,heun", f"--plot={figure}"]
+    call(evaluate, f"--workdir={workdir}", *grids)
+    out, err = capsys.readouterr()
+    rows = list(map(json.loads, out.splitlines()))
+    assert [(row["scheme"], row["num_steps"]) for row in rows] == [
+        ("euler", 1),
+        ("euler", 2),
+        ("heun", 1),
+        ("heun", 2),
+    ]
+    flops = [row["flops_per_token"] for row in rows]
+    assert flops[0] < flops[1] < flops[3]
+    assert flops[1] == flops[2]  # one step of two stages
+    table = [line.split() for line in err.splitlines() if line.startswith(("euler ", "heun "))]
+    assert [float(line[-1]) for line in table] == pytest.approx(
+        [row["eval/perplexity"] for row in rows], abs=0.01
+    )
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--num_steps=0"], "--num_steps='0' is not a number of steps, 1 or more"),
+        (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its steps itself"),
+        (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
+        (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),
         (["--scheme=eular"], "model.scheme is 'eular'; it can be euler"),
         (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 3"),
         (["--batch_size=0"], "--batch_size=0 must be at least 1"),
@@ -122,3 +148,18 @@ def test_benchmark_compares_equal_work(small):
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1
+
+
+@pytest.mark.slow
+def test_benchmark_of_adapters_and_of_generation(small, capsys):
+    small.mesh.fsdp = 1
+    small.model.update(weights="per_layer", adapter_rank=1)
+    small.train.trainable = ("adapters", "embeddings")
+    adapted, full, ratio = benchmark.compare(small, rounds=2)
+    assert (full["name"], ratio["name"]) == ("full", "model / full")
+    assert ratio["state_bytes"] < 1 < ratio["parameters"]
+    assert adapted["flops"] < full["flops"]
+    small.data.sequence_length = 32
+    benchmark.show_generation(small, 3)
+    rates = json.loads(capsys.readouterr().out)
+    assert rates["cached/tokens_per_second"] > 0 and len(rates) == 3
