@@ -12,7 +12,7 @@ from absl import flags
 
 from t5x_diffeq import command_line
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.experiments import EXPERIMENTS
+from t5x_diffeq.experiments.paper import EXPERIMENTS
 from t5x_diffeq.experiments.present import Layout, cells, markdown
 from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
 from t5x_diffeq.files import AnyPath, write_whole
@@ -96,7 +96,7 @@ def main() -> int:
     if SCALE.value not in ("laptop", "paper"):
         raise InputError(f"--scale={SCALE.value} is laptop or paper")
     output = command_line.folder(OUTPUT, "reproduce")
-    experiment = importlib.import_module(f"t5x_diffeq.experiments.{EXPERIMENT.value}")
+    experiment = EXPERIMENTS[EXPERIMENT.value]
     runs, (i, n) = experiment.runs(SCALE.value, texts()), part()
     mine = part_of(runs, i, n)
     if DRY_RUN.value:
@@ -113,10 +113,10 @@ def main() -> int:
         say(f"this part is done; others have {len(missing)} runs to do")
         return 0
     outcomes = [done[run.name] for run in runs]
-    tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in experiment.LAYOUTS]
+    tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in experiment.layouts]
     write_whole(output / "tables.md", "\n\n".join([*tables, ""]).encode())
     write_whole(output / "outcomes.json", json.dumps(outcomes, indent=1).encode())
-    for number, layout in enumerate(experiment.LAYOUTS, 1):
+    for number, layout in enumerate(experiment.layouts, 1):
         draw(outcomes, layout, output / f"figure{number}")
     print(*tables, sep="\n\n")
     return 0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from t5x_diffeq import command_line, reproduce
+from t5x_diffeq import command_line
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.experiments import EXPERIMENTS, figure5
+from t5x_diffeq.experiments.paper import EXPERIMENTS
 from t5x_diffeq.experiments.present import Layout, cells, markdown
 from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
 
@@ -59,7 +59,7 @@ def test_failed_and_stopped(commands, tmp_path):
 
 
 def test_parts_keep_together_what_needs_each_other():
-    runs = figure5.runs("laptop", TEXTS)
+    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS)
     parts = [part_of(runs, i, 3) for i in range(3)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
     for part in parts:
@@ -70,13 +70,13 @@ def test_parts_keep_together_what_needs_each_other():
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_run_comes_after_what_it_needs(name, scale):
-    experiment = reproduce.importlib.import_module(f"t5x_diffeq.experiments.{name}")
+    experiment = EXPERIMENTS[name]
     runs = experiment.runs(scale, TEXTS)
     names = [run.name for run in runs]
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
         assert run.needs is None or run.needs in names[:n]
-    for layout in experiment.LAYOUTS:
+    for layout in experiment.layouts:
         labels = {*layout.row, layout.column, layout.best_of} - {None}
         assert all(run.labels.keys() >= labels for run in runs if run.labels)
     for run in runs:  # every key of the config exists
@@ -108,7 +108,7 @@ def test_a_table_of_means_at_their_best():
 
 def test_figure5_takes_two_texts():
     with pytest.raises(InputError, match="needs two texts"):
-        figure5.runs("laptop", {})
-    laptop = figure5.runs("laptop", {"shakespeare": {"data.path": "/s"}})
+        EXPERIMENTS["figure5"].runs("laptop", {})
+    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])

@@ -1,64 +1,72 @@
 """Trainings of one size on one text that differ in a few keys: most experiments are such."""
 
+from dataclasses import dataclass
+from itertools import product
+
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Label, Run, flags
 
 SEEDS = (0, 1, 2)
 
 
-def laptop_config(text: str) -> str:
-    """The config at laptop scale: the known small benchmark on its own text."""
-    return "configs/shakespeare.py" if text == "shakespeare" else "configs/laptop.py"
+@dataclass(frozen=True)
+class Comparison:
+    """Every choice with every other, on every text, by three seeds.
 
-
-def paper_config(text: str) -> str:
-    """The config at the paper's: GPT-small, as in its studies of one key."""
-    return "configs/gpt_small.py"
-
-
-def config_for(scale: str, text: str) -> str:
-    """The config of a text at a scale."""
-    return laptop_config(text) if scale == "laptop" else paper_config(text)
-
-
-def some_text(texts: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """The texts.
-
-    Raises:
-      InputError: if there is none.
+    Attributes:
+      variants: of the config: ode, baseline, shared.
+      choices: values of each key of the config in which runs differ.
+      layouts: the tables.
     """
-    if not texts:
-        raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
-    return texts
+
+    variants: tuple[str, ...]
+    choices: dict[str, tuple[Label, ...]]
+    layouts: tuple[Layout, ...]
+
+    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+        """All runs.
+
+        Args:
+          scale: "laptop" or "paper".
+          texts: by name, their keys of the config.
+
+        Raises:
+          InputError: if there is none.
+        """
+        if not texts:
+            raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
+        return [
+            training(scale, text, keys, variant, dict(zip(self.choices, choice, strict=True)), seed)
+            for text, keys in texts.items()
+            for variant in self.variants
+            for choice in product(*self.choices.values())
+            for seed in SEEDS
+        ]
 
 
 def training(
-    scale: str, text: str, of_text: dict[str, object], variant: str, seed: int, **choice: object
+    scale: str,
+    text: str,
+    of_text: dict[str, object],
+    variant: str,
+    choice: dict[str, Label],
+    seed: int,
 ) -> Run:
-    """One training; a key of the config is written with two underscores for its dots.
-
-    Args:
-      scale: "laptop" or "paper".
-      text: its name.
-      of_text: its keys.
-      variant: of the config: ode, baseline or shared.
-      seed: of parameters, order and dropout.
-      choice: the keys in which runs differ.
-    """
-    keys = {key.replace("__", "."): value for key, value in choice.items()}
-    name = "-".join([text, variant, *(f"{short(k)}={v}" for k, v in keys.items()), f"seed={seed}"])
-    labels: dict[str, Label] = {"text": text, "model": variant, "seed": seed}
+    """One training, labelled by the last words of the keys it chooses."""
+    chosen = {key.rpartition(".")[2]: value for key, value in choice.items()}
+    name = [text, variant, *(f"{word}={value}" for word, value in chosen.items()), f"seed={seed}"]
+    config = f"--config={config_for(scale, text)}:{variant}"
     return Run(
-        name,
+        "-".join(name),
         "train",
-        (
-            f"--config={config_for(scale, text)}:{variant}",
-            *flags({**keys, **of_text, "seed": seed}),
-        ),
-        {**labels, **{short(key): value for key, value in keys.items()}},
+        (config, *flags({**choice, **of_text, "seed": seed})),
+        {"text": text, "model": variant, "seed": seed, **chosen},
     )
 
 
-def short(key: str) -> str:
-    """The last word of a key."""
-    return key.rpartition(".")[2]
+def config_for(scale: str, text: str) -> str:
+    """GPT-small, on which the paper studies single keys; at laptop scale the text's own benchmark."""
+    if scale == "paper":
+        return "configs/gpt_small.py"
+    return "configs/shakespeare.py" if text == "shakespeare" else "configs/laptop.py"

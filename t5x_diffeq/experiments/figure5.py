@@ -4,11 +4,12 @@ W(t) is taken on grids of 9, 12, 18 and 24 steps and tuned as layer weights by L
 the hypernetwork itself; the baseline has 24 layers all along. Both ways between the texts.
 """
 
+from dataclasses import dataclass
+
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 
-LAYOUTS = (Layout(row=("trained on", "tuned on", "method"), column="steps", value="perplexity"),)
 GRIDS = (9, 12, 18, 24)
 TUNING = {
     "train.batch_size": 8,
@@ -20,36 +21,44 @@ TUNING = {
 PAPER_TUNING = {"train.batch_size": 256, "train.total_steps": 10_000, "model.adapter_rank": 200}
 
 
-def runs(scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
-    """All runs, each text's trainings before the tunings of what they trained.
+@dataclass(frozen=True)
+class Figure5:
+    """Training on each of two texts, and all ways of tuning on the other."""
 
-    Args:
-      scale: "laptop" or "paper".
-      texts: by name, their keys of the config: two, or one beside the standard library.
+    layouts: tuple[Layout, ...] = (
+        Layout(("trained on", "tuned on", "method"), "steps", "perplexity"),
+    )
 
-    Raises:
-      InputError: if they aren't.
-    """
-    texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
-    if len(texts) != 2:
-        raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
-    laptop = scale == "laptop"
-    config = "configs/laptop.py" if laptop else "configs/gpt_medium.py"
-    tuning = TUNING if laptop else PAPER_TUNING
-    made = []
-    for source, target in (tuple(texts), tuple(texts)[::-1]):
-        for variant, steps in (("ode", 18), ("baseline", 24)):
-            base = f"{source}-{variant}"
-            grid = {"model.num_steps": steps}
-            made.append(
-                Run(
-                    base,
-                    "train",
-                    (f"--config={config}:{variant}", *flags({**grid, **texts[source]})),
+    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+        """All runs, each text's trainings before the tunings of what they trained.
+
+        Args:
+          scale: "laptop" or "paper".
+          texts: by name, their keys of the config: two, or one beside the standard library.
+
+        Raises:
+          InputError: if they aren't.
+        """
+        texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
+        if len(texts) != 2:
+            raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
+        laptop = scale == "laptop"
+        config = "configs/laptop.py" if laptop else "configs/gpt_medium.py"
+        tuning = TUNING if laptop else PAPER_TUNING
+        made = []
+        for source, target in (tuple(texts), tuple(texts)[::-1]):
+            for variant, steps in (("ode", 18), ("baseline", 24)):
+                base = f"{source}-{variant}"
+                grid = {"model.num_steps": steps}
+                made.append(
+                    Run(
+                        base,
+                        "train",
+                        (f"--config={config}:{variant}", *flags({**grid, **texts[source]})),
+                    )
                 )
-            )
-            made += tunings(base, source, target, variant, texts[target], tuning)
-    return made
+                made += tunings(base, source, target, variant, texts[target], tuning)
+        return made
 
 
 def tunings(

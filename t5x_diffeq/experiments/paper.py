@@ -1,0 +1,52 @@
+"""The paper's experiments, by the name of their table or figure."""
+
+from typing import Protocol
+
+from t5x_diffeq.experiments.comparison import Comparison
+from t5x_diffeq.experiments.cost import Cost
+from t5x_diffeq.experiments.figure5 import Figure5
+from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.runs import Run
+
+
+class Experiment(Protocol):
+    """Runs, and the tables that come of them."""
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The tables, each with its figure."""
+
+    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+        """All runs at a scale, "laptop" or "paper", on texts by name (their keys of the config)."""
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    # Tables 1 and 2: the three kinds of weights, each at its best learning rate.
+    "table1": Comparison(
+        ("baseline", "ode", "shared"),
+        {"optimizer.learning_rate": (5e-4, 1e-3, 2e-3, 4e-3)},
+        tuple(Layout(("model",), "text", v, "learning_rate") for v in ("loss", "perplexity")),
+    ),
+    # Figure 5: trained with 18 steps, tuned with others.
+    "figure5": Figure5(),
+    # Figure 7: Adam's beta2.
+    "figure7": Comparison(
+        ("baseline", "ode"),
+        {"optimizer.beta2": (0.95, 0.999)},
+        (Layout(("model", "beta2"), "text", "loss"),),
+    ),
+    # Figure 14: the width T of the time embedding, at one learning rate.
+    "figure14": Comparison(
+        ("ode",),
+        {"model.time_embed_dim": (20, 48, 96, 144)},
+        (Layout(("text",), "time_embed_dim", "loss"),),
+    ),
+    # Figures 15 and 16, table 6: time, memory and parameters against T.
+    "figure15": Cost(),
+    # Figure 18: one time embedding for all kernels (appendix D.2), or one for each.
+    "figure18": Comparison(
+        ("ode",),
+        {"model.time_embedding": ("per_layer", "shared"), "model.time_embed_dim": (48, 96)},
+        (Layout(("text", "time_embedding"), "time_embed_dim", "loss"),),
+    ),
+}
