@@ -66,7 +66,7 @@ def training(
 
 
 def config_for(scale: str, text: str) -> str:
-    """GPT-small, on which the paper studies single keys; at laptop scale the text's own benchmark."""
+    """GPT-small, on which the paper studies single keys; on a laptop, the text's own benchmark."""
     if scale == "paper":
         return "configs/gpt_small.py"
     return "configs/shakespeare.py" if text == "shakespeare" else "configs/laptop.py"
