@@ -50,14 +50,15 @@ def integrate(
     Raises:
       InputError: if `remat` is none of these.
     """
-    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
-        field = apart(field)
-    step = step_function(field, scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key)
     if unroll:
+        step = step_function(field, scheme, step_size)
         for n in range(num_steps):
             y = step(y, jax.tree.map(lambda x, n=n: x[n], inputs))
         return y
+    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
+        field = apart(field)
+    step = step_function(field, scheme, step_size)
     return scan_steps(step, y, inputs, num_steps, remat)
 
 
