@@ -30,6 +30,7 @@ def test_drawn_by_seed_and_step_alone(small):
     assert drawn[:200] != [depths_of(small, step) for step in range(1, 201)]
 
 
+@pytest.mark.slow
 def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 4), total_steps=12)

@@ -42,6 +42,7 @@ def perplexity(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 def test_perplexity_for_any_batch_size_and_devices(perplexity):
     expected = perplexity(1, 1)
     assert expected["tokens"] > 1000

@@ -175,6 +175,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
     assert all(curve[-1] < curve[0] for curve in curves)
 
 
+@pytest.mark.slow
 def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_path):
     assert verb.finetune(tuning("hypernetwork", base, text, num_steps=4), tmp_path) == 0
     tuned = load_run(tmp_path, 256, batch_size=1)
@@ -207,6 +208,7 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
         verb.finetune(config, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_state_begun_on_a_mesh_is_sharded(base, text):
     config = verb.complete(
         tuning("lora", base, text, num_steps=3), json.loads((base / "config.json").read_text())

@@ -206,6 +206,7 @@ def answers(lm, order=None):
     return found
 
 
+@pytest.mark.slow
 def test_whatever_the_batch_devices_and_order(model_of):
     expected = answers(model_of(weights="random"))
     for devices, batch_size, order in (
