@@ -60,6 +60,18 @@ def test_merged_adapters_equal_the_branch(changes):
     assert np.abs(np.asarray(merged) - np.asarray(logits(plain, base)))[..., :50].max() > 1e-3
 
 
+def test_a_branch_counts_alpha_over_rank_times():
+    one, two = (small(**ADAPTED, adapter_alpha=alpha) for alpha in (3.0, 6.0))
+    params = random_params(one)
+    with_one, with_two, bare = (
+        model.apply({"params": params}, method="merged_weights")["mlp"]["up"]["kernel"]
+        for model in (one, two, small(weights="per_layer"))
+    )
+    product = np.einsum("ndr,nrf->ndf", *(params["adapters"]["mlp.up"][x] for x in "ab"))
+    np.testing.assert_allclose(with_one - bare, product, atol=1e-5)
+    np.testing.assert_allclose(with_two - bare, 2 * product, atol=1e-5)
+
+
 def test_adapters_stand_beside_the_kernels_that_are_named():
     model = small(**ADAPTED, adapter_kernels=("qkv", "down"))
     weights = jax.eval_shape(
@@ -159,6 +171,8 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
     assert np.abs(after.params["adapters"]["mlp.up"]["b"]).max() > 0
     loaded = load_run(base, 256, batch_size=1, adapters=tmp_path / "lora" / "adapters")
     jax.tree.map(np.testing.assert_array_equal, loaded.params, after.params)
+    with pytest.raises(InputError, match="were trained for num_steps=3 with scheme euler"):
+        load_run(base, 256, batch_size=1, num_steps=2, adapters=tmp_path / "lora" / "adapters")
     assert verb.finetune(config, tmp_path / "lora") == 0
     assert "already finished" in capsys.readouterr().err
 

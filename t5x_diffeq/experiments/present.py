@@ -52,7 +52,9 @@ class Cell:
 
     def __str__(self) -> str:
         text = f"{self.mean:.4g}" if self.error is None else f"{self.mean:.4f} ± {self.error:.4f}"
-        return f"{text} ({self.at}{'' if self.interior else ', at the edge'})" if self.at else text
+        if self.at is None:
+            return text
+        return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
 
 
 def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, Cell]]:

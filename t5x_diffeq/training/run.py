@@ -6,6 +6,7 @@ from math import gcd
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.training.adapter_files import load_adapters, read_facts
 from t5x_diffeq.training.checkpoint import restore_params
@@ -56,7 +57,9 @@ def load_run(
     """
     pretrained = Pretrained.of(workdir, vocab_size, checkpoint)
     config = copy.deepcopy(pretrained.config)
-    config.model.update(read_facts(adapters).model if adapters else {})
+    if adapters:
+        config.model.update(read_facts(adapters).model)
+        check_same_grid(config, adapters, num_steps, scheme)
     config.model.num_steps = config.model.num_steps if num_steps is None else num_steps
     config.model.scheme = scheme or config.model.scheme
     fsdp = gcd(config.model.embed_dim, batch_size)  # parameters are split as far as they can be
@@ -72,3 +75,19 @@ def load_run(
         params, step = pretrained.params_for(setup, config)
         params = load_adapters(adapters, params, setup.abstract_state.params)
     return Run(config, setup, params, step)
+
+
+def check_same_grid(
+    config: ConfigDict, adapters: AnyPath, num_steps: int | None, scheme: str | None
+) -> None:
+    """Adapters are asked for on their own grid.
+
+    Raises:
+      InputError: if not.
+    """
+    own = config.model.num_steps, config.model.scheme
+    if (num_steps or own[0], scheme or own[1]) != own:
+        raise InputError(
+            f"--adapters={adapters} were trained for num_steps={own[0]} with scheme {own[1]}, and "
+            "exist there alone; leave --num_steps and --scheme out"
+        )
