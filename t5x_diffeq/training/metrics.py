@@ -30,7 +30,11 @@ class MetricWriter:
             return
         path = workdir / METRICS_FILE
         self.file = Growing(path, kept_lines(path, step if step > 0 else -1))
-        self.events = SummaryWriter(str(workdir / "events"), purge_step=step + 1)
+        self.events = SummaryWriter(
+            str(workdir / "events"),
+            purge_step=step + 1,
+            filename_suffix=f".{step}",  # files begun within one second are two
+        )
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One report of `values` at `step`."""
