@@ -84,6 +84,13 @@ def get_config() -> ConfigDict:
     train.checkpoint_every = 500  # steps between checkpoints
     train.keep_checkpoints = 3  # newest checkpoints to keep
 
+    config.tasks = tasks = ConfigDict()  # of lm-evaluation-harness, while the model trains
+    tasks.names = ()  # such as ("lambada_openai", "piqa"); "paper": its eleven; (): none
+    tasks.every = 5000  # steps between runs of them; the last step has one
+    tasks.num_fewshot = placeholder(int)  # examples in a context; None: the task's own number
+    tasks.limit = placeholder(int)  # only the first so many documents of each; None: all
+    tasks.include_path = placeholder(str)  # folder of task files of your own
+
     config.optimizer = optimizer = ConfigDict()
     optimizer.learning_rate = 1e-3  # peak
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients

@@ -7,8 +7,6 @@
 130  stopped by Ctrl-C, saved
 """
 
-import importlib.machinery
-import importlib.util
 import logging as python_logging
 import os
 import re
@@ -25,14 +23,10 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
+from t5x_diffeq.config_files import CONFIGS, default_config, offer_configs
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import AnyPath, place
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
-
-PACKAGE = Path(__file__).resolve().parent
-CONFIGS = next(  # inside the package as a wheel has it, beside it in a clone
-    folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
-)
 
 
 def run(
@@ -128,14 +122,6 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
 
 
-def offer_configs() -> None:
-    """A config can say `from configs import default`, wherever the project is installed."""
-    if "configs" not in sys.modules:
-        spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
-        spec.submodule_search_locations = [str(CONFIGS)]
-        sys.modules["configs"] = importlib.util.module_from_spec(spec)
-
-
 def located(argument: str) -> str:
     """`configs/NAME.py` is the project's own file, if there is none of that name here."""
     name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
@@ -185,11 +171,6 @@ def explain(message: str) -> str:
         return f"--config={missing.group(1)}: there is no such file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
     return f"{raised.group(1)}: {raised.group(2)}" if raised else message
-
-
-def default_config() -> ConfigDict:
-    """`configs/default.py`."""
-    return importlib.import_module("configs.default").get_config()
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:

@@ -5,7 +5,7 @@ Prints one JSON object per grid on standard output; of several grids, a table be
 its table and keeps its JSON.
 """
 
-import importlib.util
+import importlib
 import json
 from itertools import product
 from types import ModuleType
@@ -18,6 +18,7 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.downstream import check_harness
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place, write_whole
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
@@ -62,6 +63,9 @@ NUM_FEWSHOT = flags.DEFINE_integer(
 )
 INCLUDE_PATH = flags.DEFINE_string(
     "include_path", None, "Folder of task files of your own.", flag_values=FLAGS
+)
+LIMIT = flags.DEFINE_integer(
+    "limit", None, "Only so many of each task's documents, the first.", flag_values=FLAGS
 )
 OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for the tasks' JSON; lm_eval/ in the workdir.", flag_values=FLAGS
@@ -128,18 +132,16 @@ def check_tasks(adaptive: bool) -> None:
       InputError: if not.
     """
     if not TASKS.value:
-        for flag in (NUM_FEWSHOT, INCLUDE_PATH, OUTPUT):
+        for flag in (NUM_FEWSHOT, INCLUDE_PATH, LIMIT, OUTPUT):
             if flag.value is not None:
                 raise InputError(f"--{flag.name} goes with --tasks; give both or neither")
         return
     if adaptive or PLOT.value:
         raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
-    if (NUM_FEWSHOT.value or 0) < 0:
-        raise InputError(f"--num_fewshot={NUM_FEWSHOT.value} must be at least 0")
-    if not importlib.util.find_spec("lm_eval"):
-        raise InputError(
-            "--tasks needs the package lm_eval; pip install -e '.[eval]', or leave it out"
-        )
+    for flag, least in ((NUM_FEWSHOT, 0), (LIMIT, 1)):
+        if flag.value is not None and flag.value < least:
+            raise InputError(f"--{flag.name}={flag.value} must be at least {least}")
+    check_harness("--tasks")
 
 
 def plots() -> ModuleType:
@@ -188,11 +190,11 @@ def evaluate_tasks(workdir: AnyPath, grids: list[tuple[str | None, int | None]])
     tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
     if tokenizer is None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
-    tasks = harness.load_tasks(TASKS.value, NUM_FEWSHOT.value, INCLUDE_PATH.value)
+    tasks = harness.load_tasks(TASKS.value, NUM_FEWSHOT.value, INCLUDE_PATH.value, LIMIT.value)
     folder = place(OUTPUT.value, "--output") if OUTPUT.value else workdir / "lm_eval"
     for scheme, num_steps in grids:
         run = load_on(workdir, tokenizer, num_steps, scheme)
-        values = harness.evaluate(run, tokenizer, BATCH_SIZE.value, tasks, folder)
+        values = harness.evaluate_run(run, tokenizer, BATCH_SIZE.value, tasks, folder)
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
 

@@ -23,6 +23,9 @@ OUTPUT = flags.DEFINE_string("output", None, "Folder to make; new, or empty.", f
 NUM_STEPS = flags.DEFINE_integer(
     "num_steps", None, "Number of steps, or layers; the trained one.", flag_values=FLAGS
 )
+PEFT = flags.DEFINE_bool(
+    "peft", False, "Adapters apart from their base, in PEFT's form in adapter/.", flag_values=FLAGS
+)
 CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
 )
@@ -47,7 +50,7 @@ def main() -> None:
         checkpoint=CHECKPOINT.value,
     )
     with run.setup.context():
-        told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output)
+        told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, PEFT.value)
     say(*told["notes"])
     facts = {
         "checkpoint": str(run.step),

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.corpus import check_tokenizers, load_corpus
 from t5x_diffeq.data.preparation import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
@@ -53,7 +54,7 @@ def complete(config: ConfigDict, pretrained: dict) -> ConfigDict:
     Raises:
       InputError: naming a key that is the run's to say.
     """
-    config, untouched = copy.deepcopy(config), command_line.default_config()
+    config, untouched = copy.deepcopy(config), default_config()
     for key, own in pretrained["model"].items():
         given = config.model[key]
         if key in OF_TUNING and given is not None:

@@ -22,6 +22,7 @@ from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.lm_eval import DiffEqLM
 from t5x_diffeq.report import say
 from t5x_diffeq.training.run import Run
+from t5x_diffeq.training.setup import Setup
 
 PAPER = (  # tables 4 and 5
     "arc_challenge",
@@ -45,11 +46,13 @@ class Tasks(NamedTuple):
     Attributes:
       names: of tasks and groups of tasks.
       shots: examples in each context; None: as many as the task itself says.
+      limit: only so many of each task's documents, the first; None: all.
       manager: the harness's, which knows them.
     """
 
     names: list[str]
     shots: int | None
+    limit: int | None
     manager: TaskManager
 
 
@@ -59,25 +62,33 @@ def task_names(asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def load_tasks(asked: Sequence[str], shots: int | None, include_path: str | None) -> Tasks:
+def load_tasks(
+    asked: Sequence[str],
+    shots: int | None,
+    include_path: str | None,
+    limit: int | None = None,
+    asked_by: str = "--tasks",
+) -> Tasks:
     """The tasks, found and loaded once: what speaks against them is told before a model is loaded.
 
     Args:
       asked: names, among them maybe `paper`.
       shots: as in `Tasks`.
       include_path: folder of the user's task files.
+      limit: as in `Tasks`.
+      asked_by: the flag or key of the names.
 
     Raises:
       InputError: if there is none of a name, or its data can't be had.
     """
     names = task_names(asked)
     if include_path and not os.path.isdir(include_path):
-        raise InputError(f"--include_path={include_path} is no folder; name one of task files")
+        raise InputError(f"include_path={include_path} is no folder; name one of task files")
     with quiet():
         manager = manager_of(names, include_path)
         for name in names:
-            load_task(name, manager)
-    return Tasks(names, shots, manager)
+            load_task(name, manager, asked_by)
+    return Tasks(names, shots, limit, manager)
 
 
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
@@ -89,7 +100,7 @@ def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def load_task(name: str, manager: TaskManager) -> None:
+def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
     """The task can be had.
 
     Raises:
@@ -97,19 +108,26 @@ def load_task(name: str, manager: TaskManager) -> None:
     """
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give the folder of its file, --include_path"
-        raise InputError(f"--tasks: there is no task {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else "give the folder of its file as include_path"
+        raise InputError(f"{asked_by}: there is no task {name!r}; {hint}")
     try:
         manager.load([name])
     except Exception as error:  # of the network, of the data, of the task's own code
         message = " ".join(str(error).split())[:200]
         raise InputError(
-            f"--tasks: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
+            f"{asked_by}: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
             "what its task file names, on the Hugging Face hub or here"
         ) from error
 
 
 def evaluate(
+    setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
+) -> dict[str, float]:
+    """Every number of the tasks' results; the harness's table is shown."""
+    return flat(show(run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks)))
+
+
+def evaluate_run(
     run: Run, tokenizer: Tokenizer, batch_size: int, tasks: Tasks, folder: AnyPath
 ) -> dict[str, float | int | str]:
     """Runs the tasks; shows the harness's table, and keeps its JSON in the folder.
@@ -119,12 +137,12 @@ def evaluate(
     """
     model = run.setup.model.config
     grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
-    results = run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks)
+    results = show(run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks))
     if jax.process_index() == 0:
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
         path = folder / f"{name}.json"
         write_whole(path, json.dumps(results, indent=2).encode())
-        say(*tables(results), f"in {path}")
+        say(f"in {path}")
     return grid | flat(results)
 
 
@@ -136,6 +154,7 @@ def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
             tasks=tasks.names,
             num_fewshot=tasks.shots,
             task_manager=tasks.manager,
+            limit=tasks.limit,
             bootstrap_iters=BOOTSTRAP,
             log_samples=False,
         )
@@ -155,10 +174,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def tables(results: dict) -> list[str]:
-    """Of tasks, and of groups if there are any, with standard errors."""
+def show(results: dict) -> dict:
+    """The same; says them as tables of tasks and of groups, with standard errors."""
     columns = ["results", *(["groups"] if results.get("groups") else [])]
-    return [make_table(results, column) for column in columns]
+    say(*(make_table(results, column) for column in columns))
+    return results
 
 
 def flat(results: dict) -> dict[str, float]:

@@ -19,6 +19,7 @@ from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.data.streams import gathered
+from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.locks import held
@@ -71,6 +72,7 @@ def train(
     make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
     check_depths(config)
     check_data(config.data)
+    downstream = Downstream(config.tasks)
     corpus = first_then_others(
         lambda first: prepare_corpus(config.data, workdir, new and first), "the data is prepared"
     )
@@ -136,6 +138,12 @@ def train(
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
 
+        def tasks_now(step: int) -> None:
+            with clock.paused():
+                rows = config.train.eval_batch_size
+                values = downstream.run(setup, state.params, corpus.tokenizer, rows)
+                writer.write(step, values)
+
         # -------------------------------------------------------------- loop
         threads = config.data.read_threads
         batches = train_batches(
@@ -152,12 +160,15 @@ def train(
             in_flight = (step, metrics)
             stopping = stop.after(step)
             evaluating = due(step, config.train.eval_every)
+            on_tasks = downstream and due(step, downstream.every) and not stopping
             saving = due(step, config.train.checkpoint_every) or stopping
-            if evaluating or saving:
+            if evaluating or on_tasks or saving:
                 report(*in_flight)  # finite, and on disk, before the state is
                 in_flight = None
             if evaluating:
                 evaluate_now(step)
+            if on_tasks:
+                tasks_now(step)
             if saving:
                 with clock.paused():
                     writer.flush()

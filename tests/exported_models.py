@@ -36,6 +36,14 @@ MODELS = {
     "llama_official_ode": ({**LLAMA, **OFFICIAL}, "prefixed"),
 }
 
+LORA = {"weights": "per_layer", "adapter_rank": 3, "adapter_alpha": 5.0}
+ADAPTED = {
+    "llama_lora": ({**LLAMA, **CLASSIC, **LORA}, "bytes"),
+    "gpt_lora_of_two": ({**CLASSIC, **LORA, "adapter_kernels": ("qkv", "down")}, "bytes"),
+    "gpt_lora_of_small_steps": ({**CLASSIC, **LORA, "step_size": "1/N"}, "bytes"),
+    "llama_lora_of_an_ode": ({**LLAMA, **LORA}, "bytes"),
+}
+
 
 @cache
 def tokenizer_of(kind):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, StaticCache
 
 TOLERANCE = 1e-4
@@ -18,6 +19,8 @@ def check(folder: Path) -> None:
     said = json.loads(folder.with_suffix(".json").read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(model).__name__ == said["class"], type(model)
+    if (folder / "adapter").exists():
+        model = PeftModel.from_pretrained(model, folder / "adapter")
     tokens = torch.tensor(said["tokens"])
     with torch.no_grad():
         worst = check_logits(model, tokens, torch.tensor(said["logits"]))

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from functools import cache
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_config
+from conftest import ROOT, small_config
 from row import Row
 from verbs_test import call
 
@@ -20,9 +21,11 @@ from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.train import train
 from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.scoring import padded_length
 from t5x_diffeq.training.step import make_eval_step
@@ -361,3 +364,68 @@ def test_without_the_harness(workdir, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match="--tasks needs the package lm_eval; pip install"):
         call(evaluate_verb, f"--workdir={workdir}", "--tasks=piqa")
+
+
+def test_tasks_while_training(tasks, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(TEXT)
+    config = small_config(tmp_path / "text.txt")
+    config.train.total_steps = 5
+    config.tasks.update(
+        names=("local_cloze",), every=2, limit=3, num_fewshot=0, include_path=str(tasks)
+    )
+    assert train(config, tmp_path / "run") == 0
+    reports = read_metrics(tmp_path / "run")
+    found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
+    assert list(found) == [2, 4, 5]
+    assert "|local_cloze" in capsys.readouterr().err
+    call(
+        evaluate_verb,
+        f"--workdir={tmp_path / 'run'}",
+        *("--tasks=local_cloze", "--limit=3", "--num_fewshot=0", f"--include_path={tasks}"),
+    )
+    ours = json.loads(capsys.readouterr().out)
+    for metric in ("perplexity", "acc"):
+        np.testing.assert_allclose(
+            ours[f"tasks/local_cloze/{metric}"], found[5][f"tasks/local_cloze/{metric}"], rtol=1e-5
+        )
+
+
+def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
+    config = small_config(tmp_path / "text.txt").tasks
+    config.update(names=("local_cloze",), include_path=str(tasks), every=0)
+    with pytest.raises(InputError, match=r"tasks.every is 0; it must be at least 1"):
+        Downstream(config)
+    config.update(names=("gone",), every=1)
+    with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
+        Downstream(config)
+
+
+@pytest.mark.slow
+def test_several_processes_answer_as_one(workdir, tasks, tmp_path):
+    names = ",".join(f"local_{name}" for name in ("choice", "cloze", "rolling", "generation"))
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    found = []
+    for processes, devices in ((1, 1), (2, 2)):
+        ended = subprocess.run(
+            [
+                *(sys.executable, ROOT / "launch" / "local_processes.py"),
+                *(f"--processes={processes}", f"--devices_per_process={devices}", "--"),
+                *(sys.executable, "-m", "t5x_diffeq.evaluate", f"--workdir={workdir}"),
+                *(f"--tasks={names}", f"--include_path={tasks}", f"--output={tmp_path}"),
+            ],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("|local_choice") == 1  # only process 0 talks
+        found.append(json.loads(ended.stdout))
+    one, two = found
+    assert one.keys() == two.keys() and len(one) > 8
+    for key, value in one.items():
+        if isinstance(value, str):
+            assert two[key] == value
+        else:
+            np.testing.assert_allclose(two[key], value, rtol=1e-3, err_msg=key)

@@ -2,7 +2,7 @@
 
     launch/test.sh --slow tests/transformers_test.py
 
-`PYTHON_WITH_TRANSFORMERS` names an interpreter that has them already.
+`PYTHON_WITH_TRANSFORMERS` names an interpreter that has them, and peft, already.
 """
 
 import json
@@ -13,11 +13,11 @@ import sys
 
 import pytest
 from conftest import ROOT
-from exported_models import MODELS, TEXTS, random_run, said_by_ours
+from exported_models import ADAPTED, MODELS, TEXTS, random_run, said_by_ours
 
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 
-PACKAGES = ("torch>=2.6", "transformers>=4.48", "safetensors>=0.5", "numpy")
+PACKAGES = ("torch>=2.6", "transformers>=4.48", "peft>=0.14", "safetensors>=0.5", "numpy")
 MINUTES = 10
 
 
@@ -51,14 +51,16 @@ def interpreter(tmp_path_factory):
 
 @pytest.mark.slow
 def test_exported_models_say_what_ours_say(interpreter, tmp_path):
-    for name, model in MODELS.items():
+    for name, model in (MODELS | ADAPTED).items():
         run, tokenizer, as_run = random_run(model)
-        told = save_pretrained(run, as_run, tokenizer, [], tmp_path / "models" / name)
+        told = save_pretrained(
+            run, as_run, tokenizer, [], tmp_path / "models" / name, peft=name in ADAPTED
+        )
         said = said_by_ours(run, tokenizer, TEXTS) | {"class": told["class"]}
         (tmp_path / "models" / f"{name}.json").write_text(json.dumps(said))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     command = [interpreter, ROOT / "tests" / "in_transformers.py", tmp_path / "models"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
-    assert ended.stdout.count("agrees") == len(MODELS)
+    assert ended.stdout.count("agrees") == len(MODELS | ADAPTED)
     print(ended.stdout)

@@ -15,7 +15,10 @@ from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layo
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
 from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
+from t5x_diffeq.exchange.peft import FOLDER as ADAPTER_FOLDER
+from t5x_diffeq.exchange.peft import check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.run import Run
@@ -37,13 +40,19 @@ def check_scheme(config: ModelConfig) -> None:
         )
 
 
-def discretised(model: LanguageModel, params: dict) -> Weights:
-    """The weights of the grid in float32, the step size in what writes to the residual stream."""
+def discretised(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
+    """The weights of the grid in float32, the step size in what writes to the residual stream.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      merged: adapters are in the kernels; else they are left out.
+    """
     exact = LanguageModel(replace(model.config, dtype="float32"))
+    method = "merged_weights" if merged else "weights"
     with jax.default_matmul_precision("highest"):
-        weights = jax.jit(lambda params: exact.apply({"params": params}, method="merged_weights"))(
-            params
-        )
+        weights = jax.jit(lambda params: exact.apply({"params": params}, method=method))(params)
+    weights = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
     declared, dt = declared_leaves(model.config), model.config.dt
     return unflatten_dict(
         {
@@ -54,7 +63,12 @@ def discretised(model: LanguageModel, params: dict) -> Weights:
 
 
 def save_pretrained(
-    run: Run, as_run: dict, tokenizer: Tokenizer, reports: list[dict], output: Path
+    run: Run,
+    as_run: dict,
+    tokenizer: Tokenizer,
+    reports: list[dict],
+    output: Path,
+    peft: bool = False,
 ) -> dict[str, object]:
     """Writes the folder, whole or not at all; returns what there is to tell of it.
 
@@ -64,6 +78,7 @@ def save_pretrained(
       tokenizer: of the run.
       reports: its metrics, oldest first.
       output: the folder, new or empty.
+      peft: adapters are not merged, but kept as PEFT's in a folder of their own inside.
 
     Raises:
       InputError: if the model or the folder can't be used.
@@ -71,11 +86,15 @@ def save_pretrained(
     """
     config = run.setup.model.config
     check_scheme(config)
+    if peft:
+        check_adapters(config)
     plain = plain_layout(config)
     with new_folder(output, "output") as folder:
-        weights = discretised(run.setup.model, run.params)
-        tensors = tensors_of(plain or own_layout(config), config, run.params, weights)
-        parameters = write_tensors(folder, tensors)
+        layout = plain or own_layout(config)
+        weights = discretised(run.setup.model, run.params, merged=not peft)
+        parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
+        if peft:
+            write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
         write_json(folder / "config.json", written)
         ends = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
@@ -84,6 +103,8 @@ def save_pretrained(
         if not plain:
             shutil.copyfile(MODELING, folder / MODELING.name)
         notes = [lacking] if lacking else []
+        if peft:
+            notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
         (folder / "README.md").write_text(card)
     return {"class": written["architectures"][0], "parameters": parameters, "notes": notes}

@@ -4,6 +4,7 @@ import json
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.config_files import default_config
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, write_whole
 
@@ -14,8 +15,9 @@ SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
     """Whether the workdir is new; if not, that `config` continues the run it holds.
 
-    Keys of the mesh, `train.total_steps` and how often things are done may differ: they don't
-    change which data a step sees. The learning rate follows the schedule of the new total.
+    Keys of the mesh and of tasks, `train.total_steps` and how often things are done may differ:
+    they don't change which data a step sees. The learning rate follows the schedule of the new
+    total.
 
     Raises:
       InputError: naming the keys that differ and may not.
@@ -53,7 +55,7 @@ def as_json(config: ConfigDict) -> dict:
 def may_change(key: str) -> bool:
     """Whether runs of one workdir may differ in `key`."""
     return (
-        key.startswith("mesh.")
+        key.startswith(("mesh.", "tasks."))
         or key.endswith("_every")
         or key
         in (
@@ -79,8 +81,18 @@ def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
     return found
 
 
+def completed(config: dict, defaults: dict) -> dict:
+    """The config with the default of each key that it lacks."""
+    return defaults | {
+        key: completed(value, defaults[key])
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+        else value
+        for key, value in config.items()
+    }
+
+
 def read_config(workdir: AnyPath) -> dict:
-    """`config.json` of a workdir.
+    """`config.json` of a workdir; keys that did not exist when it was written at their defaults.
 
     Raises:
       InputError: if there is none, or it is no JSON.
@@ -90,7 +102,7 @@ def read_config(workdir: AnyPath) -> dict:
         config = json.loads(path.read_text())
         if not (isinstance(config, dict) and config.keys() >= SECTIONS):
             raise ValueError(f"it lacks the sections {', '.join(sorted(SECTIONS))}")
-        return config
+        return completed(config, as_json(default_config()))
     except FileNotFoundError as error:
         raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
     except (ValueError, OSError) as error:

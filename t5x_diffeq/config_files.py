@@ -1,0 +1,28 @@
+"""Where the config files lie, and the config that has every key."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+PACKAGE = Path(__file__).resolve().parent
+CONFIGS = next(  # inside the package as a wheel has it, beside it in a clone
+    folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
+)
+
+
+def offer_configs() -> None:
+    """A config can say `from configs import default`, wherever the project is installed."""
+    if "configs" not in sys.modules:
+        spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
+        spec.submodule_search_locations = [str(CONFIGS)]
+        sys.modules["configs"] = importlib.util.module_from_spec(spec)
+
+
+def default_config() -> ConfigDict:
+    """`configs/default.py`."""
+    offer_configs()
+    return importlib.import_module("configs.default").get_config()
