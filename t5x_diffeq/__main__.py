@@ -18,6 +18,7 @@ VERBS = (
     "export",
     "convert",
     "reproduce",
+    "make_tasks",
 )
 
 

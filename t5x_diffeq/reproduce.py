@@ -13,7 +13,7 @@ from absl import flags
 from t5x_diffeq import command_line
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
-from t5x_diffeq.experiments.present import Layout, cells, markdown
+from t5x_diffeq.experiments.present import Layout, cells, in_order, markdown, scores
 from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
 from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.report import say
@@ -71,12 +71,13 @@ def part() -> tuple[int, int]:
 
 
 def draw(outcomes: list[dict], layout: Layout, path: AnyPath) -> None:
-    """The figure, .png and .pdf, if columns are numbers and matplotlib is installed."""
+    """The figure, .png and .pdf, if matplotlib is installed."""
     found = cells(outcomes, layout)
-    if not all(isinstance(column, int | float) for row in found.values() for column in row):
-        return
+    columns = in_order(found)
     rows = {
-        ", ".join(map(str, row)): [(column, cell.mean, cell.error) for column, cell in of.items()]
+        ", ".join(map(str, row)): [
+            (column, of[column].mean, of[column].error) for column in columns if column in of
+        ]
         for row, of in found.items()
     }
     try:
@@ -84,7 +85,7 @@ def draw(outcomes: list[dict], layout: Layout, path: AnyPath) -> None:
     except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
-    figure = plots.lines_with_errors(rows, layout.column, layout.value)
+    figure = plots.means_with_errors(rows, layout.column, layout.value)
     for kind in ("png", "pdf"):
         write_whole(path.with_suffix(f".{kind}"), plots.image(figure, kind))
 
@@ -112,7 +113,7 @@ def main() -> int:
     if missing:
         say(f"this part is done; others have {len(missing)} runs to do")
         return 0
-    outcomes = [done[run.name] for run in runs]
+    outcomes = scores([done[run.name] for run in runs])
     tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in experiment.layouts]
     write_whole(output / "tables.md", "\n\n".join([*tables, ""]).encode())
     write_whole(output / "outcomes.json", json.dumps(outcomes, indent=1).encode())

@@ -58,6 +58,7 @@ VERBS = [
     "export",
     "convert",
     "reproduce",
+    "make_tasks",
 ]
 
 

@@ -4,13 +4,16 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from t5x_diffeq import command_line
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
-from t5x_diffeq.experiments.present import Layout, cells, markdown
+from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
+from t5x_diffeq.make_tasks import documents, passage
 
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -77,7 +80,7 @@ def test_every_run_comes_after_what_it_needs(name, scale):
     for n, run in enumerate(runs):
         assert run.needs is None or run.needs in names[:n]
     for layout in experiment.layouts:
-        labels = {*layout.row, layout.column, layout.best_of} - {None}
+        labels = {*layout.row, layout.column, layout.best_of} - {None, "task"}
         assert all(run.labels.keys() >= labels for run in runs if run.labels)
     for run in runs:  # every key of the config exists
         command_line.check_keys(run.command(Path("out"))[2:])
@@ -112,3 +115,28 @@ def test_figure5_takes_two_texts():
     laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])
+
+
+def test_tasks_become_rows():
+    outcomes = [
+        {"model": model, "tasks/a/acc": score, "tasks/b/acc": 1, "tasks/b/perplexity": 9}
+        for model, score in (("x", 0.25), ("y", 0.5))
+    ]
+    table = markdown(scores(outcomes), Layout(("task",), "model", "score")).splitlines()
+    assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
+
+
+def test_own_tasks_ask_for_what_stands_in_the_text():
+    text = " ".join(f"word{n}" for n in range(300)).encode()
+    windows = [np.frombuffer(text[n : n + 90], np.uint8).astype(int) for n in range(0, 2000, 90)]
+    passages = [words for window in windows if (words := passage(window, ByteTokenizer()))]
+    assert len(passages) == len(windows)
+    asked = documents(passages)
+    for document in asked:
+        own = document["beginning"] + document["endings"][document["label"]]
+        assert own == document["before"] + document["last"]
+        assert own in text.decode()
+        others = [e for e in document["endings"] if document["beginning"] + e in text.decode()]
+        assert others == [document["endings"][document["label"]]]
+    assert {document["label"] for document in asked} == {0, 1, 2, 3}
+    assert passage(np.frombuffer(b"too few words", np.uint8), ByteTokenizer()) is None

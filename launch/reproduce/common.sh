@@ -3,6 +3,8 @@
 
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 
+EXTRAS=(analysis)
+
 # reproduce EXPERIMENT [--output=DIR] [flags of t5x_diffeq.reproduce]
 reproduce() {
   local experiment="$1" output="reproduced/$1" argument arguments=()
@@ -14,7 +16,7 @@ reproduce() {
       *) arguments+=("$argument") ;;
     esac
   done
-  setup analysis
+  setup "${EXTRAS[@]}"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   "$VENV/bin/python" -m t5x_diffeq.reproduce --experiment="$experiment" --output="$output" \
     ${arguments[@]+"${arguments[@]}"}

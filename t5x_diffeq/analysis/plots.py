@@ -268,10 +268,10 @@ def perplexity_over_depth(results: Sequence[dict]) -> Figure:
     return figure
 
 
-def lines_with_errors(
-    rows: dict[str, list[tuple[float, float, float | None]]], across: str, up: str
+def means_with_errors(
+    rows: dict[str, list[tuple[float | str, float, float | None]]], across: str, up: str
 ) -> Figure:
-    """A line per row of a table.
+    """A line per row of a table; points alone, if what lies across isn't numbers.
 
     Args:
       rows: by their names, lists of (place across, mean, standard error or None).
@@ -279,11 +279,17 @@ def lines_with_errors(
       up: of the vertical.
     """
     figure = figure_of(3.0)
-    axes = figure.subplots()
-    for name, points in rows.items():
-        across_, means, errors = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+    axes, form = figure.subplots(), "o-"
+    words = list(dict.fromkeys(point[0] for points in rows.values() for point in points))
+    if isinstance(words[0], str):
+        form = "o"
+        axes.set_xticks(range(len(words)), words)
+    for number, (name, points) in enumerate(rows.items()):
+        places, means, errors = zip(*points, strict=True)
+        if form == "o":
+            places = [words.index(place) + 0.4 * (number / len(rows) - 0.5) for place in places]
         shown = [error or 0 for error in errors]
-        axes.errorbar(across_, means, yerr=shown, fmt="o-", markersize=3, capsize=2, label=name)
+        axes.errorbar(places, means, yerr=shown, fmt=form, markersize=3, capsize=2, label=name)
     axes.set(xlabel=across, ylabel=up)
     axes.legend(fontsize=6)
     return figure

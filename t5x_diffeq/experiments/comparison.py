@@ -37,7 +37,14 @@ class Comparison:
         if not texts:
             raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
         return [
-            training(scale, text, keys, variant, dict(zip(self.choices, choice, strict=True)), seed)
+            training(
+                config_for(scale, text),
+                text,
+                keys,
+                variant,
+                dict(zip(self.choices, choice, strict=True)),
+                seed,
+            )
             for text, keys in texts.items()
             for variant in self.variants
             for choice in product(*self.choices.values())
@@ -46,7 +53,7 @@ class Comparison:
 
 
 def training(
-    scale: str,
+    config: str,
     text: str,
     of_text: dict[str, object],
     variant: str,
@@ -56,11 +63,10 @@ def training(
     """One training, labelled by the last words of the keys it chooses."""
     chosen = {key.rpartition(".")[2]: value for key, value in choice.items()}
     name = [text, variant, *(f"{word}={value}" for word, value in chosen.items()), f"seed={seed}"]
-    config = f"--config={config_for(scale, text)}:{variant}"
     return Run(
         "-".join(name),
         "train",
-        (config, *flags({**choice, **of_text, "seed": seed})),
+        (f"--config={config}:{variant}", *flags({**choice, **of_text, "seed": seed})),
         {"text": text, "model": variant, "seed": seed, **chosen},
     )
 

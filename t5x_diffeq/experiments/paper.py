@@ -4,6 +4,7 @@ from typing import Protocol
 
 from t5x_diffeq.experiments.comparison import Comparison
 from t5x_diffeq.experiments.cost import Cost
+from t5x_diffeq.experiments.downstream import Downstream
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
@@ -25,15 +26,21 @@ EXPERIMENTS: dict[str, Experiment] = {
     "table1": Comparison(
         ("baseline", "ode", "shared"),
         {"optimizer.learning_rate": (5e-4, 1e-3, 2e-3, 4e-3)},
-        tuple(Layout(("model",), "text", v, "learning_rate") for v in ("loss", "perplexity")),
+        (
+            *(Layout(("model",), "text", v, "learning_rate") for v in ("loss", "perplexity")),
+            Layout(("text", "model"), "learning_rate", "loss"),
+        ),
     ),
+    # Tables 4 and 5: tasks, of models of GPT-large's and Llama-1B's shape.
+    "table4": Downstream("configs/gpt_large.py"),
+    "table5": Downstream("configs/llama1b.py"),
     # Figure 5: trained with 18 steps, tuned with others.
     "figure5": Figure5(),
     # Figure 7: Adam's beta2.
     "figure7": Comparison(
         ("baseline", "ode"),
         {"optimizer.beta2": (0.95, 0.999)},
-        (Layout(("model", "beta2"), "text", "loss"),),
+        (Layout(("text", "model"), "beta2", "loss"),),
     ),
     # Figure 14: the width T of the time embedding, at one learning rate.
     "figure14": Comparison(

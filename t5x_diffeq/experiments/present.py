@@ -57,6 +57,16 @@ class Cell:
         return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
 
 
+def scores(outcomes: Sequence[dict]) -> list[dict]:
+    """The outcomes, and of each that ran tasks one more per task: its accuracy as `score`."""
+    found = list(outcomes)
+    for outcome in outcomes:
+        for key, score in outcome.items():
+            if key.startswith("tasks/") and key.endswith("/acc"):
+                found.append({**outcome, "task": key.split("/")[1], "score": score})
+    return found
+
+
 def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, Cell]]:
     """Cells by row and column; rows and columns in the order of the outcomes."""
     grouped: dict[tuple, dict[Label, dict[Label | None, list[float]]]] = {}
@@ -81,10 +91,17 @@ def best(tried: dict[Label | None, list[float]]) -> Cell:
     return Cell(tuple(tried[at]), at, interior)
 
 
+def in_order(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:
+    """All columns: numbers from low to high, words as they come."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    words = any(isinstance(column, str) for column in columns)
+    return columns if words else sorted(columns)
+
+
 def markdown(outcomes: Sequence[dict], layout: Layout) -> str:
     """The table."""
     rows = cells(outcomes, layout)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    columns = in_order(rows)
     lines = [
         f"| {', '.join(layout.row)} | "
         + " | ".join(f"{layout.column} {c}" for c in columns)
