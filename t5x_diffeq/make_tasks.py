@@ -6,6 +6,7 @@ function of the text, the tokenizer and the length alone.
 """
 
 import json
+import re
 
 import numpy as np
 from absl import flags
@@ -45,11 +46,9 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 
 
 def passage(tokens: TokenRow, tokenizer: Tokenizer) -> list[str] | None:
-    """The whole words of a window, each but the first with its space; None if they are few."""
-    words = " ".join(tokenizer.decode(tokens).split()).split(" ")[1:-1]
-    if len(words) < FEWEST_WORDS:
-        return None
-    return [words[0], *(f" {word}" for word in words[1:])]
+    """The whole words of a window, each but the first with what is before it; None if few."""
+    words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
+    return [words[0].lstrip(), *words[1:]] if len(words) >= FEWEST_WORDS else None
 
 
 def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
