@@ -92,13 +92,13 @@ def get_config() -> ConfigDict:
     tasks.include_path = placeholder(str)  # folder of task files of your own
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.learning_rate = 1e-3  # peak
+    optimizer.learning_rate = 3e-3  # peak
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
     optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares
     optimizer.epsilon = 1e-8  # Adam's epsilon
     optimizer.moment_dtype = "float32"  # of the mean of gradients: float32 | bfloat16
     optimizer.weight_decay = 0.1  # decoupled
-    optimizer.decay = "embeddings"  # what decays: embeddings | kernels (and embeddings) | all
+    optimizer.decay = "kernels"  # what decays: embeddings | kernels (and embeddings) | all
     optimizer.warmup_fraction = 0.01  # of total_steps, linear
     optimizer.min_lr_ratio = 0.1  # the last learning rate over the peak, at the cosine's end
     optimizer.max_grad_norm = 1.0  # clip by global norm
@@ -130,32 +130,27 @@ VARIANTS = {
         "weights": "time_dependent",
         "scheme": "euler",
         "step_size": "1/N",
-        "decay": "embeddings",
     },
     "shared": {
         "weights": "shared",
         "scheme": "euler",
         "step_size": "1/N",
-        "decay": "kernels",
     },
     "baseline": {
         "weights": "per_layer",
         "scheme": "lie_trotter",
         "step_size": "1",
-        "decay": "kernels",
     },
 }
 
 
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
-    """Sets weights, scheme, step size and decay together; returns the config.
+    """Sets weights, scheme and step size together; returns the config.
 
     Raises:
       ValueError: if there is no such variant.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} is unknown; there are {', '.join(VARIANTS)}")
-    values = dict(VARIANTS[variant])
-    config.optimizer.decay = values.pop("decay")
-    config.model.update(values)
+    config.model.update(VARIANTS[variant])
     return config

@@ -12,11 +12,11 @@ Variants: `:ode` (default), `:baseline`, `:shared`.
 
 from ml_collections import ConfigDict
 
-from configs import default, paper
+from configs import paper
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
     """36 steps, width 1280, T = 96."""
     config = paper.gpt(num_steps=36, embed_dim=1280, num_heads=20, time_embed_dim=96)
     config.optimizer.beta2 = 0.95
-    return default.set_variant(config, variant)
+    return paper.set_variant(config, variant)

@@ -11,11 +11,11 @@ Variants: `:ode` (default), `:baseline`, `:shared`.
 
 from ml_collections import ConfigDict
 
-from configs import default, paper
+from configs import paper
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
     """24 steps, width 1024, T = 96."""
     config = paper.gpt(num_steps=24, embed_dim=1024, num_heads=16, time_embed_dim=96)
     config.optimizer.beta2 = 0.999
-    return default.set_variant(config, variant)
+    return paper.set_variant(config, variant)

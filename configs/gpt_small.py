@@ -11,7 +11,7 @@ Variants: `:ode` (default), `:baseline`, `:shared`.
 
 from ml_collections import ConfigDict
 
-from configs import default, paper
+from configs import paper
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -21,4 +21,4 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.batch_size = 512
     config.optimizer.learning_rate = 6e-4
     config.optimizer.beta2 = 0.999
-    return default.set_variant(config, variant)
+    return paper.set_variant(config, variant)

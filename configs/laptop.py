@@ -26,5 +26,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.eval_batches = 64
     config.train.log_every = 50
     config.train.checkpoint_every = 250
+    config.optimizer.learning_rate = 4e-3
     config.optimizer.beta2 = 0.99
+    config.optimizer.weight_decay = 0.5 if variant == "ode" else 0.1
     return default.set_variant(config, variant)

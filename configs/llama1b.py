@@ -12,7 +12,7 @@ Variants: `:ode` (default), `:baseline`, `:shared`.
 
 from ml_collections import ConfigDict
 
-from configs import default, paper
+from configs import paper
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -29,7 +29,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.data.sequence_length = 2048
     config.optimizer.beta2 = 0.95
     config.optimizer.weight_decay = 1e-5
-    default.set_variant(config, variant)
+    paper.set_variant(config, variant)
     if variant == "ode":
         config.model.norm_eps = 1e-6
         config.model.norm_shift = True

@@ -41,3 +41,11 @@ def gpt(num_steps: int, embed_dim: int, num_heads: int, time_embed_dim: int) -> 
     config.data.tokenizer_vocab_size = 50257
     config.data.sequence_length = 1024
     return config
+
+
+def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
+    """As `default.set_variant`; of the ODE, the embeddings alone decay (appendix C)."""
+    default.set_variant(config, variant)
+    if variant == "ode":
+        config.optimizer.decay = "embeddings"
+    return config

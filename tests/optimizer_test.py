@@ -51,8 +51,8 @@ def test_steps_are_scaled_by_their_multipliers(small):
     for name, update in found.items():
         expected = -boxes[name].step_multiplier
         assert float(update.ravel()[0]) == pytest.approx(expected, rel=1e-3), name
-    assert boxes["source/mlp.up/kernel"].step_multiplier == 5 / SMALL.time_embed_dim
-    assert boxes["source/mlp.up/kernel_base"].step_multiplier == 1
+    assert boxes["source/mlp.up/kernel"].step_multiplier == 0.5 / SMALL.time_embed_dim
+    assert boxes["source/mlp.up/kernel_base"].step_multiplier == 0.5
 
 
 def test_schedule(small):

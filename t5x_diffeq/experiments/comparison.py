@@ -10,19 +10,22 @@ from t5x_diffeq.experiments.runs import Label, Run, flags
 SEEDS = (0, 1, 2)
 
 
+Choices = dict[str, tuple[Label, ...]]  # values of each key of the config in which runs differ
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Every choice with every other, on every text, by three seeds.
 
     Attributes:
-      variants: of the config: ode, baseline, shared.
-      choices: values of each key of the config in which runs differ.
+      variants: of the config (ode, baseline, shared), and the choices of each.
       layouts: the tables.
+      papers: the same as `variants` at the paper's scale; None: no others.
     """
 
-    variants: tuple[str, ...]
-    choices: dict[str, tuple[Label, ...]]
+    variants: dict[str, Choices]
     layouts: tuple[Layout, ...]
+    papers: dict[str, Choices] | None = None
 
     def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
         """All runs.
@@ -36,18 +39,19 @@ class Comparison:
         """
         if not texts:
             raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
+        variants = self.papers if self.papers and scale == "paper" else self.variants
         return [
             training(
                 config_for(scale, text),
                 text,
                 keys,
                 variant,
-                dict(zip(self.choices, choice, strict=True)),
+                dict(zip(choices, choice, strict=True)),
                 seed,
             )
             for text, keys in texts.items()
-            for variant in self.variants
-            for choice in product(*self.choices.values())
+            for variant, choices in variants.items()
+            for choice in product(*choices.values())
             for seed in SEEDS
         ]
 

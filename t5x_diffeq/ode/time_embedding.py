@@ -33,24 +33,24 @@ class TimeEmbedding(nn.Module):
       width: T, of both linears.
       hidden_std: standard deviation of Linear1's kernel at the start.
       output_std: the same of Linear2's.
-      hidden_multiplier: factor on the optimizer's step for Linear1's kernel.
-      output_multiplier: the same for Linear2's.
+      step_multiplier: factor on the optimizer's step for Linear1's kernel and both biases.
+      output_multiplier: the same for Linear2's kernel.
     """
 
     width: int
     hidden_std: float = 0.02
     output_std: float = 0.02
-    hidden_multiplier: float = 1.0
+    step_multiplier: float = 1.0
     output_multiplier: float = 1.0
 
     @nn.compact
     def __call__(self, features: Float[Array, "N features"]) -> Float[Array, "N T"]:
         """The embedding of each time."""
-        hidden = self.linear("hidden", features, self.hidden_std, self.hidden_multiplier)
+        hidden = self.linear("hidden", features, self.hidden_std, self.step_multiplier)
         return self.linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
 
     def linear(
-        self, name: str, x: Float[Array, "N _"], std: float, step_multiplier: float
+        self, name: str, x: Float[Array, "N _"], std: float, kernel_multiplier: float
     ) -> Float[Array, "N T"]:
         """`x @ kernel + bias`, both whole on each device: they are small."""
         kernel = declare(
@@ -60,7 +60,7 @@ class TimeEmbedding(nn.Module):
             (x.shape[-1], self.width),
             (None, "time_embed"),
             "time_embedding",
-            step_multiplier=step_multiplier,
+            step_multiplier=kernel_multiplier,
         )
         bias = declare(
             self,
@@ -69,5 +69,6 @@ class TimeEmbedding(nn.Module):
             (self.width,),
             ("time_embed",),
             "time_embedding",
+            step_multiplier=self.step_multiplier,
         )
         return jnp.dot(x, kernel, precision="highest") + bias

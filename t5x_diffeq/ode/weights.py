@@ -12,17 +12,20 @@ Initialisation and step multipliers of `TimeDependentWeights` (S frequencies, T 
 s = 0.5 / sqrt(fan_in) is the scale at which W(t) starts):
 
     parameter               init="paper"      init="invariant"       multiplier ("invariant")
-    Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1
-    Linear2 kernel          N(0, 0.02^2)      N(0, 1 / (0.36 T))     5 / T
-    P of a kernel           N(0, 0.02^2)      N(0, s^2 / T)          5 / T
-    P of a bias             N(0, 1e-4^2)      0                      5 / T
-    P of a norm             0                 0                      5 / T
-    W0, biases of Linears   0                 0                      1
+    Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1 / 2
+    Linear2 kernel          N(0, 0.02^2)      N(0, 1 / (0.36 T))     5 / (2 T)
+    P of a kernel           N(0, 0.02^2)      N(0, s^2 / T)          1 / (2 T)
+    P of a bias             N(0, 1e-4^2)      0                      1 / (2 T)
+    P of a norm             0                 0                      1 / (2 T)
+    W0, biases of Linears   0                 0                      1 / 2
 
 Under "invariant" the features have unit variance after Linear1, and so has e(t); 0.36 is the
 second moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
 whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that sum grows with T:
 dividing by T keeps the step of W(t) the same for every T, as muP (Yang et al. 2022) does for width.
+W(t) then moves by about the learning rate, half of it through W0 and half through P, as the weights
+of a layer do: what serves a baseline serves the ODE. What was tried stands in
+launch/reproduce/README.md.
 """
 
 from dataclasses import dataclass
@@ -86,9 +89,14 @@ class HyperInit:
     S: int
 
     @property
-    def multiplier(self) -> float:
-        """Factor on the optimizer's step for what is summed over T."""
-        return 1.0 if self.init == "paper" else 5 / self.T
+    def single(self) -> float:
+        """Factor on the optimizer's step for what adds to W(t), or to e(t), by itself."""
+        return 1.0 if self.init == "paper" else 1 / 2
+
+    @property
+    def summed(self) -> float:
+        """The same for what is summed over T."""
+        return 1.0 if self.init == "paper" else 1 / (2 * self.T)
 
     def std(self, leaf: Parameter) -> float:
         """Standard deviation of the P that makes `leaf`."""
@@ -104,7 +112,8 @@ class HyperInit:
             self.T,
             hidden_std=sqrt(1 / self.S),
             output_std=sqrt(1 / (SILU_SECOND_MOMENT * self.T)),
-            output_multiplier=self.multiplier,
+            step_multiplier=self.single,
+            output_multiplier=5 * self.summed,
             name="time_embedding",
         )
 
@@ -143,7 +152,7 @@ class GeneratedLayer(nn.Module):
             nn.initializers.normal(self.scales.std(leaf)),
             (self.scales.T, *leaf.value.shape),
             ("time_embed", *leaf.names),
-            step_multiplier=self.scales.multiplier,
+            step_multiplier=self.scales.summed,
             **declarations,
         )
         dtype = compute_dtype(leaf.role, self.dtype)
@@ -151,7 +160,15 @@ class GeneratedLayer(nn.Module):
         if leaf.role != "kernel":
             return generated
         shape, zeros = leaf.value.shape, nn.initializers.zeros
-        base = declare(self, f"{name}_base", zeros, shape, leaf.names, **declarations)
+        base = declare(
+            self,
+            f"{name}_base",
+            zeros,
+            shape,
+            leaf.names,
+            step_multiplier=self.scales.single,
+            **declarations,
+        )
         return generated + base.astype(dtype)
 
 
