@@ -97,7 +97,7 @@ def test_another_config_is_refused_and_how_often_may_change(undisturbed):
     config, workdir = undisturbed
     other = config.copy_and_resolve_references()
     other.optimizer.learning_rate = 0.5
-    with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.001, is 0.5"):
+    with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.003, is 0.5"):
         train(other, workdir)
     often = config.copy_and_resolve_references()
     often.train.log_every = 2
