@@ -37,8 +37,7 @@ class Comparison:
         Raises:
           InputError: if there is none.
         """
-        if not texts:
-            raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
+        need_text(texts)
         variants = self.papers if self.papers and scale == "paper" else self.variants
         return [
             training(
@@ -54,6 +53,16 @@ class Comparison:
             for choice in product(*choices.values())
             for seed in SEEDS
         ]
+
+
+def need_text(texts: dict[str, dict[str, object]]) -> None:
+    """There is a text.
+
+    Raises:
+      InputError: if not.
+    """
+    if not texts:
+        raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
 
 
 def training(

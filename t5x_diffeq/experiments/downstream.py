@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.experiments.comparison import SEEDS, config_for, training
+from t5x_diffeq.experiments.comparison import SEEDS, config_for, need_text, training
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
 
@@ -22,17 +21,8 @@ class Downstream:
     layouts: tuple[Layout, ...] = (Layout(("text", "task", "shots"), "model", "score"),)
 
     def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
-        """All runs: each training, then its tasks.
-
-        Args:
-          scale: "laptop" or "paper".
-          texts: by name, their keys of the config.
-
-        Raises:
-          InputError: if there is none.
-        """
-        if not texts:
-            raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
+        """All runs: each training, then its tasks. As `Comparison.runs`."""
+        need_text(texts)
         laptop, made = scale == "laptop", []
         for text, keys in texts.items():
             config = config_for(scale, text) if laptop else self.config
