@@ -366,6 +366,7 @@ def test_without_the_harness(workdir, monkeypatch):
         call(evaluate_verb, f"--workdir={workdir}", "--tasks=piqa")
 
 
+@pytest.mark.slow
 def test_tasks_while_training(tasks, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     config = small_config(tmp_path / "text.txt")
