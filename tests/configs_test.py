@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 
 import jax
 import pytest
@@ -9,9 +10,12 @@ from conftest import ROOT
 
 from t5x_diffeq.benchmark import vocab_size
 from t5x_diffeq.command_line import check_complete
+from t5x_diffeq.config_files import default_config
+from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.workdir import as_json, check_config, read_config
 
 # finetune.py's models are those of other runs: see finetune_test.py.
 OTHERS = ("paper", "finetune")
@@ -50,3 +54,15 @@ def test_makes_a_model(name, variant):
 def test_unknown_variant():
     with pytest.raises(ValueError, match="variant 'odd' is unknown; there are ode"):
         importlib.import_module("configs.gpt_small").get_config("odd")
+
+
+def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
+    config = default_config()
+    before = as_json(config)
+    del before["tasks"], before["optimizer"]["moment_dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    assert read_config(tmp_path) == as_json(config)
+    assert not check_config(config, tmp_path)
+    config.optimizer.moment_dtype = "bfloat16"
+    with pytest.raises(InputError, match=r"optimizer.moment_dtype was 'float32', is 'bfloat16'"):
+        check_config(config, tmp_path)
