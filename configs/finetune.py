@@ -42,7 +42,7 @@ def get_config(method: str = "lora") -> ConfigDict:
     elif method == "hypernetwork":
         config.model.weights = "time_dependent"
         config.optimizer.decay = "embeddings"
-        config.optimizer.learning_rate = 1e-3
+        config.optimizer.learning_rate = 1e-3  # 3e-4 for runs of model.init="paper": T larger steps
     else:
         raise ValueError(f"variant {method!r} is unknown; there are lora, full, hypernetwork")
     return config

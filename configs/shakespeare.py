@@ -6,7 +6,7 @@
 The text is not part of the project: it is the 1.1 MB file that this benchmark is known by. The
 first 90% train and the rest validates. The well-known validation loss of the per-layer baseline is
 1.88 nats per character, at learning rate 1e-3; here each variant has its best of several learning
-rates and decays (launch/reproduce/README.md).
+rates, ODE and baseline also of several decays (launch/reproduce/README.md).
 
 Variants: `:ode` (default), `:baseline`, `:shared`.
 """

@@ -18,3 +18,12 @@ def test_later_and_half_written_lines_are_cut(tmp_path):
         assert read_metrics(tmp_path / "anew") == []
     found = [(line["step"], line["train/loss"]) for line in read_metrics(tmp_path)]
     assert found == [(1, 0.1), (2, 0.2), (2, 0.2), (3, 9.0)]
+
+
+def test_event_files_begun_within_one_second_are_two(tmp_path, monkeypatch):
+    """A run that is resumed at once; in a bucket the second would take the first one's place."""
+    monkeypatch.setattr("tensorboardX.event_file_writer.time.time", lambda: 1e9)
+    for step in (0, 1):
+        with MetricWriter(tmp_path, step) as writer:
+            writer.write(step + 1, {"train/loss": 1.0})
+    assert len(list((tmp_path / "events").iterdir())) == 2

@@ -35,8 +35,8 @@ def check_adapters(config: ModelConfig) -> None:
 
 def write_adapters(
     layout: Layout, config: ModelConfig, params: dict, folder: Path, base: str
-) -> int:
-    """Writes them into `folder`, which is made; returns how many numbers they are.
+) -> None:
+    """Writes them into `folder`, which is made.
 
     Args:
       layout: of the base's folder.
@@ -55,7 +55,6 @@ def write_adapters(
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     content = json.dumps(adapter_config(layout, config, params, base), indent=2)
     (folder / CONFIG).write_text(content + "\n")
-    return sum(tensor.size for tensor in tensors.values())
 
 
 def adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:

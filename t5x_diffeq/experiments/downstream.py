@@ -15,9 +15,11 @@ class Downstream:
 
     Attributes:
       config: of the trainings at the paper's scale.
+      architecture: of the block on a laptop.
     """
 
     config: str
+    architecture: str
     layouts: tuple[Layout, ...] = (Layout(("text", "task", "shots"), "model", "score"),)
 
     def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
@@ -26,6 +28,7 @@ class Downstream:
         laptop, made = scale == "laptop", []
         for text, keys in texts.items():
             config = config_for(scale, text) if laptop else self.config
+            keys = {**keys, "model.architecture": self.architecture} if laptop else keys
             for variant in VARIANTS:
                 for seed in SEEDS if laptop else SEEDS[:1]:
                     trained = training(config, text, keys, variant, {}, seed)
@@ -39,10 +42,11 @@ class Downstream:
 def own_tasks(trained: Run) -> list[Run]:
     """The tasks of a run's own text, made and asked."""
     needs, labels = trained.name, {**trained.labels, "shots": 0}
-    workdir, folder = f"--workdir={{output}}/{needs}", f"{{output}}/{needs}-tasks"
+    tasks = f"{needs}-tasks"
+    workdir, folder = f"--workdir={{output}}/{needs}", f"{{output}}/{tasks}"
     arguments = ("--tasks=own_ending,last_word", f"--include_path={folder}")
     return [
-        Run(folder[9:], "make_tasks", (workdir, f"--output={folder}"), {}, needs),
+        Run(tasks, "make_tasks", (workdir, f"--output={folder}"), {}, needs),
         Run(f"{needs}-asked", "evaluate", (workdir, *arguments), labels, needs),
     ]
 

@@ -37,8 +37,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         papers={variant: {RATE: (3e-4, 6e-4, 1.2e-3)} for variant in ("baseline", "ode", "shared")},
     ),
     # Tables 4 and 5: tasks, of models of GPT-large's and Llama-1B's shape.
-    "table4": Downstream("configs/gpt_large.py"),
-    "table5": Downstream("configs/llama1b.py"),
+    "table4": Downstream("configs/gpt_large.py", "gpt"),
+    "table5": Downstream("configs/llama1b.py", "llama"),
     # Figure 5: trained with 18 steps, tuned with others.
     "figure5": Figure5(),
     # Figure 7: Adam's beta2.
