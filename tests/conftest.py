@@ -84,3 +84,21 @@ def small_config(text: Path) -> ConfigDict:
         checkpoint_every=2,
     )
     return config
+
+
+LINES = "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(300))
+LENGTH_OF_LINES = 160  # of the model; the harness's sequences are padded to 128 or 160
+
+
+@pytest.fixture(scope="session")
+def run_on_lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a run that was trained on LINES for 20 steps."""
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "text.txt").write_text(LINES)
+    config = small_config(folder / "text.txt")
+    config.data.sequence_length = LENGTH_OF_LINES
+    config.mesh.fsdp = 1
+    config.optimizer.learning_rate = 0.01
+    config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
+    assert train.train(config, folder / "run") == 0
+    return folder / "run"

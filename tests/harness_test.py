@@ -1,0 +1,203 @@
+"""Tasks of the harness, offline: on a run, and while a model trains."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+
+import numpy as np
+import pytest
+from conftest import LINES, ROOT, small_config
+from verbs_test import call
+
+from t5x_diffeq import evaluate as evaluate_verb
+from t5x_diffeq.downstream import Downstream
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.train import train
+from t5x_diffeq.training.metrics import read_metrics
+
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
+
+from t5x_diffeq import harness
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder with a task of each output type."""
+    folder = tmp_path_factory.mktemp("tasks")
+    lines = [f"line {n} of the text" for n in range(5)]
+    documents = [
+        {"text": line, "wrong": line[::-1], "label": n % 2} for n, line in enumerate(lines)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    own = {
+        "choice": (
+            "multiple_choice",
+            'doc_to_text: "{{text[:4]}}"\ndoc_to_choice: "{{[text[4:], wrong]}}"\n'
+            "doc_to_target: label",
+            ("acc", "acc_norm"),
+        ),
+        "cloze": (
+            "loglikelihood",
+            'doc_to_text: "{{text[:8]}}"\ndoc_to_target: "{{text[8:]}}"',
+            ("perplexity", "acc"),
+        ),
+        "rolling": (
+            "loglikelihood_rolling",
+            'doc_to_text: ""\ndoc_to_target: text',
+            ("word_perplexity", "bits_per_byte"),
+        ),
+        "generation": (
+            "generate_until",
+            'doc_to_text: "{{text[:6]}}"\ndoc_to_target: "{{text[6:]}}"\n'
+            'generation_kwargs: {until: ["\\n"], max_gen_toks: 4}',
+            ("exact_match",),
+        ),
+    }
+    for name, (kind, fields, metrics) in own.items():
+        (folder / f"{name}.yaml").write_text(
+            f"task: local_{name}\ndataset_path: json\noutput_type: {kind}\n"
+            f"dataset_kwargs: {{data_files: {{test: {folder}/data.jsonl}}, "
+            f"cache_dir: {folder}/cache}}\ntest_split: test\nfewshot_split: test\n{fields}\n"
+            f"metric_list: [{', '.join(f'{{metric: {metric}}}' for metric in metrics)}]\n"
+        )
+    return folder
+
+
+def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the network is not needed")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    names = ["choice", "cloze", "rolling", "generation"]
+    call(
+        evaluate_verb,
+        f"--workdir={run_on_lines}",
+        f"--tasks={','.join(f'local_{name}' for name in names)}",
+        f"--include_path={tasks}",
+        f"--output={tmp_path}",
+        "--num_fewshot=1",
+        "--num_steps=2,3",
+    )
+    out = capsys.readouterr()
+    at_two, at_three = map(json.loads, out.out.splitlines())
+    assert (at_two["step"], at_two["num_steps"], at_three["num_steps"]) == (20, 2, 3)
+    assert 0 <= at_two["tasks/local_choice/acc"] <= 1
+    assert at_two["tasks/local_choice/acc_stderr"] > 0
+    assert at_two["tasks/local_cloze/perplexity"] > 1
+    assert at_two["tasks/local_rolling/bits_per_byte"] > 0
+    assert at_two["tasks/local_generation/exact_match"] == 0
+    assert at_two["tasks/local_cloze/perplexity"] != at_three["tasks/local_cloze/perplexity"]
+    assert "|local_choice" in out.err and "±" in out.err
+    (file, _) = sorted(tmp_path.glob("*.json"))
+    kept = json.loads(file.read_text())
+    assert kept["results"]["local_choice"]["acc,none"] == at_two["tasks/local_choice/acc"]
+    assert kept["n-shot"]["local_choice"] == 1
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks=local_choise"], "there is no task 'local_choise'; did you mean local_choice"),
+        (["--tasks=local_choice", "--num_steps=0"], "--num_steps='0' is not a number of steps"),
+        (["--tasks=local_choice", "--checkpoint=7"], "checkpoint 7 of .* does not exist"),
+        (["--tasks=local_choice", "--num_fewshot=-1"], "--num_fewshot=-1 must be at least 0"),
+        (["--tasks=local_choice", "--scheme=tsit5"], "--tasks goes with fixed schemes"),
+        (["--num_fewshot=2"], "--include_path goes with --tasks|--num_fewshot goes with --tasks"),
+    ],
+)
+def test_bad_arguments(run_on_lines, tasks, monkeypatch, arguments, message):
+    own = harness.TaskManager(include_path=str(tasks), include_defaults=False)
+    monkeypatch.setattr(harness, "manager_of", lambda *_: own)  # without the harness's thousands
+    with pytest.raises(InputError, match=message):
+        call(evaluate_verb, f"--workdir={run_on_lines}", f"--include_path={tasks}", *arguments)
+
+
+def test_a_task_whose_data_is_gone(tasks, tmp_path):
+    text = (tasks / "choice.yaml").read_text().replace("data.jsonl", "gone.jsonl")
+    (tmp_path / "gone.yaml").write_text(text.replace("local_choice", "gone"))
+    with pytest.raises(InputError, match="--tasks: gone can't be loaded"):
+        harness.load_tasks(["gone"], None, str(tmp_path))
+    with pytest.raises(InputError, match="is no folder"):
+        harness.load_tasks(["gone"], None, str(tmp_path / "none"))
+
+
+def test_the_papers_tasks_each_once():
+    names = harness.task_names(["piqa", "paper", "other"])
+    assert len(names) == 12 and names[0] == "piqa" and names[-1] == "other"
+
+
+def test_without_the_harness(run_on_lines, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="--tasks needs the package lm_eval; pip install"):
+        call(evaluate_verb, f"--workdir={run_on_lines}", "--tasks=piqa")
+
+
+@pytest.mark.slow
+def test_tasks_while_training(tasks, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(LINES)
+    config = small_config(tmp_path / "text.txt")
+    config.train.total_steps = 5
+    config.tasks.update(
+        names=("local_cloze",), every=2, limit=3, num_fewshot=0, include_path=str(tasks)
+    )
+    assert train(config, tmp_path / "run") == 0
+    reports = read_metrics(tmp_path / "run")
+    found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
+    assert list(found) == [2, 4, 5]
+    assert "|local_cloze" in capsys.readouterr().err
+    call(
+        evaluate_verb,
+        f"--workdir={tmp_path / 'run'}",
+        *("--tasks=local_cloze", "--limit=3", "--num_fewshot=0", f"--include_path={tasks}"),
+    )
+    ours = json.loads(capsys.readouterr().out)
+    for metric in ("perplexity", "acc"):
+        np.testing.assert_allclose(
+            ours[f"tasks/local_cloze/{metric}"], found[5][f"tasks/local_cloze/{metric}"], rtol=1e-5
+        )
+
+
+def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
+    config = small_config(tmp_path / "text.txt").tasks
+    config.update(names=("local_cloze",), include_path=str(tasks), every=0)
+    with pytest.raises(InputError, match=r"tasks.every is 0; it must be at least 1"):
+        Downstream(config)
+    config.update(names=("gone",), every=1)
+    with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
+        Downstream(config)
+
+
+@pytest.mark.slow
+def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
+    names = ",".join(f"local_{name}" for name in ("choice", "cloze", "rolling", "generation"))
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    found = []
+    for processes, devices in ((1, 1), (2, 2)):
+        ended = subprocess.run(
+            [
+                *(sys.executable, ROOT / "launch" / "local_processes.py"),
+                *(f"--processes={processes}", f"--devices_per_process={devices}", "--"),
+                *(sys.executable, "-m", "t5x_diffeq.evaluate", f"--workdir={run_on_lines}"),
+                *(f"--tasks={names}", f"--include_path={tasks}", f"--output={tmp_path}"),
+            ],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("|local_choice") == 1  # only process 0 talks
+        found.append(json.loads(ended.stdout))
+    one, two = found
+    assert one.keys() == two.keys() and len(one) > 8
+    for key, value in one.items():
+        if isinstance(value, str):
+            assert two[key] == value
+        else:
+            np.testing.assert_allclose(two[key], value, rtol=1e-3, err_msg=key)
