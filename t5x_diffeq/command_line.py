@@ -15,7 +15,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
-from pathlib import Path
 
 import jax
 from absl import flags, logging
@@ -23,7 +22,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
-from t5x_diffeq.config_files import CONFIGS, default_config, offer_configs
+from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import AnyPath, place
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
@@ -125,9 +124,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
 def located(argument: str) -> str:
     """`configs/NAME.py` is the project's own file, if there is none of that name here."""
     name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
-    if not name or Path("configs", name[2]).exists() or not (CONFIGS / name[2]).exists():
-        return argument
-    return f"{name[1] or ''}{CONFIGS / name[2]}{name[3] or ''}"
+    return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 
 
 def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
@@ -171,16 +168,6 @@ def explain(message: str) -> str:
         return f"--config={missing.group(1)}: there is no such file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
     return f"{raised.group(1)}: {raised.group(2)}" if raised else message
-
-
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
-    """Values by dotted key."""
-    flat = {}
-    for key in config:
-        value = config[key]
-        deeper = isinstance(value, ConfigDict)
-        flat.update(flatten(value, f"{prefix}{key}.") if deeper else {f"{prefix}{key}": value})
-    return flat
 
 
 def check_complete(config: ConfigDict) -> None:

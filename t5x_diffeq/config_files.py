@@ -26,3 +26,28 @@ def default_config() -> ConfigDict:
     """`configs/default.py`."""
     offer_configs()
     return importlib.import_module("configs.default").get_config()
+
+
+def config_file(name: str) -> Path:
+    """`configs/NAME` here, or else the project's own."""
+    here, own = Path("configs", name), CONFIGS / name
+    return own if own.exists() and not here.exists() else here
+
+
+def config_of(name: str, variant: str) -> ConfigDict:
+    """What `configs/NAME:variant` makes."""
+    offer_configs()
+    spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(variant)
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+    """Values by dotted key."""
+    flat = {}
+    for key in config:
+        value = config[key]
+        deeper = isinstance(value, ConfigDict)
+        flat.update(flatten(value, f"{prefix}{key}.") if deeper else {f"{prefix}{key}": value})
+    return flat

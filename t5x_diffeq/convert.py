@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_files import CONFIGS
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import check_data, eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
@@ -55,7 +56,7 @@ SEQUENCE_LENGTH = flags.DEFINE_integer(
 )
 CONFIG = config_flags.DEFINE_config_file(
     "config",
-    str(command_line.CONFIGS / "default.py"),
+    str(CONFIGS / "default.py"),
     "Config file whose data, train and optimizer sections are taken.",
     flag_values=FLAGS,
 )

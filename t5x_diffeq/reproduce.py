@@ -1,12 +1,14 @@
 """Repeats an experiment of the paper: --experiment=figure5 --output=DIR --text=NAME=PATH.
 
-Each run is done once: the same command again goes on where it was stopped. Ends with tables on
-standard output (tables.md) and figures (figure1.png, .pdf, ...) in DIR.
+Each run is done once, also for several experiments in one DIR: the same command again goes on
+where it was stopped. Ends with tables on standard output (tables.md) and figures (figure1.png,
+.pdf, ...) in DIR/figure5.
 """
 
 import importlib
 import json
 import re
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -14,7 +16,7 @@ from t5x_diffeq import command_line
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
 from t5x_diffeq.experiments.present import Layout, cells, in_order, markdown, scores
-from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
+from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
 from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.report import say
 
@@ -90,6 +92,26 @@ def draw(outcomes: list[dict], layout: Layout, path: AnyPath) -> None:
         write_whole(path.with_suffix(f".{kind}"), plots.image(figure, kind))
 
 
+def todo(runs: list[Run], output: AnyPath) -> list[Run]:
+    """Those that have no outcome yet."""
+    done = read_results(output)
+    return [run for run in runs if run.name not in done]
+
+
+def present(layouts: Sequence[Layout], runs: list[Run], output: AnyPath, folder: AnyPath) -> None:
+    """Tables on standard output and in `folder`, figures, and the outcomes that they show."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = read_results(output)
+    # An outcome may have been another experiment's first: labels are this one's.
+    outcomes = scores([{**done[run.name], **run.labels} for run in runs if run.labels])
+    tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in layouts]
+    write_whole(folder / "tables.md", "\n\n".join([*tables, ""]).encode())
+    write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
+    for number, layout in enumerate(layouts, 1):
+        draw(outcomes, layout, folder / f"figure{number}")
+    print(*tables, sep="\n\n")
+
+
 def main() -> int:
     """The verb."""
     if EXPERIMENT.value not in EXPERIMENTS:
@@ -98,28 +120,22 @@ def main() -> int:
         raise InputError(f"--scale={SCALE.value} is laptop or paper")
     output = command_line.folder(OUTPUT, "reproduce")
     experiment = EXPERIMENTS[EXPERIMENT.value]
-    runs, (i, n) = experiment.runs(SCALE.value, texts()), part()
-    mine = part_of(runs, i, n)
+    runs, (i, n) = experiment.runs(SCALE.value, texts(), read_results(output)), part()
     if DRY_RUN.value:
-        print(*(" ".join(run.command(output)) for run in mine), sep="\n")
+        print(*(" ".join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
         return 0
-    try:
-        carry_out(mine, output, "results.jsonl" if n == 1 else f"results-{i}.jsonl")
-    except StoppedError as stopped:
-        say("stopped, saved; the same command continues")
-        return stopped.status
-    done = read_results(output)
-    missing = [run.name for run in runs if run.name not in done]
-    if missing:
-        say(f"this part is done; others have {len(missing)} runs to do")
-        return 0
-    outcomes = scores([done[run.name] for run in runs])
-    tables = [f"{layout.value}\n\n{markdown(outcomes, layout)}" for layout in experiment.layouts]
-    write_whole(output / "tables.md", "\n\n".join([*tables, ""]).encode())
-    write_whole(output / "outcomes.json", json.dumps(outcomes, indent=1).encode())
-    for number, layout in enumerate(experiment.layouts, 1):
-        draw(outcomes, layout, output / f"figure{number}")
-    print(*tables, sep="\n\n")
+    results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
+    while todo(runs, output):
+        try:
+            carry_out(part_of(runs, i, n), output, results)
+        except StoppedError as stopped:
+            say("stopped, saved; the same command continues")
+            return stopped.status
+        if others := todo(runs, output):
+            say(f"this part is done; others have {len(others)} runs to do, then the same command")
+            return 0
+        runs = experiment.runs(SCALE.value, texts(), read_results(output))  # more, of a sweep
+    present(experiment.layouts, runs, output, output / EXPERIMENT.value)
     return 0
 
 

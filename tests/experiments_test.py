@@ -12,8 +12,16 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
-from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
+from t5x_diffeq.experiments.runs import (
+    Run,
+    StoppedError,
+    carry_out,
+    part_of,
+    read_results,
+    training_seconds,
+)
 from t5x_diffeq.make_tasks import documents, passage
+from t5x_diffeq.reproduce import present
 
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -62,7 +70,7 @@ def test_failed_and_stopped(commands, tmp_path):
 
 
 def test_parts_keep_together_what_needs_each_other():
-    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS)
+    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS, {})
     parts = [part_of(runs, i, 3) for i in range(3)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
     for part in parts:
@@ -74,7 +82,7 @@ def test_parts_keep_together_what_needs_each_other():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_run_comes_after_what_it_needs(name, scale):
     experiment = EXPERIMENTS[name]
-    runs = experiment.runs(scale, TEXTS)
+    runs = experiment.runs(scale, TEXTS, {})
     names = [run.name for run in runs]
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
@@ -109,10 +117,72 @@ def test_a_table_of_means_at_their_best():
     assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
 
 
+def test_a_sweep_tries_all_with_one_seed_and_the_best_with_three():
+    sweep = EXPERIMENTS["table1"]
+    first = sweep.runs("paper", TEXTS, {})
+    assert len(first) == 2 * 3 * 3
+    assert {run.labels["seed"] for run in first} == {0}
+    done = {run.name: {"loss": abs(run.labels["learning_rate"] - 6e-4)} for run in first}
+    some = dict(list(done.items())[1:])
+    assert [run.name for run in sweep.runs("paper", TEXTS, some)] == list(done)
+    added = sweep.runs("paper", TEXTS, done)[len(first) :]
+    assert {run.labels["learning_rate"] for run in added} == {6e-4}
+    found = {(run.labels["text"], run.labels["model"], run.labels["seed"]) for run in added}
+    variants = ("baseline", "ode", "shared")
+    assert found == {(t, v, seed) for t in TEXTS for v in variants for seed in (1, 2)}
+
+
+def test_of_a_sweep_the_best_is_what_several_seeds_had():
+    tried = ((1, 3.0, (0,)), (2, 2.0, (0, 1)), (4, 1.9, (0,)), (8, 5.0, (0,)))
+    outcomes = [
+        {"model": "a", "text": "t", "rate": rate, "seed": seed, "loss": loss + seed}
+        for rate, loss, seeds in tried
+        for seed in seeds
+    ]
+    cell = cells(outcomes, Layout(("model",), "text", "loss", best_of="rate"))["a",]["t"]
+    assert (cell.at, cell.values, cell.interior) == (2, (2.0, 3.0), True)
+
+
+def test_experiments_share_runs():
+    """What the config's file says anyhow is no other run."""
+    texts = {"shakespeare": {"data.path": "/s"}}
+    runs = {
+        name: {run.name: run.arguments for run in EXPERIMENTS[name].runs("laptop", texts, {})}
+        for name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
+    }
+    own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
+    assert "shakespeare-ode-seed=0" in runs["table1"]
+    for name in ("figure14", "figure18", "table4", "budgets"):
+        assert own < runs[name].keys()
+    assert not own & runs["table5"].keys()
+    every = [item for of in runs.values() for item in of.items()]
+    assert len(dict(every)) == len(set(every))  # one name, one command
+
+
+def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, capsys):
+    carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
+    layouts = (Layout(("model",), "rate", "loss"),)
+    runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
+    present(layouts, runs, tmp_path, tmp_path / "own")
+    assert "| y | 2 |" in capsys.readouterr().out
+    assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
+    assert (tmp_path / "own" / "figure1.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_training_takes_what_its_steps_took():
+    metrics = [
+        {"step": 0, "eval/loss": 3.0},
+        {"step": 10, "train/tokens_per_second": 100.0},
+        {"step": 10, "eval/loss": 2.0},
+        {"step": 15, "train/tokens_per_second": 25.0},
+    ]
+    assert training_seconds(metrics, tokens=20) == 10 * 20 / 100 + 5 * 20 / 25
+
+
 def test_figure5_takes_two_texts():
     with pytest.raises(InputError, match="needs two texts"):
-        EXPERIMENTS["figure5"].runs("laptop", {})
-    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}})
+        EXPERIMENTS["figure5"].runs("laptop", {}, {})
+    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}}, {})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])
 

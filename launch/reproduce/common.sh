@@ -7,7 +7,7 @@ EXTRAS=(analysis)
 
 # reproduce EXPERIMENT [--output=DIR] [flags of t5x_diffeq.reproduce]
 reproduce() {
-  local experiment="$1" output="reproduced/$1" argument arguments=()
+  local experiment="$1" output=reproduced argument arguments=()
   shift
   for argument in "$@"; do
     case "$argument" in

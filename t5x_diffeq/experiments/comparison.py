@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from itertools import product
 
+from t5x_diffeq.config_files import config_of, flatten
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Label, Run, flags
 
 SEEDS = (0, 1, 2)
 
-
-Choices = dict[str, tuple[Label, ...]]  # values of each key of the config in which runs differ
+Keys = dict[str, object]  # values by key of the config
+Choices = dict[str, tuple[Label, ...]]  # the values of a key in which runs differ
 
 
 @dataclass(frozen=True)
@@ -21,41 +22,53 @@ class Comparison:
       variants: of the config (ode, baseline, shared), and the choices of each.
       layouts: the tables.
       papers: the same as `variants` at the paper's scale; None: no others.
+      sweep: whether only the best of a variant's choices counts. The first seed then tries all, and
+        when it has, the others come for what it found best.
     """
 
     variants: dict[str, Choices]
     layouts: tuple[Layout, ...]
     papers: dict[str, Choices] | None = None
+    sweep: bool = False
 
-    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
-        """All runs.
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+        """The runs, as far as what is done says which they are.
 
         Args:
           scale: "laptop" or "paper".
           texts: by name, their keys of the config.
+          done: outcomes by the name of their run.
 
         Raises:
-          InputError: if there is none.
+          InputError: if there is no text.
         """
         need_text(texts)
         variants = self.papers if self.papers and scale == "paper" else self.variants
-        return [
-            training(
-                config_for(scale, text),
-                text,
-                keys,
-                variant,
-                dict(zip(choices, choice, strict=True)),
-                seed,
-            )
-            for text, keys in texts.items()
-            for variant, choices in variants.items()
-            for choice in product(*choices.values())
-            for seed in SEEDS
+        groups = [
+            [
+                [
+                    training(config_for(scale, text), text, texts[text], variant, choice, seed)
+                    for seed in SEEDS
+                ]
+                for choice in every(variants[variant])
+            ]
+            for text, variant in product(texts, variants)
         ]
+        if not self.sweep:
+            return [run for tried in groups for seeds in tried for run in seeds]
+        first = [seeds[0] for tried in groups for seeds in tried]
+        if any(run.name not in done for run in first):
+            return first
+        best = [min(tried, key=lambda seeds: done[seeds[0].name]["loss"]) for tried in groups]
+        return first + [run for seeds in best for run in seeds[1:]]
 
 
-def need_text(texts: dict[str, dict[str, object]]) -> None:
+def every(choices: Choices) -> list[Keys]:
+    """Every choice with every other."""
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def need_text(texts: dict[str, Keys]) -> None:
     """There is a text.
 
     Raises:
@@ -68,24 +81,54 @@ def need_text(texts: dict[str, dict[str, object]]) -> None:
 def training(
     config: str,
     text: str,
-    of_text: dict[str, object],
+    of_text: Keys,
     variant: str,
-    choice: dict[str, Label],
+    choice: Keys,
     seed: int,
+    model: str | None = None,
 ) -> Run:
-    """One training, labelled by the last words of the keys it chooses."""
-    chosen = {key.rpartition(".")[2]: value for key, value in choice.items()}
-    name = [text, variant, *(f"{word}={value}" for word, value in chosen.items()), f"seed={seed}"]
+    """One training, named by all that makes it what it is: experiments share runs of one name.
+
+    It is labelled by text, model, seed, and the last words of the keys that it sets.
+
+    Args:
+      config: its file, such as "gpt_small.py".
+      text: its name.
+      of_text: its keys of the config.
+      variant: of the config.
+      choice: keys that it sets; what the file says anyhow is left out of command and name.
+      seed: of the config.
+      model: in tables, instead of the variant.
+    """
+    own = flatten(config_of(config, variant))
+    chosen = {key: value for key, value in choice.items() if own[key] != value}
+    words = [f"{last_word(key)}={in_name(value)}" for key, value in chosen.items()]
+    size = config.removesuffix(".py")
     return Run(
-        "-".join(name),
+        "-".join([*dict.fromkeys((size, text)), variant, *words, f"seed={seed}"]),
         "train",
-        (f"--config={config}:{variant}", *flags({**choice, **of_text, "seed": seed})),
-        {"text": text, "model": variant, "seed": seed, **chosen},
+        (f"--config=configs/{config}:{variant}", *flags({**chosen, **of_text, "seed": seed})),
+        {
+            "text": text,
+            "model": model or variant,
+            "seed": seed,
+            **{last_word(key): value for key, value in choice.items()},
+        },
     )
+
+
+def last_word(key: str) -> str:
+    """`optimizer.beta2` is beta2."""
+    return key.rpartition(".")[2]
+
+
+def in_name(value: object) -> str:
+    """A value of a key, as a part of a file's name."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def config_for(scale: str, text: str) -> str:
     """GPT-small, on which the paper studies single keys; on a laptop, the text's own benchmark."""
     if scale == "paper":
-        return "configs/gpt_small.py"
-    return "configs/shakespeare.py" if text == "shakespeare" else "configs/laptop.py"
+        return "gpt_small.py"
+    return "shakespeare.py" if text == "shakespeare" else "laptop.py"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from t5x_diffeq.experiments.comparison import Keys
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 
@@ -17,12 +18,12 @@ class Cost:
 
     layouts: tuple[Layout, ...] = tuple(Layout(("config",), "T", value) for value in VALUES)
 
-    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
         """All runs; they need no text."""
         config = "configs/laptop.py" if scale == "laptop" else "configs/gpt_small.py"
         return [
             Run(
-                f"T={T}",
+                f"cost-T={T}",
                 "benchmark",
                 (f"--config={config}", *flags({"model.time_embed_dim": T})),
                 {"config": config, "T": T},

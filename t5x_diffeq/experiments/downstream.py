@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from t5x_diffeq.experiments.comparison import SEEDS, config_for, need_text, training
+from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
 
@@ -14,7 +14,7 @@ class Downstream:
     """The paper's eleven tasks with no and with five examples; on a laptop, the text's own two.
 
     Attributes:
-      config: of the trainings at the paper's scale.
+      config: of the trainings at the paper's scale, such as "gpt_large.py".
       architecture: of the block on a laptop.
     """
 
@@ -22,16 +22,16 @@ class Downstream:
     architecture: str
     layouts: tuple[Layout, ...] = (Layout(("text", "task", "shots"), "model", "score"),)
 
-    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
         """All runs: each training, then its tasks. As `Comparison.runs`."""
         need_text(texts)
         laptop, made = scale == "laptop", []
         for text, keys in texts.items():
             config = config_for(scale, text) if laptop else self.config
-            keys = {**keys, "model.architecture": self.architecture} if laptop else keys
+            block = {"model.architecture": self.architecture} if laptop else {}
             for variant in VARIANTS:
                 for seed in SEEDS if laptop else SEEDS[:1]:
-                    trained = training(config, text, keys, variant, {}, seed)
+                    trained = training(config, text, keys, variant, block, seed)
                     made += [
                         replace(trained, labels={}),
                         *(own_tasks(trained) if laptop else papers_tasks(trained)),

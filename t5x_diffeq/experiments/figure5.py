@@ -7,6 +7,7 @@ the hypernetwork itself; the baseline has 24 layers all along. Both ways between
 from dataclasses import dataclass
 
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.experiments.comparison import Keys
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 
@@ -29,12 +30,13 @@ class Figure5:
         Layout(("trained on", "tuned on", "method"), "steps", "perplexity"),
     )
 
-    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
         """All runs, each text's trainings before the tunings of what they trained.
 
         Args:
           scale: "laptop" or "paper".
           texts: by name, their keys of the config: two, or one beside the standard library.
+          done: outcomes by the name of their run.
 
         Raises:
           InputError: if they aren't.

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from t5x_diffeq.experiments.comparison import Comparison
+from t5x_diffeq.experiments.budgets import Budgets
+from t5x_diffeq.experiments.comparison import Comparison, Keys
 from t5x_diffeq.experiments.cost import Cost
 from t5x_diffeq.experiments.downstream import Downstream
 from t5x_diffeq.experiments.figure5 import Figure5
@@ -17,8 +18,11 @@ class Experiment(Protocol):
     def layouts(self) -> tuple[Layout, ...]:
         """The tables, each with its figure."""
 
-    def runs(self, scale: str, texts: dict[str, dict[str, object]]) -> list[Run]:
-        """All runs at a scale, "laptop" or "paper", on texts by name (their keys of the config)."""
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+        """The runs at a scale, "laptop" or "paper", on texts by name (their keys of the config).
+
+        All of them, or those that what is `done` (outcomes by name) says the next of.
+        """
 
 
 RATE = "optimizer.learning_rate"
@@ -35,10 +39,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             Layout(("text", "model"), "learning_rate", "loss"),
         ),
         papers={variant: {RATE: (3e-4, 6e-4, 1.2e-3)} for variant in ("baseline", "ode", "shared")},
+        sweep=True,
     ),
+    # Beside table 1: loss at equal steps, equal time and equal parameters.
+    "budgets": Budgets(),
     # Tables 4 and 5: tasks, of models of GPT-large's and Llama-1B's shape.
-    "table4": Downstream("configs/gpt_large.py", "gpt"),
-    "table5": Downstream("configs/llama1b.py", "llama"),
+    "table4": Downstream("gpt_large.py", "gpt"),
+    "table5": Downstream("llama1b.py", "llama"),
     # Figure 5: trained with 18 steps, tuned with others.
     "figure5": Figure5(),
     # Figure 7: Adam's beta2.

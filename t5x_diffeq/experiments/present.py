@@ -16,7 +16,8 @@ class Layout:
       row: labels that make a row.
       column: the label that makes a column; in the figure, the axis.
       value: the figure shown, such as "loss".
-      best_of: a label over which the lowest mean is taken, such as the learning rate; or None.
+      best_of: a label over which the lowest mean is taken, such as the learning rate, of those
+        with the most seeds; or None.
     """
 
     row: tuple[str, ...]
@@ -84,8 +85,11 @@ def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, C
 
 
 def best(tried: dict[Label | None, list[float]]) -> Cell:
-    """The cell of the lowest mean."""
-    at = min(tried, key=lambda each: mean(tried[each]))
+    """The cell of the lowest mean, of those with the most seeds."""
+    seeds = max(map(len, tried.values()))
+    at = min(
+        (each for each in tried if len(tried[each]) == seeds), key=lambda each: mean(tried[each])
+    )
     order = sorted(tried, key=lambda each: (each is not None, each))
     interior = len(order) == 1 or at not in (order[0], order[-1])
     return Cell(tuple(tried[at]), at, interior)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from t5x_diffeq.errors import RunError
 from t5x_diffeq.report import duration, say
+from t5x_diffeq.training.workdir import read_config
 
 RESULTS = "results.jsonl"
 TRAINING = ("train", "finetune")
@@ -150,6 +151,8 @@ def figures(run: Run, output: Path, said: str) -> dict:
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
     lines = (output / run.name / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
+    config = read_config(output / run.name)
+    tokens = config["train"]["batch_size"] * config["data"]["sequence_length"]
     evaluations = [line for line in metrics if "eval/loss" in line]
     rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
     return {
@@ -158,7 +161,23 @@ def figures(run: Run, output: Path, said: str) -> dict:
         "perplexity": evaluations[-1]["eval/perplexity"],
         "lowest": min(line["eval/loss"] for line in evaluations),
         "tokens_per_second": rates[len(rates) // 2],
+        "training_seconds": training_seconds(metrics, tokens),
     }
+
+
+def training_seconds(metrics: list[dict], tokens: int) -> float:
+    """What the training steps took: without start, compilation and evaluations.
+
+    Args:
+      metrics: a run's lines.
+      tokens: of a training step.
+    """
+    seconds, before = 0.0, 0
+    for line in metrics:
+        if "train/tokens_per_second" in line:
+            seconds += (line["step"] - before) * tokens / line["train/tokens_per_second"]
+            before = line["step"]
+    return seconds
 
 
 def told(outcome: dict) -> str:

@@ -1,0 +1,71 @@
+"""ODE against baseline at equal steps, equal time and equal parameters."""
+
+from dataclasses import dataclass
+
+from t5x_diffeq.config_files import config_of
+from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
+from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.runs import Run
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model and how long it trains.
+
+    Attributes:
+      name: in the tables.
+      variant: of the config.
+      lengths: of its trainings, in the config's own; each has a whole schedule of its own.
+      keys: of the config, from N, its number of steps.
+    """
+
+    name: str
+    variant: str
+    lengths: tuple[float, ...]
+    keys: dict[str, object]
+
+
+def contenders(N: int) -> tuple[Contender, ...]:
+    """The ODE, the ODE that grows deeper and the ODE with a baseline's parameters; the baseline.
+
+    W0 and T matrices of P make N layers' parameters if T = N - 1.
+    """
+    growing = {"train.depths": (N // 2,), "train.depths_until": 0.75}
+    return (
+        Contender("baseline", "baseline", (1, 1.25), {}),
+        Contender("ode", "ode", (0.8, 1), {}),
+        Contender("ode, growing", "ode", (0.8, 1), growing),
+        Contender("ode, equal parameters", "ode", (1,), {"model.time_embed_dim": N - 1}),
+    )
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Every contender at each of its lengths; those of one seed in turns, for their times."""
+
+    layouts: tuple[Layout, ...] = tuple(
+        Layout(("text", "model"), "total_steps", value) for value in ("loss", "training_seconds")
+    )
+
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+        """All runs. As `Comparison.runs`."""
+        need_text(texts)
+        made = []
+        for text, keys in texts.items():
+            config = config_for(scale, text)
+            own = config_of(config, "ode")
+            made += [
+                training(
+                    config,
+                    text,
+                    keys,
+                    each.variant,
+                    {**each.keys, "train.total_steps": round(length * own.train.total_steps)},
+                    seed,
+                    each.name,
+                )
+                for seed in SEEDS
+                for each in contenders(own.model.num_steps)
+                for length in each.lengths
+            ]
+        return made
