@@ -23,6 +23,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.model.embed_dim = 128
     config.model.num_heads = 4
     config.model.mlp_dim = 512
+    config.model.time_embed_dim = 144
     config.model.remat = "none"
     config.data.source = "text_files"
     config.data.tokenizer = "bytes"

@@ -16,7 +16,7 @@ class Contender:
       name: in the tables.
       variant: of the config.
       lengths: of its trainings, in the config's own; each has a whole schedule of its own.
-      keys: of the config, from N, its number of steps.
+      keys: of the config.
     """
 
     name: str
@@ -25,16 +25,19 @@ class Contender:
     keys: dict[str, object]
 
 
-def contenders(N: int) -> tuple[Contender, ...]:
-    """The ODE, the ODE that grows deeper and the ODE with a baseline's parameters; the baseline.
+def contenders(N: int, T: int) -> tuple[Contender, ...]:
+    """The baseline, and ODEs: the config's, narrower, narrower and growing deeper as it trains, and
+    with a baseline's parameters.
 
     W0 and T matrices of P make N layers' parameters if T = N - 1.
     """
-    growing = {"train.depths": (N // 2,), "train.depths_until": 0.75}
+    narrow = {"model.time_embed_dim": T // 3}
+    growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.75}
     return (
-        Contender("baseline", "baseline", (1, 1.25), {}),
-        Contender("ode", "ode", (0.8, 1), {}),
-        Contender("ode, growing", "ode", (0.8, 1), growing),
+        Contender("baseline", "baseline", (1, 1.25, 2), {}),
+        Contender("ode", "ode", (1,), {}),
+        Contender("ode, T / 3", "ode", (1,), narrow),
+        Contender("ode, T / 3, growing", "ode", (0.8, 1), growing),
         Contender("ode, equal parameters", "ode", (1,), {"model.time_embed_dim": N - 1}),
     )
 
@@ -65,7 +68,7 @@ class Budgets:
                     each.name,
                 )
                 for seed in SEEDS
-                for each in contenders(own.model.num_steps)
+                for each in contenders(own.model.num_steps, own.model.time_embed_dim)
                 for length in each.lengths
             ]
         return made
