@@ -44,28 +44,30 @@ class Comparison:
         """
         need_text(texts)
         variants = self.papers if self.papers and scale == "paper" else self.variants
-        groups = [
+        tried = [
             [
-                [
-                    training(config_for(scale, text), text, texts[text], variant, choice, seed)
-                    for seed in SEEDS
-                ]
+                by_seed(config_for(scale, text), text, texts[text], variant, choice)
                 for choice in every(variants[variant])
             ]
             for text, variant in product(texts, variants)
         ]
         if not self.sweep:
-            return [run for tried in groups for seeds in tried for run in seeds]
-        first = [seeds[0] for tried in groups for seeds in tried]
+            return [run for choices in tried for seeds in choices for run in seeds]
+        first = [seeds[0] for choices in tried for seeds in choices]
         if any(run.name not in done for run in first):
             return first
-        best = [min(tried, key=lambda seeds: done[seeds[0].name]["loss"]) for tried in groups]
+        best = [min(choices, key=lambda seeds: done[seeds[0].name]["loss"]) for choices in tried]
         return first + [run for seeds in best for run in seeds[1:]]
 
 
 def every(choices: Choices) -> list[Keys]:
     """Every choice with every other."""
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def by_seed(config: str, text: str, of_text: Keys, variant: str, choice: Keys) -> list[Run]:
+    """One training by each seed. As `training`."""
+    return [training(config, text, of_text, variant, choice, seed) for seed in SEEDS]
 
 
 def need_text(texts: dict[str, Keys]) -> None:
