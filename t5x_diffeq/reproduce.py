@@ -56,6 +56,8 @@ def texts() -> dict[str, dict[str, object]]:
             source, path = ("stdlib", "") if name == "stdlib" else ("text_files", where)
         if not re.fullmatch(r"\w+", name) or (not path and source != "stdlib"):
             raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
+        if name in found:
+            raise InputError(f"--text={given}: there is a text of the name {name} already")
         found[name] = {"data.source": source, **({"data.path": path} if path else {})}
     return found
 

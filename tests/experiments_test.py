@@ -53,6 +53,14 @@ def test_each_run_is_done_once(commands, tmp_path):
     assert found["a"]["seconds"] > 0
 
 
+def test_a_run_that_was_done_otherwise_says_so(commands, tmp_path, capsys):
+    carry_out([printing("a", 1)], tmp_path)
+    carry_out([printing("a", 1)], tmp_path)
+    assert "a is done\n" in capsys.readouterr().err
+    carry_out([printing("a", 2)], tmp_path)
+    assert 'a is done, with print(\'{"loss": 1' in capsys.readouterr().err
+
+
 def test_a_line_half_written_counts_for_nothing(commands, tmp_path):
     (tmp_path / "results.jsonl").write_text('{"run": "z", "loss": 0}\n{"run": "a", "lo')
     carry_out([printing("a", 1)], tmp_path)

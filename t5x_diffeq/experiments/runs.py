@@ -102,15 +102,23 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
     done = read_results(output)
     for number, run in enumerate(runs, 1):
         if run.name in done:
-            say(f"{number} of {len(runs)}: {run.name} is done")
+            say(f"{number} of {len(runs)}: {run.name} is done{otherwise(run, done[run.name])}")
             continue
         say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log)")
         began = time.perf_counter()
         said = call(run, output)
         seconds = time.perf_counter() - began
-        outcome = {"run": run.name, **run.labels, "seconds": seconds, **figures(run, output, said)}
+        outcome = {"run": run.name, **run.labels, "arguments": run.arguments, "seconds": seconds}
+        outcome |= figures(run, output, said)
         add_line(output / results, outcome)
         say(f"  {told(outcome)} after {duration(seconds)}")
+
+
+def otherwise(run: Run, outcome: dict) -> str:
+    """How the arguments that an outcome came of differ from the run's now, if they do."""
+    then = outcome.get("arguments", run.arguments)
+    changed = [each for each in then if each not in run.arguments]
+    return f", with {' '.join(changed)}" if changed else ""
 
 
 def call(run: Run, output: Path) -> str:
