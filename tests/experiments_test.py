@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t5x_diffeq import command_line
+from t5x_diffeq import command_line, reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
@@ -21,7 +21,6 @@ from t5x_diffeq.experiments.runs import (
     training_seconds,
 )
 from t5x_diffeq.make_tasks import documents, passage
-from t5x_diffeq.reproduce import present
 
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -172,7 +171,7 @@ def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, 
     carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
     layouts = (Layout(("model",), "rate", "loss"),)
     runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    present(layouts, runs, tmp_path, tmp_path / "own")
+    reproduce.present(layouts, runs, tmp_path, tmp_path / "own")
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
     assert (tmp_path / "own" / "figure1.png").read_bytes()[1:4] == b"PNG"
@@ -219,3 +218,23 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
         assert others == [document["endings"][document["label"]]]
     assert {document["label"] for document in asked} == {0, 1, 2, 3}
     assert passage(np.frombuffer(b"too few words", np.uint8), ByteTokenizer()) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--experiment=table9"], "there are table1, budgets"),
+        (["--experiment=table1", "--scale=phone"], "--scale=phone is laptop or paper"),
+        (["--experiment=table1"], "needs a text"),
+        (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
+        (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
+        (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
+    ],
+)
+def test_what_reproduce_refuses(arguments, message, tmp_path):
+    for name in reproduce.FLAGS:
+        reproduce.FLAGS[name].unparse()
+    reproduce.FLAGS(["reproduce", f"--output={tmp_path}", *arguments])
+    with pytest.raises(InputError, match=message):
+        reproduce.main()
+    assert list(tmp_path.iterdir()) == []
