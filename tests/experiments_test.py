@@ -124,19 +124,51 @@ def test_a_table_of_means_at_their_best():
     assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
 
 
-def test_a_sweep_tries_all_with_one_seed_and_the_best_with_three():
+def lowest_at(sweep, scale, best):
+    """Rounds of a sweep whose loss is lowest at a learning rate of each variant."""
+    done, rounds = {}, []
+    while new := [run for run in sweep.runs(scale, TEXTS, done) if run.name not in done]:
+        rounds.append(new)
+        for run in new:
+            labels = run.labels
+            done[run.name] = {"loss": abs(labels["learning_rate"] - best[labels["model"]])}
+    return rounds
+
+
+def rates(runs, seed=0, **labels):
+    return [
+        run.labels["learning_rate"]
+        for run in runs
+        if run.labels.items() >= {"seed": seed, "text": "two", **labels}.items()
+    ]
+
+
+def test_a_sweep_goes_on_until_its_best_is_interior():
+    best = {"baseline": 4.9e-3, "ode": 1e-4, "shared": 6e-4}
+    rounds = lowest_at(EXPERIMENTS["table1"], "paper", best)
+    first = [3e-4, 6e-4, 1.2e-3]
+    assert [rates(new, model="shared") for new in rounds] == [first, [], [], [], []]
+    assert [rates(new, model="ode") for new in rounds] == [first, [1.5e-4], [7.5e-5], [3.75e-5], []]
+    assert [rates(new, model="baseline") for new in rounds] == [
+        first,
+        [2.4e-3],
+        [4.8e-3],
+        [9.6e-3],
+        [],
+    ]
+    for seed in (1, 2):
+        assert all(rates(new, seed) == [] for new in rounds[:-1])
+        assert sorted(rates(rounds[-1], seed)) == [7.5e-5, 6e-4, 4.8e-3]
+
+
+def test_a_round_leaves_the_runs_before_where_they_are():
+    """So that jobs of an array agree, whenever they look."""
     sweep = EXPERIMENTS["table1"]
     first = sweep.runs("paper", TEXTS, {})
-    assert len(first) == 2 * 3 * 3
-    assert {run.labels["seed"] for run in first} == {0}
-    done = {run.name: {"loss": abs(run.labels["learning_rate"] - 6e-4)} for run in first}
-    some = dict(list(done.items())[1:])
-    assert [run.name for run in sweep.runs("paper", TEXTS, some)] == list(done)
-    added = sweep.runs("paper", TEXTS, done)[len(first) :]
-    assert {run.labels["learning_rate"] for run in added} == {6e-4}
-    found = {(run.labels["text"], run.labels["model"], run.labels["seed"]) for run in added}
-    variants = ("baseline", "ode", "shared")
-    assert found == {(t, v, seed) for t in TEXTS for v in variants for seed in (1, 2)}
+    some = {run.name: {"loss": 1.0} for run in first[1:]}
+    assert sweep.runs("paper", TEXTS, some) == first
+    every = {run.name: {"loss": run.labels["learning_rate"]} for run in first}
+    assert sweep.runs("paper", TEXTS, every)[: len(first)] == first
 
 
 def test_of_a_sweep_the_best_is_what_several_seeds_had():

@@ -21,18 +21,13 @@ class Comparison:
     Attributes:
       variants: of the config (ode, baseline, shared), and the choices of each.
       layouts: the tables.
-      papers: the same as `variants` at the paper's scale; None: no others.
-      sweep: whether only the best of a variant's choices counts. The first seed then tries all, and
-        when it has, the others come for what it found best.
     """
 
     variants: dict[str, Choices]
     layouts: tuple[Layout, ...]
-    papers: dict[str, Choices] | None = None
-    sweep: bool = False
 
     def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
-        """The runs, as far as what is done says which they are.
+        """All runs.
 
         Args:
           scale: "laptop" or "paper".
@@ -43,31 +38,18 @@ class Comparison:
           InputError: if there is no text.
         """
         need_text(texts)
-        variants = self.papers if self.papers and scale == "paper" else self.variants
-        tried = [
-            [
-                by_seed(config_for(scale, text), text, texts[text], variant, choice)
-                for choice in every(variants[variant])
-            ]
-            for text, variant in product(texts, variants)
+        return [
+            training(config_for(scale, text), text, keys, variant, choice, seed)
+            for text, keys in texts.items()
+            for variant, choices in self.variants.items()
+            for choice in every(choices)
+            for seed in SEEDS
         ]
-        if not self.sweep:
-            return [run for choices in tried for seeds in choices for run in seeds]
-        first = [seeds[0] for choices in tried for seeds in choices]
-        if any(run.name not in done for run in first):
-            return first
-        best = [min(choices, key=lambda seeds: done[seeds[0].name]["loss"]) for choices in tried]
-        return first + [run for seeds in best for run in seeds[1:]]
 
 
 def every(choices: Choices) -> list[Keys]:
     """Every choice with every other."""
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def by_seed(config: str, text: str, of_text: Keys, variant: str, choice: Keys) -> list[Run]:
-    """One training by each seed. As `training`."""
-    return [training(config, text, of_text, variant, choice, seed) for seed in SEEDS]
 
 
 def need_text(texts: dict[str, Keys]) -> None:

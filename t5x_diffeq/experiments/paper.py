@@ -9,6 +9,7 @@ from t5x_diffeq.experiments.downstream import Downstream
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.sweep import Sweep
 
 
 class Experiment(Protocol):
@@ -28,18 +29,14 @@ class Experiment(Protocol):
 RATE = "optimizer.learning_rate"
 EXPERIMENTS: dict[str, Experiment] = {
     # Tables 1 and 2: the three kinds of weights, each at its best learning rate.
-    "table1": Comparison(
-        {
-            "baseline": {RATE: (4e-3, 8e-3, 1.6e-2)},
-            "ode": {RATE: (2e-3, 4e-3, 8e-3)},
-            "shared": {RATE: (2e-3, 4e-3, 8e-3)},
-        },
+    "table1": Sweep(
+        RATE,
+        {"baseline": (4e-3, 8e-3), "ode": (2e-3, 4e-3, 8e-3), "shared": (2e-3, 4e-3, 8e-3)},
         (
             *(Layout(("model",), "text", v, "learning_rate") for v in ("loss", "perplexity")),
             Layout(("text", "model"), "learning_rate", "loss"),
         ),
-        papers={variant: {RATE: (3e-4, 6e-4, 1.2e-3)} for variant in ("baseline", "ode", "shared")},
-        sweep=True,
+        papers=(3e-4, 6e-4, 1.2e-3),
     ),
     # Beside table 1: loss at equal steps, equal time and equal parameters.
     "budgets": Budgets(),

@@ -1,0 +1,70 @@
+"""Tables 1 and 2 of the paper: models compared, each at its best learning rate."""
+
+from dataclasses import dataclass
+from itertools import product
+
+from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
+from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.runs import Run
+
+Group = tuple[str, str]  # text, variant
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Variants on every text, each at the best value of one key, by three seeds.
+
+    The first seed tries each variant's values, then half the smallest or twice the largest while
+    that one is the best: the optimum is interior. The other seeds come at the optimum alone.
+
+    Attributes:
+      key: of the config.
+      variants: the values that each begins with.
+      layouts: the tables.
+      papers: what each begins with at the paper's scale.
+    """
+
+    key: str
+    variants: dict[str, tuple[float, ...]]
+    layouts: tuple[Layout, ...]
+    papers: tuple[float, ...]
+
+    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+        """The runs, as far as what is done says which they are.
+
+        Runs come in rounds, each when all of the one before are done, so that more of them leave
+        those before where they are: jobs of an array agree on whose they are. As `Comparison.runs`.
+        """
+        need_text(texts)
+
+        def run(group: Group, value: float, seed: int) -> Run:
+            text, variant = group
+            choice = {self.key: value}
+            return training(config_for(scale, text), text, texts[text], variant, choice, seed)
+
+        def loss(group: Group, value: float) -> float:
+            return done[run(group, value, SEEDS[0]).name]["loss"]
+
+        tried: dict[Group, dict[float, float]] = {
+            group: {} for group in product(texts, self.variants)
+        }
+        wanted = {
+            group: self.papers if scale == "paper" else self.variants[group[1]] for group in tried
+        }
+        made: list[Run] = []
+        while any(wanted.values()):
+            made += [run(group, value, SEEDS[0]) for group in wanted for value in wanted[group]]
+            if any(each.name not in done for each in made):
+                return made
+            for group, values in wanted.items():
+                tried[group] |= {value: loss(group, value) for value in values}
+            wanted = {group: beyond(losses) for group, losses in tried.items()}
+        best = {group: min(losses, key=losses.get) for group, losses in tried.items()}
+        return made + [run(group, best[group], seed) for group in tried for seed in SEEDS[1:]]
+
+
+def beyond(losses: dict[float, float]) -> list[float]:
+    """What to try next after losses by value: the neighbour that the best one lacks, if any."""
+    best = min(losses, key=losses.get)
+    neighbours = {min(losses): best / 2, max(losses): best * 2}
+    return [neighbours[best]] if best in neighbours else []
