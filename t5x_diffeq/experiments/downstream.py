@@ -10,7 +10,7 @@ VARIANTS = ("baseline", "ode", "shared")
 
 
 @dataclass(frozen=True)
-class Downstream:
+class TaskScores:
     """The paper's eleven tasks with no and with five examples; on a laptop, the text's own two.
 
     Attributes:

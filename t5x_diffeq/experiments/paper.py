@@ -5,7 +5,7 @@ from typing import Protocol
 from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Comparison, Keys
 from t5x_diffeq.experiments.cost import Cost
-from t5x_diffeq.experiments.downstream import Downstream
+from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
@@ -41,8 +41,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     # Beside table 1: loss at equal steps, equal time and equal parameters.
     "budgets": Budgets(),
     # Tables 4 and 5: tasks, of models of GPT-large's and Llama-1B's shape.
-    "table4": Downstream("gpt_large.py", "gpt"),
-    "table5": Downstream("llama1b.py", "llama"),
+    "table4": TaskScores("gpt_large.py", "gpt"),
+    "table5": TaskScores("llama1b.py", "llama"),
     # Figure 5: trained with 18 steps, tuned with others.
     "figure5": Figure5(),
     # Figure 7: Adam's beta2.
