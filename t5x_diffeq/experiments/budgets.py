@@ -34,7 +34,7 @@ def contenders(N: int, T: int) -> tuple[Contender, ...]:
     narrow = {"model.time_embed_dim": T // 3}
     growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.75}
     return (
-        Contender("baseline", "baseline", (1, 1.25, 2), {}),
+        Contender("baseline", "baseline", (1, 1.25), {}),
         Contender("ode", "ode", (1,), {}),
         Contender("ode, T / 3", "ode", (1,), narrow),
         Contender("ode, T / 3, growing", "ode", (0.8, 1), growing),
