@@ -32,12 +32,12 @@ def contenders(N: int, T: int) -> tuple[Contender, ...]:
     W0 and T matrices of P make N layers' parameters if T = N - 1.
     """
     narrow = {"model.time_embed_dim": T // 3}
-    growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.75}
+    growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.5}
     return (
         Contender("baseline", "baseline", (1, 1.25), {}),
         Contender("ode", "ode", (1,), {}),
-        Contender("ode, T / 3", "ode", (1,), narrow),
-        Contender("ode, T / 3, growing", "ode", (0.8, 1), growing),
+        Contender("ode, T / 3", "ode", (0.8, 1), narrow),
+        Contender("ode, T / 3, growing", "ode", (1,), growing),
         Contender("ode, equal parameters", "ode", (1,), {"model.time_embed_dim": N - 1}),
     )
 
