@@ -3,7 +3,7 @@
     launch/local.sh configs/laptop.py:ode [--config.model.num_steps=18 ...]
 
 What `launch/reproduce/` runs unless it is told the paper's own sizes; on the standard library
-of the running Python, if no other text is named.
+of the running Python, if no other text is named. Learning rates are the best of a sweep on it.
 
 Variants: `:ode` (default), `:baseline`, `:shared`.
 """
@@ -26,7 +26,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.eval_batches = 64
     config.train.log_every = 50
     config.train.checkpoint_every = 250
-    config.optimizer.learning_rate = 4e-3
+    config.optimizer.learning_rate = 1e-3 if variant == "baseline" else 2e-3
     config.optimizer.beta2 = 0.99
     config.optimizer.weight_decay = 0.5 if variant == "ode" else 0.1
     return default.set_variant(config, variant)

@@ -62,7 +62,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             "ode": {
                 "model.time_embedding": ("per_layer", "shared"),
-                "model.time_embed_dim": (48, 96),
+                "model.time_embed_dim": (20, 48),
             }
         },
         (Layout(("text", "time_embedding"), "time_embed_dim", "loss"),),
