@@ -89,7 +89,7 @@ def draw(outcomes: list[dict], layout: Layout, path: AnyPath) -> None:
     except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
-    figure = plots.means_with_errors(rows, layout.column, layout.value)
+    figure = plots.means_with_errors(rows, layout.column, layout.value, layout.log)
     for kind in ("png", "pdf"):
         write_whole(path.with_suffix(f".{kind}"), plots.image(figure, kind))
 

@@ -269,7 +269,10 @@ def perplexity_over_depth(results: Sequence[dict]) -> Figure:
 
 
 def means_with_errors(
-    rows: dict[str, list[tuple[float | str, float, float | None]]], across: str, up: str
+    rows: dict[str, list[tuple[float | str, float, float | None]]],
+    across: str,
+    up: str,
+    log: bool = False,
 ) -> Figure:
     """A line per row of a table; points alone, if what lies across isn't numbers.
 
@@ -277,6 +280,7 @@ def means_with_errors(
       rows: by their names, lists of (place across, mean, standard error or None).
       across: label of the horizontal axis.
       up: of the vertical.
+      log: whether what lies across is shown on a logarithmic axis.
     """
     figure = figure_of(3.0)
     axes, form = figure.subplots(), "o-"
@@ -290,6 +294,6 @@ def means_with_errors(
             places = [words.index(place) + 0.4 * (number / len(rows) - 0.5) for place in places]
         shown = [error or 0 for error in errors]
         axes.errorbar(places, means, yerr=shown, fmt=form, markersize=3, capsize=2, label=name)
-    axes.set(xlabel=across, ylabel=up)
+    axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
     axes.legend(fontsize=6)
     return figure

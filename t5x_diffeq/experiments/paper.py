@@ -34,7 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"baseline": (4e-3, 8e-3), "ode": (2e-3, 4e-3, 8e-3), "shared": (2e-3, 4e-3, 8e-3)},
         (
             *(Layout(("model",), "text", v, "learning_rate") for v in ("loss", "perplexity")),
-            Layout(("text", "model"), "learning_rate", "loss"),
+            Layout(("text", "model"), "learning_rate", "loss", log=True),
         ),
         papers=(3e-4, 6e-4, 1.2e-3),
     ),

@@ -18,12 +18,14 @@ class Layout:
       value: the figure shown, such as "loss".
       best_of: a label over which the lowest mean is taken, such as the learning rate, of those
         with the most seeds; or None.
+      log: whether the figure's axis is logarithmic.
     """
 
     row: tuple[str, ...]
     column: str
     value: str
     best_of: str | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True)
