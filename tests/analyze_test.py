@@ -60,6 +60,7 @@ def test_all(workdir, capsys, monkeypatch):
     assert not list(page.parent.glob(".*"))  # nothing half-written
 
 
+@pytest.mark.slow
 def test_official_convention_alone(workdir, tmp_path, capsys):
     call(
         "--what=lyapunov",

@@ -90,6 +90,7 @@ def test_choice(arguments, kernel, reason):
 SEGMENTS = jnp.asarray(np.sort(RNG.integers(0, 5, (4, 128)), axis=1), jnp.int32)
 
 
+@pytest.mark.slow
 def test_segments_keep_to_themselves():
     """Attention over a row of documents is that over each of them alone, in every kernel."""
     q, k, v = qkv(4, 2, 16)

@@ -89,6 +89,7 @@ def test_adapters_stand_beside_the_kernels_that_are_named():
     assert merge({"mlp": {}}) == {}
 
 
+@pytest.mark.slow
 def test_only_what_trains_has_a_gradient():
     """And of the frozen kernels nothing is computed: no array of their size, but themselves."""
     model = small(**ADAPTED, mlp_dim=48, num_steps=3)
@@ -156,6 +157,7 @@ def evaluations(workdir):
     return [line["eval/loss"] for line in lines if "eval/loss" in line]
 
 
+@pytest.mark.slow
 def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
     config = tuning("lora", base, text, num_steps=3)
     assert verb.finetune(config, tmp_path / "lora") == 0

@@ -42,7 +42,9 @@ def gradient(microbatches, mesh=None, depths=None, **changes):
         return jax.jit(of_batch)(*arguments)
 
 
-@pytest.mark.parametrize("weights", ["time_dependent", "per_layer"])
+@pytest.mark.parametrize(
+    "weights", ["time_dependent", pytest.param("per_layer", marks=pytest.mark.slow)]
+)
 def test_microbatches_change_nothing(weights):
     expected, norm, loss = gradient(1, weights=weights)
     for microbatches in (2, 8):
@@ -89,7 +91,7 @@ def test_the_norm_is_the_gradients_norm(changes):
     np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_several_depths_have_the_mean_of_their_gradients(microbatches):
     parts = [gradient(1, num_steps=n) for n in (2, 3)]
     found, norm, loss = gradient(microbatches, depths=(2, 3))
@@ -105,6 +107,7 @@ def test_several_depths_have_the_mean_of_their_gradients(microbatches):
     )
 
 
+@pytest.mark.slow
 def test_on_a_mesh():
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     expected, norm, loss = gradient(1)

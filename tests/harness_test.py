@@ -67,6 +67,7 @@ def tasks(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch):
     def refuse(*_):
         raise AssertionError("the network is not needed")

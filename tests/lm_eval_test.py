@@ -99,7 +99,7 @@ def windowed(log_softmax, weights, row):
     return np.array(values), np.array(best)
 
 
-@pytest.mark.parametrize("weights", ["trained", "random"])
+@pytest.mark.parametrize("weights", ["trained", pytest.param("random", marks=pytest.mark.slow)])
 def test_loglikelihood(model_of, log_softmax, weights):
     found = model_of(weights=weights).loglikelihood(requests("loglikelihood", PAIRS))
     for (context, continuation), (total, greedy) in zip(PAIRS, found, strict=True):

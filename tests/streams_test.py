@@ -171,7 +171,10 @@ def undisturbed(folder, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_stopped_and_resumed_equals_undisturbed(
     config, undisturbed, tmp_path, monkeypatch, capsys, number, status
 ):

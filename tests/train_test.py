@@ -113,7 +113,10 @@ def test_other_data_is_refused(small, tmp_path):
         prepare_corpus(small.data, tmp_path / "run", new=False)
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
+)
 def test_eight_devices_equal_one(undisturbed, tmp_path, capfd, mesh):
     config, workdir = undisturbed
     sharded = config.copy_and_resolve_references()
