@@ -70,6 +70,7 @@ def training(workdir, *more):
         *("--config=configs/shakespeare.py", f"--workdir={workdir}"),
         *("--config.data.source=tokens", f"--config.data.path={SHARDS}"),
         *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
+        "--config.model.time_embed_dim=48",
         *("--config.train.log_every=5", "--config.train.eval_every=20"),
         *("--config.train.total_steps=60", "--config.train.checkpoint_every=20", *more),
     )

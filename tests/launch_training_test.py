@@ -47,6 +47,7 @@ def words(tmp_path):
         f"--config.data.path={text}",
         "--config.model.embed_dim=32",
         "--config.model.num_steps=2",
+        "--config.model.time_embed_dim=48",
         "--config.data.sequence_length=32",
         "--config.train.batch_size=8",
         "--config.train.eval_batch_size=8",

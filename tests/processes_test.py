@@ -25,6 +25,7 @@ def command(text, workdir):
         f"--config.data.path={text}",
         "--config.model.embed_dim=32",
         "--config.model.num_steps=2",
+        "--config.model.time_embed_dim=48",
         "--config.model.dropout_rate=0.1",
         "--config.train.total_steps=400",
         "--config.train.log_every=7",
@@ -93,6 +94,7 @@ def test_local_sh(tmp_path):
         "--workdir=run with space",  # relative to where one stands
         "--config.train.total_steps=20",
         "--config.model.num_steps=2",
+        "--config.model.time_embed_dim=48",
     ]
     environment = {**ENVIRONMENT, "VENV": sys.prefix}
     for told in ("done in", "already finished: 20 of 20"):

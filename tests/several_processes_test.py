@@ -30,6 +30,7 @@ def command(text, workdir, processes, devices, *more):
         *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/shakespeare.py"),
         *(f"--workdir={workdir}", f"--config.data.path={text}"),
         *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
+        "--config.model.time_embed_dim=48",
         *("--config.train.batch_size=16", "--config.train.eval_batch_size=16"),
         *("--config.train.eval_batches=4", "--config.train.total_steps=20"),
         *("--config.train.log_every=1", "--config.train.checkpoint_every=10", *more),
