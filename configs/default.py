@@ -104,7 +104,8 @@ def get_config() -> ConfigDict:
     optimizer.max_grad_norm = 1.0  # clip by global norm
 
     config.mesh = mesh = ConfigDict()
-    mesh.data = 1  # devices over which batches are split and parameters repeated
+    mesh.data = placeholder(int)  # devices over which batches are split and parameters repeated;
+    #   None: the number of TPU slices, which fsdp should not cross (1 on one slice, and elsewhere)
     mesh.fsdp = -1  # over which batches and parameters are split; -1: all that are left
     mesh.tensor = 1  # over which heads, MLP and vocabulary are split
     # Where each logical axis of parameters and activations lies on the mesh. An axis of the mesh
@@ -112,11 +113,11 @@ def get_config() -> ConfigDict:
     # second; activations are split by batch, so their width is not named "embed" but left whole.
     mesh.rules = (
         ("batch", ("data", "fsdp")),  # sequences
-        ("length", None),  # tokens of a sequence
+        ("length", None),  # tokens of a sequence: whole, because attention needs all of them
         ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
         ("embed", "fsdp"),  # width of the state, in parameters alone
         ("heads", "tensor"),  # attention heads
-        ("head_dim", None),  # width of a head
+        ("head_dim", None),  # width of a head: whole
         ("mlp", "tensor"),  # width inside the MLP
         ("steps", None),  # steps of the solver: stacked weights are scanned, never split
         ("time_embed", None),  # T: whole, so that W(t) is made without communication

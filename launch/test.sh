@@ -3,14 +3,16 @@
 #
 #   launch/test.sh [--slow] [pytest arguments ...]
 #
-# --slow adds the tests that train and kill whole processes; CI=true does too.
+# --slow adds the tests that train and kill whole processes; CI=true does too, and installs libtpu,
+# the TPU's compiler, for the tests that need it (they need no TPU).
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-setup test
+extras=(test)
+case "${CI:-}" in "" | 0 | false) ;; *) extras+=(tpu); set -- --slow "$@" ;; esac
+setup "${extras[@]}"
 cd "$ROOT"
-case "${CI:-}" in "" | 0 | false) ;; *) set -- --slow "$@" ;; esac
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/python" -m pytest --numprocesses=2 --dist=worksteal "$@"

@@ -11,6 +11,7 @@ os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 import numpy as np
 import pytest
 from conftest import LINES, ROOT, small_config
+from process_runs import as_processes
 from verbs_test import call
 
 from t5x_diffeq import evaluate as evaluate_verb
@@ -175,17 +176,18 @@ def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
 
 @pytest.mark.slow
 def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
+    """Two processes whose devices are interleaved on the mesh, as on a TPU pod."""
     names = ",".join(f"local_{name}" for name in ("choice", "cloze", "rolling", "generation"))
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     found = []
-    for processes, devices in ((1, 1), (2, 2)):
+    ordered = [ROOT / "tests" / "device_order.py", "interleaved"]
+    for processes, devices, module in ((1, 1, ["-m"]), (2, 2, ordered)):
+        verb = [
+            *(sys.executable, *module, "t5x_diffeq.evaluate", f"--workdir={run_on_lines}"),
+            *(f"--tasks={names}", f"--include_path={tasks}", f"--output={tmp_path}"),
+        ]
         ended = subprocess.run(
-            [
-                *(sys.executable, ROOT / "launch" / "local_processes.py"),
-                *(f"--processes={processes}", f"--devices_per_process={devices}", "--"),
-                *(sys.executable, "-m", "t5x_diffeq.evaluate", f"--workdir={run_on_lines}"),
-                *(f"--tasks={names}", f"--include_path={tasks}", f"--output={tmp_path}"),
-            ],
+            as_processes(processes, devices, verb),
             cwd=ROOT,
             env=environment,
             capture_output=True,

@@ -15,7 +15,6 @@ from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import (
     eval_batches,
     host_batches,
-    own_rows,
     train_batches,
     train_dataset,
 )
@@ -53,17 +52,26 @@ def test_windows_predict_each_token_once():
         np.testing.assert_array_equal(WINDOWS[k]["inputs"] + 1, WINDOWS[k]["targets"])
 
 
+def scattered(processes):
+    """The rows of each process: sets that partition the batch, none of neighbours alone."""
+    order = np.random.default_rng(processes).permutation(BATCH)
+    return [np.sort(rows) for rows in np.split(order, processes)]
+
+
+def whole_batch(parts, rows):
+    """The global batch that processes with these rows read together."""
+    numbers = np.argsort(np.concatenate(rows))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[numbers], *parts)
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_together_read_what_one_reads(processes):
-    alone = train_dataset([(1.0, WINDOWS)], BATCH, seed=3, rows=range(BATCH))
-    size = BATCH // processes
-    parts = [
-        train_dataset([(1.0, WINDOWS)], BATCH, seed=3, rows=range(p * size, (p + 1) * size))
-        for p in range(processes)
-    ]
+    alone = train_dataset([(1.0, WINDOWS)], BATCH, 3, np.arange(BATCH))
+    rows = scattered(processes)
+    parts = [train_dataset([(1.0, WINDOWS)], BATCH, 3, own) for own in rows]
     for step in range(30):  # across epochs: an epoch has 7.75 batches
-        together = np.concatenate([part[step]["inputs"] for part in parts])
-        np.testing.assert_array_equal(together, alone[step]["inputs"])
+        together = whole_batch([part[step] for part in parts], rows)
+        jax.tree.map(np.testing.assert_array_equal, together, alone[step])
 
 
 def test_starting_at_a_step_is_running_there():
@@ -74,7 +82,7 @@ def test_starting_at_a_step_is_running_there():
 
 
 def test_an_epoch_is_every_window_once_in_another_order_each_time():
-    dataset = train_dataset([(1.0, windows_of(16 * 32 + 1))], BATCH, 0, range(BATCH))
+    dataset = train_dataset([(1.0, windows_of(16 * 32 + 1))], BATCH, 0, np.arange(BATCH))
     epochs = [
         np.concatenate([dataset[4 * epoch + s]["inputs"][:, 0] for s in range(4)])
         for epoch in range(2)
@@ -92,10 +100,6 @@ def test_evaluation_covers_the_split_whatever_the_batch_size():
         np.testing.assert_array_equal(np.concatenate(targets), TOKENS[1:])
         assert {b["inputs"].shape for b in batches} == {(batch_size, 16)}
     assert len(list(eval_batches([windows], 8, by_row(), limit=2))) == 2
-
-
-def test_own_rows_of_one_process_are_all():
-    assert own_rows(by_row(), 16) == range(16)
 
 
 def test_sequences_longer_than_the_data():
@@ -133,16 +137,15 @@ def test_batches_are_the_same_for_any_processes_and_threads(packing):
         dataset = train_dataset(mixture, BATCH, 3, rows)
         return list(islice(host_batches(dataset, start, threads), 201 - start))
 
-    alone = batches(range(BATCH))
+    alone = batches(np.arange(BATCH))
     assert set(alone[0]) == {"inputs", "targets", "mask", "segments", "positions"}
     for processes, threads in ((1, 4), (2, 1), (4, 0), (4, 2)):
-        size = BATCH // processes
-        parts = [batches(range(p * size, (p + 1) * size), threads) for p in range(processes)]
+        rows = scattered(processes)
+        parts = [batches(own, threads) for own in rows]
         for step, expected in enumerate(alone):
-            together = [part[step] for part in parts]
-            for name, leaf in expected.items():
-                np.testing.assert_array_equal(np.concatenate([b[name] for b in together]), leaf)
-    for expected, found in zip(alone[150:], batches(range(BATCH), start=150), strict=True):
+            together = whole_batch([part[step] for part in parts], rows)
+            jax.tree.map(np.testing.assert_array_equal, together, expected)
+    for expected, found in zip(alone[150:], batches(np.arange(BATCH), start=150), strict=True):
         jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
@@ -151,7 +154,7 @@ def test_a_mixture_has_its_shares():
     whole = np.concatenate([documents(300, 1).tokens, documents(90, 2).tokens])
     second = {tuple(w["targets"]) for w in (mixture[1][1][k] for k in range(len(mixture[1][1])))}
     assert len(whole) > 9000
-    dataset = train_dataset(mixture, BATCH, 3, range(BATCH))
+    dataset = train_dataset(mixture, BATCH, 3, np.arange(BATCH))
     targets = np.concatenate([dataset[step]["targets"] for step in range(50)])
     from_second = sum(tuple(row) in second for row in targets)
     assert abs(from_second - 0.3 * len(targets)) <= 1

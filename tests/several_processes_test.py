@@ -1,64 +1,22 @@
 """Several processes are one run: same batches, same losses, stopped and continued together."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from conftest import ROOT
+from process_runs import command, reported, run, start, stop_at, write_text
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.processes import Place, cluster_in, place_in
 
-REMATERIALIZED = "Involuntary full rematerialization"
-
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
-    return path
-
-
-def command(text, workdir, processes, devices, *more):
-    """A run of `total_steps` 20 on so many processes and devices each."""
-    train = [
-        *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/shakespeare.py"),
-        *(f"--workdir={workdir}", f"--config.data.path={text}"),
-        *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
-        "--config.model.time_embed_dim=48",
-        *("--config.train.batch_size=16", "--config.train.eval_batch_size=16"),
-        *("--config.train.eval_batches=4", "--config.train.total_steps=20"),
-        *("--config.train.log_every=1", "--config.train.checkpoint_every=10", *more),
-    ]
-    launcher = [sys.executable, ROOT / "launch" / "local_processes.py"]
-    return [*launcher, f"--processes={processes}", f"--devices_per_process={devices}", "--", *train]
-
-
-def start(arguments):
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(
-        arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, stdout=-1
-    )
-
-
-def run(*arguments):
-    """The log of a run that ends well."""
-    process = start(command(*arguments))
-    out, log = process.communicate(timeout=300)
-    assert process.returncode == 0, log
-    assert REMATERIALIZED not in log
-    assert out == ""  # results only: nothing of Gloo's
-    return log
-
-
-def losses(workdir):
-    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return np.array([r["train/loss"] for r in reports if "train/loss" in r])
+    return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +32,7 @@ def test_equal_one_process(alone, text, tmp_path, processes, devices):
     log = run(text, tmp_path, processes, devices)
     assert f"8 x cpu, {processes} process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
-    found, expected = losses(tmp_path), losses(alone)
+    found, expected = reported(tmp_path), reported(alone)
     assert len(found) == 20
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
@@ -87,16 +45,9 @@ def test_chain_over_topologies_equals_undisturbed(text, tmp_path):
     horizon = "--config.train.total_steps=60"
     run(text, whole, 1, 8, horizon)
     for stop, processes, devices in ((20, 1, 8), (40, 2, 2)):
-        process = start(command(text, chain, processes, devices, horizon))
-        for line in process.stderr:
-            if line.startswith(f"step {stop - 5}/"):
-                process.send_signal(signal.SIGTERM)
-                break
-        log = process.stderr.read()
-        assert process.wait() == 42, log
-        assert "saved; the same command continues" in log
+        stop_at(stop - 5, text, chain, processes, devices, horizon)
     run(text, chain, 1, 1, horizon)
-    found, expected = losses(chain), losses(whole)
+    found, expected = reported(chain), reported(whole)
     assert len(found) == len(expected) == 60
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -132,7 +83,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
     process.send_signal(signal.SIGTERM)
     log = process.stderr.read()
     assert process.wait() == 42, log
-    assert int(losses(tmp_path).size) > step
+    assert int(reported(tmp_path).size) > step
 
 
 @pytest.mark.slow

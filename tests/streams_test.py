@@ -23,6 +23,7 @@ from t5x_diffeq.training.run import load_run
 
 BATCH, LENGTH = 8, 16
 NO_TEXT = ["", " \n", "\0", "\udcff"]
+ALL_ROWS = np.arange(BATCH)
 TEXTS = [f"<{n}>" + "abcdefg " * (n * n % 23) for n in range(40)]
 
 
@@ -30,7 +31,7 @@ def rows_of(texts, batch_size=BATCH, **options):
     return RowStreams(texts, ByteTokenizer(), LENGTH, batch_size, seed=3, **options)
 
 
-def run(texts, count, rows=range(BATCH), step=0, places=None, **options):
+def run(texts, count, rows=ALL_ROWS, step=0, places=None, **options):
     """So many batches, each with the places after it."""
     found = rows_of(texts, **options).batches(rows, step, places)
     return list(islice(found, count))
@@ -50,7 +51,7 @@ def small_blocks(monkeypatch):
 def test_any_number_of_processes_reads_the_same(processes, monkeypatch):
     """Steps 0 to 50, which end in the second epoch."""
     alone, size = run(TEXTS + NO_TEXT, 51), BATCH // processes
-    parts = [run(TEXTS + NO_TEXT, 51, range(p, p + size)) for p in range(0, BATCH, size)]
+    parts = [run(TEXTS + NO_TEXT, 51, np.arange(p, p + size)) for p in range(0, BATCH, size)]
     for step, (expected, places) in enumerate(alone):
         for name, leaf in expected.items():
             together = np.concatenate([part[step][0][name] for part in parts])
@@ -78,7 +79,7 @@ def test_starting_at_places_reads_no_document_before_them():
     places = run(texts, 16)[-1][1]
     resumed = rows_of(texts)
     read.clear()
-    next(resumed.batches(range(BATCH), 16, places.tolist()))
+    next(resumed.batches(np.arange(BATCH), 16, places.tolist()))
     before = {document_at(400, 3, r + BATCH * k) for r in range(BATCH) for k in range(places[r, 0])}
     assert len(before) > BATCH
     assert len(read) >= BATCH
@@ -103,7 +104,7 @@ def test_windows_are_those_of_documents_tokenised_ahead(cross_documents):
     tokens = np.frombuffer("".join(texts).encode(), np.uint8)
     end = None if cross_documents else 0
     ahead = Windows(Documents(tokens, [*map(len, texts)]), LENGTH, "train", end_of_text=end)
-    found = run(TEXTS, len(ahead), range(1), batch_size=1, cross_documents=cross_documents)
+    found = run(TEXTS, len(ahead), np.arange(1), batch_size=1, cross_documents=cross_documents)
     for k, (batch, _) in enumerate(found):
         window = ahead[k]
         assert batch.keys() == window.keys()

@@ -1,18 +1,23 @@
 """The Grain pipeline: the batch of a step as a pure function of seed and step.
 
-Global batch s consists of examples s*B .. s*B + B - 1 of a shuffled, endlessly repeated epoch; each
-process reads its own rows of it. So the state of the data is one number, the step, whatever the
-number of processes. (Of documents that are tokenised in the loop, it is `streams.Places`.)
+Row r of global batch s is example s*B + r of a shuffled, endlessly repeated epoch. Each process
+reads the rows that its devices hold; on a TPU pod these are not next to each other, because a mesh
+follows the torus of chips. So the state of the data is one number, the step, for any number of
+processes and any order of devices. (When documents are tokenised in the loop, the state is
+`streams.Places`.)
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from sys import maxsize
 from typing import TypeVar
 
 import grain
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
 from t5x_diffeq.data.streams import Places, RowStreams
@@ -21,23 +26,60 @@ PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows
 Mixture = Sequence[tuple[float, Examples]]  # weights and what they weigh
 Item = TypeVar("Item")
+Rows = Integer[np.ndarray, " rows"]  # numbers of rows of the global batch, ascending
 
 
-def own_rows(sharding: NamedSharding, batch_size: int) -> range:
-    """The rows of a global batch that this process's devices hold."""
-    slices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    bounds = [index.indices(batch_size) for (index,) in slices]
-    return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
+    """The rows of a global batch that a process's devices hold.
+
+    Args:
+      sharding: of the batch.
+      batch_size: B, rows of the global batch.
+      process: index of the process; None: this one.
+    """
+    process = jax.process_index() if process is None else process
+    held = np.zeros(batch_size, bool)
+    for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
+        if device.process_index == process:
+            held[rows] = True
+    return np.flatnonzero(held)
 
 
-def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: range) -> grain.MapDataset:
-    """Element s is this process's `rows` of the global batch of step s.
+@dataclass(frozen=True)
+class RowsOfBatches:
+    """Element s is the given rows of global batch s, stacked.
+
+    Attributes:
+      examples: the endless order of examples.
+      batch_size: B, rows of the global batch.
+      rows: numbers of the rows.
+    """
+
+    examples: grain.MapDataset
+    batch_size: int
+    rows: Rows
+
+    def __len__(self) -> int:
+        return maxsize // self.batch_size
+
+    def __getitem__(self, step: int) -> Example:
+        numbers = step * self.batch_size + self.rows
+        return stacked([self.examples[number] for number in numbers.tolist()])
+
+
+def stacked(examples: Sequence[Example]) -> Example:
+    """A batch of the examples."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
+
+
+def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
+    """Element s is `rows` of the global batch of step s.
 
     Args:
       mixture: the examples of each part, and its share of all examples.
-      batch_size: rows of the global batch.
+      batch_size: B, rows of the global batch.
       seed: decides the order of examples.
-      rows: this process's rows: an equal part of the batch, as long as each other's.
+      rows: of the process.
     """
     each = [
         grain.MapDataset.source(examples).seed(seed + number).shuffle().repeat(None)
@@ -45,8 +87,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: range) -> 
     ]
     weights = [weight for weight, _ in mixture]
     examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
-    parts = batch_size // len(rows)
-    return examples.batch(len(rows))[rows.start // len(rows) :: parts]
+    return grain.MapDataset.source(RowsOfBatches(examples, batch_size, rows))
 
 
 def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> Iterator[Example]:
@@ -110,16 +151,15 @@ def eval_batches(
 
     def local_batches() -> Iterator[Example]:
         for first in range(0, len(windows), batch_size):
-            numbers = range(first + rows.start, first + rows.stop)
-            examples = [windows[k] if k < len(windows) else blank for k in numbers]
-            yield jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
+            numbers = (first + rows).tolist()
+            yield stacked([windows[k] if k < len(windows) else blank for k in numbers])
 
     local = islice(local_batches(), limit)
     return prefetch(to_devices(batch, batch_size, sharding) for batch in local)
 
 
 def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Global arrays from each process's rows."""
+    """Global arrays from the rows that each process holds, in ascending order of their numbers."""
     return {
         name: jax.make_array_from_process_local_data(sharding, leaf, (batch_size, *leaf.shape[1:]))
         for name, leaf in batch.items()

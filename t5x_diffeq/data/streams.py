@@ -68,12 +68,12 @@ class RowStreams:
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
     def batches(
-        self, rows: range, step: int, places: Sequence | None
+        self, rows: Integer[np.ndarray, " rows"], step: int, places: Sequence | None
     ) -> Iterator[tuple[Example, Places]]:
         """The batches after `step`, each with the places after it; a thread reads ahead.
 
         Args:
-          rows: this process's, of B.
+          rows: numbers of this process's rows, of B.
           step: of the checkpoint, or 0.
           places: `[B, 2]`, of the checkpoint.
 
@@ -84,7 +84,7 @@ class RowStreams:
           InputError: if the checkpoint holds no such places.
         """
         places = self.checked(step, places)
-        own = [Row(self.texts(r, int(places[r, 0])), *places[r].tolist()) for r in rows]
+        own = [Row(self.texts(r, int(places[r, 0])), *places[r].tolist()) for r in rows.tolist()]
         with ThreadPoolExecutor(1) as thread:
             block = thread.submit(self.block, rows, own)
             while True:
@@ -116,13 +116,15 @@ class RowStreams:
             for piece, is_last in pieces([text], self.skipped):
                 yield number, piece, is_last
 
-    def block(self, rows: range, own: list["Row"]) -> list[tuple[Example, Places]]:
+    def block(
+        self, rows: Integer[np.ndarray, " rows"], own: list["Row"]
+    ) -> list[tuple[Example, Places]]:
         """The next batches of the process's `rows`, whose state is `own`, with the places after."""
         steps = max(1, BLOCK_TOKENS // (len(own) * self.length))
         self.fill(own, steps * self.length + 1)
         taken = [row.take(steps, self.length) for row in own]
         places = np.full((steps, self.batch_size, 2), -1, np.int64)
-        places[:, rows.start : rows.stop] = np.stack([place for _, place in taken], axis=1)
+        places[:, rows] = np.stack([place for _, place in taken], axis=1)
         self.tell_skipped()
         example = self.windows(np.stack([tokens for tokens, _ in taken]))
         return [

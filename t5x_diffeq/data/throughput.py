@@ -46,7 +46,7 @@ def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: 
     data.tokenize = "ahead"
     corpus = prepare_corpus(data, folder, new=True)
     examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
-    dataset = train_dataset(examples, batch_size, seed, range(batch_size))
+    dataset = train_dataset(examples, batch_size, seed, np.arange(batch_size))
 
     def tokens_of(record: bytes) -> np.ndarray:
         return np.frombuffer(record, tokens.dtype).astype(np.int32)
@@ -123,7 +123,7 @@ def of_texts(
     works = {"tokenising": tokenising(source.train, tokenizer)}
     if source.one_by_one and len(source.train) >= batch_size:
         streams = RowStreams(source.train, tokenizer, data.sequence_length, batch_size, seed)
-        in_loop = streams.batches(range(batch_size), 0, None)
+        in_loop = streams.batches(np.arange(batch_size), 0, None)
         works["in_loop"] = from_batches(batch for batch, _ in in_loop)
         works["grain_tokenising"] = grain_tokenising(source, tokenizer, data, batch_size, seed)
     return works

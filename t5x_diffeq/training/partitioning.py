@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -31,9 +32,10 @@ Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 def make_mesh(
     mesh: ConfigDict, batch_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """The mesh over all devices; an axis of -1 takes what the others leave.
+    """The mesh over all devices.
 
-    A filled mesh takes no more devices than the batch can be divided by, on one machine.
+    An axis of -1 takes the devices that the other axes leave. On one machine it takes only as many
+    as the batch can be divided by. `mesh.data=None` is the number of TPU slices.
 
     Args:
       mesh: `config.mesh`.
@@ -41,43 +43,69 @@ def make_mesh(
       devices: of the mesh; None: those that this process sees.
 
     Raises:
-      InputError: if the axes don't make up the devices, or don't divide the batch.
+      InputError: if the axes don't make up the devices, don't divide the batch, or can't be laid
+        out on the network of the devices.
     """
+    devices = jax.devices() if devices is None else devices
     sizes = {axis: mesh[axis] for axis in AXES}
+    if sizes["data"] is None:
+        sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
     if any(size < 1 and size != -1 for size in sizes.values()):
         raise InputError(f"mesh axes are {describe(sizes)}; each is at least 1, or -1 to fill")
     filled = [axis for axis, size in sizes.items() if size == -1]
     if len(filled) > 1:
         raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
-    devices = jax.devices() if devices is None else devices
     if filled:
         sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
     check_mesh(sizes, batch_size, devices)
     return arrange(sizes, devices[: prod(sizes.values())])
 
 
-def arrange(sizes: dict[str, int], devices: Sequence[object]) -> Mesh:
-    """The mesh of so many devices that neighbours on it are near each other."""
-    automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
+def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
+    """A mesh whose neighbours are near each other on the network of the devices.
+
+    On a TPU a mesh axis may take a part of a dimension of the torus: `fsdp=16` on 4x4x4 chips takes
+    two whole dimensions, `fsdp=8` one and a half.
+
+    Raises:
+      InputError: if the devices can't be laid out so.
+    """
     across = axes_across_slices(sizes, devices)
-    if prod(across.values()) == 1:
-        return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=automatic, devices=devices)
     within = tuple(size // across[axis] for axis, size in sizes.items())
-    array = mesh_utils.create_hybrid_device_mesh(within, tuple(across.values()), devices)
+    try:
+        if prod(across.values()) == 1:
+            array = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
+        else:
+            array = mesh_utils.create_hybrid_device_mesh(
+                within, tuple(across.values()), devices, allow_split_physical_axes=True
+            )
+    except (NotImplementedError, ValueError, AssertionError) as error:
+        raise InputError(
+            f"mesh {describe(sizes)} can't be laid out on the network of {len(devices)} devices of "
+            f"kind {devices[0].device_kind} ({error}); change mesh.data, mesh.fsdp or mesh.tensor"
+        ) from error
+    automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
     return Mesh(array, AXES, axis_types=automatic)
 
 
-def axes_across_slices(sizes: dict[str, int], devices: Sequence[object]) -> dict[str, int]:
-    """How much of each mesh axis goes from slice to slice, over the data-centre network.
+def num_slices(devices: Sequence[Any]) -> int:
+    """The number of slices that the devices belong to.
 
-    A TPU slice is what fast links (ICI) join; several are joined by a slower network (DCN). Data
-    takes it first, for it communicates once a step; then fsdp; tensor never. GPU nodes need no such
-    care: devices are numbered node by node, so the outer axes cross them.
+    Fast links (ICI of TPUs, NVLink of GPUs) join the devices of a slice; the slower data-centre
+    network (DCN) joins the slices.
+    """
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[str, int]:
+    """The number of slices along each mesh axis.
+
+    Data crosses slices first, because it communicates once per step; then fsdp; tensor never does.
 
     Raises:
       InputError: with the numbers, if data and fsdp can't hold the slices.
     """
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = num_slices(devices)
     data = gcd(sizes["data"], slices)
     fsdp = gcd(sizes["fsdp"], slices // data)
     if data * fsdp != slices:
@@ -141,7 +169,7 @@ def logical_rules(mesh: ConfigDict) -> Rules:
     """The table of `config.mesh.rules`, as Linen takes it.
 
     Raises:
-      InputError: if it names a mesh axis that isn't.
+      InputError: if it names an axis that does not exist, or divides what must stay whole.
     """
 
     table = mesh.rules
@@ -163,6 +191,12 @@ def logical_rules(mesh: ConfigDict) -> Rules:
                 raise InputError(
                     f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
                 )
+    for logical in ("length", "head_dim"):
+        if dict(rules).get(logical):
+            raise InputError(
+                f"mesh.rules: {logical!r} goes to {dict(rules)[logical]!r}; it must go to None, "
+                "because a device's attention kernel sees only the device's own part of it"
+            )
     if dict(rules).get("batch") != ("data", "fsdp"):
         raise InputError(
             f"mesh.rules: 'batch' goes to {dict(rules).get('batch')!r}; it must go to "

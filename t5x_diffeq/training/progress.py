@@ -22,6 +22,7 @@ from t5x_diffeq.report import count, duration, say, table
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
 from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.partitioning import axes_across_slices, num_slices
 from t5x_diffeq.training.setup import Setup
 
 
@@ -147,14 +148,23 @@ def say_account(
 
 
 def describe_devices(mesh: Mesh) -> str:
-    """`8 cpu devices, mesh data 1 x fsdp 8 x tensor 1`, and how many are left out."""
+    """`8 x cpu, 1 process(es), mesh data 1 x fsdp 8 x tensor 1`, slices, and idle devices."""
     kind = jax.devices()[0].device_kind
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     left_out = jax.device_count() - mesh.size
     unused = (
         f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""
     )
-    return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{unused}"
+    slices = describe_slices(mesh)
+    return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{slices}{unused}"
+
+
+def describe_slices(mesh: Mesh) -> str:
+    """`; 2 slices, crossed by data 2`; nothing for one slice."""
+    devices = mesh.devices.flat
+    across = axes_across_slices(dict(mesh.shape), list(devices))
+    crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
+    return f"; {num_slices(list(devices))} slices, crossed by {crossing}" if crossing else ""
 
 
 def describe_model(c: ModelConfig) -> str:

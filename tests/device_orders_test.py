@@ -1,0 +1,167 @@
+"""A run is the same whatever the order of devices on the mesh, and on every TPU topology.
+
+On a TPU pod no process holds neighbouring rows of the batch.
+"""
+
+import importlib.util
+from itertools import product
+from math import prod
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+from process_runs import reported, run, stop_at, write_text
+
+from configs import default
+from t5x_diffeq.data.pipeline import own_rows
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.training.partitioning import (
+    arrange,
+    axes_across_slices,
+    batch_sharding,
+    logical_rules,
+    make_mesh,
+)
+from t5x_diffeq.training.topology import topology_devices
+
+LIBTPU = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
+# The shapes that Google Cloud offers, up to 1024 devices (cloud.google.com/tpu/docs).
+TOPOLOGIES = {
+    "v2": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v3": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+    "v5e": ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x4x12", "4x8x8", "8x8x8"),
+    "v6e": ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "tpu7x": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8"),
+}
+NAMES = [f"{kind}:{shape}" for kind, shapes in TOPOLOGIES.items() for shape in shapes]
+
+
+def meshes(num_devices, slices=1):
+    """Every mesh of powers of two, data taking the rest."""
+    powers = [2**n for n in range(num_devices.bit_length())]
+    for fsdp, tensor in product(powers, powers):
+        if num_devices % (slices * fsdp * tensor) == 0:
+            yield {"data": num_devices // (fsdp * tensor), "fsdp": fsdp, "tensor": tensor}
+
+
+def check_rows(devices, sizes, batch_size):
+    """Each row is held by as many devices as share it, and by the processes of these alone."""
+    mesh = arrange(sizes, devices)
+    assert sorted(d.id for d in mesh.devices.flat) == sorted(d.id for d in devices)
+    sharding = batch_sharding(mesh, logical_rules(default.get_config().mesh))
+    where = np.vectorize(lambda device: device.process_index)(mesh.devices)
+    shards = where.reshape(-1, sizes["tensor"])  # the processes that hold each part of the batch
+    size = batch_size // len(shards)
+    for process in {device.process_index for device in devices}:
+        rows = own_rows(sharding, batch_size, process)
+        assert np.all(np.diff(rows) > 0)
+        expected = np.flatnonzero((shards == process).any(1).repeat(size))
+        np.testing.assert_array_equal(rows, expected)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_on_every_topology(name):
+    """Every mesh can be made, and processes partition the batch."""
+    devices = topology_devices(name)
+    all_sizes = list(meshes(len(devices)))
+    assert len(all_sizes) > 2
+    for sizes in all_sizes:
+        arrange(sizes, devices)
+    some = [sizes for sizes in all_sizes if sizes["fsdp"] in (1, 16, len(devices))]
+    for sizes in some if len(devices) > 64 else all_sizes:
+        check_rows(devices, sizes, batch_size=2 * len(devices))
+
+
+@needs_libtpu
+def test_no_process_of_a_pod_holds_neighbouring_rows():
+    """What made this file necessary: rows are no range on a TPU."""
+    devices = topology_devices("v5p:4x4x4")
+    sizes = {"data": 1, "fsdp": 64, "tensor": 1}
+    sharding = batch_sharding(arrange(sizes, devices), logical_rules(default.get_config().mesh))
+    for process in range(16):
+        rows = own_rows(sharding, 256, process)
+        assert len(rows) == 16
+        assert rows[-1] - rows[0] > 15
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v5p:4x4x4", "v6e:4x8"])
+def test_two_slices(name):
+    """By default data crosses the slices, and fsdp fills each."""
+    topology_devices(name)  # finds the compiler
+    described = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=2)
+    devices = list(described.devices)
+    mesh = make_mesh(default.get_config().mesh, 2 * len(devices), devices)
+    assert dict(mesh.shape) == {"data": 2, "fsdp": len(devices) // 2, "tensor": 1}
+    for half in mesh.devices:
+        assert len({device.slice_index for device in half.flat}) == 1
+    for sizes in meshes(len(devices), slices=2):
+        assert prod(axes_across_slices(sizes, devices).values()) == 2
+        check_rows(devices, sizes, batch_size=len(devices))
+
+
+@needs_libtpu
+def test_a_mesh_that_the_torus_cannot_hold():
+    devices = topology_devices("v5p:2x2x2")[:7]  # no box of chips
+    with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
+        arrange({"data": 7, "fsdp": 1, "tensor": 1}, devices)
+
+
+def test_rows_of_one_process_are_all():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = own_rows(NamedSharding(mesh, PartitionSpec("data")), 16)
+    np.testing.assert_array_equal(rows, np.arange(16))
+
+
+SHORT = ("--config.train.total_steps=8", "--config.train.eval_every=4")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory):
+    """The workdir of one process of eight devices in their own order."""
+    workdir = tmp_path_factory.mktemp("alone")
+    run(text, workdir, 1, 8, *SHORT)
+    return workdir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "order", "mesh"),
+    [
+        (2, "interleaved", ()),
+        (2, "reversed", ()),
+        (4, "interleaved", ("--config.mesh.data=2",)),
+        (4, "random", ("--config.mesh.tensor=2",)),  # rows that several processes hold
+    ],
+)
+def test_losses_equal_those_of_one_process(alone, text, tmp_path, processes, order, mesh):
+    run(text, tmp_path, processes, 8 // processes, *SHORT, *mesh, order=order)
+    for name in ("train/loss", "eval/loss"):
+        expected = reported(alone, name)
+        assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
+        np.testing.assert_allclose(reported(tmp_path, name), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_resume_in_another_order(text, tmp_path):
+    """Documents are tokenised in the loop, so every row's own state crosses the processes."""
+    whole, chain = tmp_path / "whole", tmp_path / "chain"
+    more = ("--config.data.tokenize=in_loop", "--config.train.total_steps=40")
+    documents = tmp_path / "lines.jsonl"
+    lines = text.read_text().splitlines()
+    documents.write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
+    run(documents, whole, 1, 8, *more)
+    stop_at(12, documents, chain, 2, 4, *more, order="interleaved")
+    run(documents, chain, 4, 2, *more, order="random")
+    np.testing.assert_allclose(reported(chain), reported(whole), rtol=1e-5)
