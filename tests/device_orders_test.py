@@ -113,6 +113,14 @@ def test_a_mesh_that_the_torus_cannot_hold():
         arrange({"data": 7, "fsdp": 1, "tensor": 1}, devices)
 
 
+@needs_libtpu
+def test_a_batch_that_does_not_fill_a_host():
+    """Two of the four chips take a batch of six: three chips are no box."""
+    devices = topology_devices("v5e:2x2")
+    mesh = make_mesh(default.get_config().mesh, 6, devices)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "tensor": 1}
+
+
 def test_rows_of_one_process_are_all():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = own_rows(NamedSharding(mesh, PartitionSpec("data")), 16)

@@ -116,8 +116,11 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     return {"data": data, "fsdp": fsdp, "tensor": 1}
 
 
-def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[jax.Device]) -> int:
+def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
+
+    On one machine it is the largest that the batch can be divided by; of a TPU's chips, whose links
+    form a box, an equal part.
 
     Raises:
       InputError: if the other axes alone don't divide the devices.
@@ -132,7 +135,9 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[ja
     if axis == "tensor" or on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
-    return next((n for n in range(size, 0, -1) if batch_size % (n * rest) == 0), size)
+    whole = devices[0].platform == "tpu"
+    usable = (n for n in range(size, 0, -1) if size % n == 0 or not whole)
+    return next((n for n in usable if batch_size % (n * rest) == 0), size)
 
 
 def on_many_machines(devices: Sequence[jax.Device]) -> bool:
