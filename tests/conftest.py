@@ -12,7 +12,6 @@ import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 install_import_hook("t5x_diffeq", "typecheck.checked")
 

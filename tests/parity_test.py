@@ -1,4 +1,4 @@
-"""The official implementation's own numbers: arrays recorded from it, where they are at hand."""
+"""The official implementation's own numbers: arrays recorded from it, in tests/golden."""
 
 import dataclasses
 from functools import partial
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import ROOT
 from flax.traverse_util import flatten_dict, unflatten_dict
 from language_model_test import SMALL
 
@@ -15,10 +15,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.training.losses import token_losses
 
-GOLDEN = SHARED / "golden"
-needs_golden = pytest.mark.skipif(
-    not GOLDEN.is_dir(), reason="the recorded arrays of the official implementation are not here"
-)
+GOLDEN = ROOT / "tests" / "golden"
 GPT_ODE = dataclasses.replace(
     SMALL,
     num_steps=6,
@@ -59,7 +56,7 @@ LEAVES = {
 
 
 def load(name):
-    return dict(np.load(GOLDEN / name)) if GOLDEN.is_dir() else {}
+    return dict(np.load(GOLDEN / name))
 
 
 def padded(table):
@@ -108,7 +105,6 @@ def gpt():
     return arrays, LanguageModel(GPT_ODE), gpt_params(arrays, "param")
 
 
-@needs_golden
 def test_times_features_and_embeddings(gpt):
     arrays, _, params = gpt
     features = time_features(jnp.asarray(arrays["time/t"]), 16, 1000.0)
@@ -119,7 +115,6 @@ def test_times_features_and_embeddings(gpt):
         np.testing.assert_allclose(e, arrays[f"time/e/{theirs}"], atol=1e-6)
 
 
-@needs_golden
 def test_generated_weights(gpt):
     arrays, model, params = gpt
     weights = flatten_dict(model.apply({"params": params}, method="weights"), sep=".")
@@ -129,7 +124,6 @@ def test_generated_weights(gpt):
         np.testing.assert_allclose(weights[f"{ours}.{bias}"], arrays[f"b/{theirs}"], atol=5e-6)
 
 
-@needs_golden
 def test_states_and_logits(gpt):
     arrays, model, params = gpt
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
@@ -146,7 +140,6 @@ def test_states_and_logits(gpt):
     np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
 
 
-@needs_golden
 @pytest.mark.parametrize("num_steps", [3, 6, 12])
 def test_logits_on_other_grids(gpt, num_steps):
     arrays, _, params = gpt
@@ -158,7 +151,6 @@ def test_logits_on_other_grids(gpt, num_steps):
     np.testing.assert_allclose(logits[..., :97], expected, atol=1e-5)
 
 
-@needs_golden
 def test_gradients_of_every_parameter(gpt):
     arrays, model, params = gpt
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
@@ -180,7 +172,6 @@ def test_gradients_of_every_parameter(gpt):
         np.testing.assert_allclose(found[name], value, atol=bound, err_msg=name)
 
 
-@needs_golden
 def test_llama_baseline():
     arrays = load("llama_vanilla.npz")
     model = LanguageModel(LLAMA)
