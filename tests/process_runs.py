@@ -52,7 +52,7 @@ def start(arguments):
 def run(*arguments, **options):
     """The log of a run that ends well; arguments as those of `command`."""
     process = start(command(*arguments, **options))
-    out, log = process.communicate(timeout=300)
+    out, log = process.communicate(timeout=900)
     assert process.returncode == 0, log
     assert REMATERIALIZED not in log
     assert out == ""  # results only: nothing of Gloo's
