@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -24,7 +25,7 @@ class Attention(nn.Module):
       fused: q, k and v are one linear, as in GPT (then H = K); else one each, as in Llama.
       use_bias: biases on all linears.
       rotary: whether q and k turn with the position.
-      kernel: one of `attention_kernels.KERNELS`.
+      kernel: as `attention_kernels.causal_attention` takes it.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
     """
@@ -50,6 +51,7 @@ class Attention(nn.Module):
         if self.has_variable(CACHE, "keys"):
             mixed = self.attend_to_cache(q, k, v, places.positions)
         else:
+            q, k, v = (checkpoint_name(x, "qkv") for x in (q, k, v))
             mixed = causal_attention(q, k, v, self.kernel, places.segments)
         return Linear(
             (self.num_heads, head_dim, self.embed_dim),

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from t5x_diffeq.array_types import State
@@ -35,9 +36,10 @@ class MLP(nn.Module):
         """The MLP's output, not yet scaled by the step size."""
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
-        up = widen(name="up")(x)
+        up = checkpoint_name(widen(name="up")(x), "mlp")
         if self.gated:
-            hidden = jax.nn.silu(widen(name="gate")(x)) * up
+            gate = checkpoint_name(widen(name="gate")(x), "mlp")
+            hidden = jax.nn.silu(gate) * up
         else:
             hidden = jax.nn.gelu(up, approximate=True)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))

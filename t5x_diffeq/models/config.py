@@ -79,9 +79,10 @@ class ModelConfig:
 
     def __post_init__(self):
         for key, choices in CHOICES.items():
-            if getattr(self, key) not in choices:
+            value = getattr(self, key)
+            if (value.partition(":")[0] if key == "attention" else value) not in choices:
                 raise InputError(
-                    f"model.{key} is {getattr(self, key)!r}; it can be {', '.join(choices)}"
+                    f"model.{key} is {value!r}; it can be {', '.join(choices)}"
                 )
         self.check_sizes()
         for key in ("norm_eps", "final_norm_eps", "time_scale"):
@@ -99,8 +100,7 @@ class ModelConfig:
         """
         shapes = (platform, self.dtype, self.embed_dim // self.num_heads, self.max_length)
         if self.attention != "auto":
-            check(self.attention, *shapes)
-            return self, "as model.attention says"
+            return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)
         return replace(self, attention=kernel), reason
 

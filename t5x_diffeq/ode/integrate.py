@@ -19,6 +19,8 @@ REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+# What "keep:..." can name: values that the layers mark with `checkpoint_name`.
+NAMES = ("qkv", "attention", "mlp")
 
 
 def integrate(
@@ -43,7 +45,8 @@ def integrate(
       scheme: a key of `solvers.SCHEMES`.
       num_steps: N.
       step_size: dt.
-      remat: "none", "dots", "full", or "every:k" (one checkpoint per k steps).
+      remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (what
+        has these of `NAMES` is stored).
       key: dropout key, or None.
       unroll: a Python loop instead of a scan.
 
@@ -160,9 +163,9 @@ def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str)
     """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
         return scan(step, y, inputs)
-    if remat in REMAT_POLICIES:
+    if remat in REMAT_POLICIES or remat.startswith("keep:"):
         # Within a scan nothing can be merged with the forward pass: no barrier is needed.
-        policy = REMAT_POLICIES[remat]
+        policy = REMAT_POLICIES.get(remat) or keep_policy(remat)
         return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
     every = steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
@@ -183,6 +186,31 @@ def scan(step: Step, y: State, inputs: object) -> State:
     return y
 
 
+def keep_policy(remat: str) -> Callable[..., bool]:
+    """The policy of "keep:a,b".
+
+    Raises:
+      InputError: if it names something else than `NAMES`.
+    """
+    return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
+
+
+def kept_names(remat: str) -> tuple[str, ...]:
+    """a and b of "keep:a,b".
+
+    Raises:
+      InputError: if they are not of `NAMES`.
+    """
+    names = tuple(remat.removeprefix("keep:").split(","))
+    for name in names:
+        if name not in NAMES:
+            raise InputError(
+                f"model.remat={remat} keeps {name!r}; it can keep {', '.join(NAMES)}, as in "
+                f"keep:{','.join(NAMES)}"
+            )
+    return names
+
+
 def steps_per_checkpoint(remat: str) -> int:
     """k of "every:k".
 
@@ -192,7 +220,8 @@ def steps_per_checkpoint(remat: str) -> int:
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:
         raise InputError(
-            f"remat is {remat!r}; it is none, {', '.join(REMAT_POLICIES)} or every:k with k >= 1"
+            f"remat is {remat!r}; it is none, {', '.join(REMAT_POLICIES)}, every:k with k >= 1, "
+            f"or keep: and some of {','.join(NAMES)}"
         )
     return int(k)
 

@@ -9,7 +9,6 @@ they run (`trip_count.executions`), and an asynchronous collective once, at its 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 from t5x_diffeq.training.program import (
@@ -22,9 +21,12 @@ from t5x_diffeq.training.program import (
     read_program,
     shapes,
 )
+from t5x_diffeq.training.replica_groups import Group, first_group
 from t5x_diffeq.training.trip_count import executions
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+REDUCE = "all-reduce"
+UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
 OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(KINDS)})(-start)?$")
 
 
@@ -36,20 +38,29 @@ class Collective:
       kind: one of `KINDS`.
       shapes: what it moves; several where the compiler has combined several into one.
       executions: how often it runs in one run of the program.
-      devices: how many exchange with each other; None for all, or where it isn't a group.
+      group: the first of the groups that exchange, as places in the program's order of devices;
+        None for all devices, or where it isn't a group.
       op_name: of the operation that it was made for, as the program's source names it; of
         combined ones at most the first's.
       name: of the instruction.
       asynchronous: whether other instructions can run meanwhile.
+      padding: bytes of zeros that one execution moves: of an all-reduce that stands for an
+        all-gather, where each device has put its part into a buffer of zeros.
     """
 
     kind: str
     shapes: tuple[Shape, ...]
     executions: int
-    devices: int | None
+    group: Group | None
     op_name: str
     name: str
     asynchronous: bool
+    padding: int = 0
+
+    @property
+    def devices(self) -> int | None:
+        """How many exchange with each other; None for all, or where it isn't a group."""
+        return self.group and len(self.group)
 
     @property
     def bytes(self) -> int:
@@ -58,10 +69,21 @@ class Collective:
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind: how many run, and the bytes that each device moves."""
+    """Collectives of one kind, of one device.
+
+    Attributes:
+      executions: how many run.
+      bytes: that they move.
+      synchronous: how many of them nothing else can run beside.
+      padded: how many are all-reduces of buffers padded with zeros, in place of all-gathers.
+      padding: bytes of these zeros, a part of `bytes`.
+    """
 
     executions: int
     bytes: int
+    synchronous: int = 0
+    padded: int = 0
+    padding: int = 0
 
 
 def collectives(text: str) -> list[Collective]:
@@ -82,13 +104,18 @@ def collectives(text: str) -> list[Collective]:
 def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
     """Executions and bytes of each of `KINDS`, zeros included."""
     found = list(found)
-    return {
-        kind: Traffic(
-            sum(c.executions for c in found if c.kind == kind),
-            sum(c.bytes for c in found if c.kind == kind),
-        )
-        for kind in KINDS
-    }
+    return {kind: of_kind([c for c in found if c.kind == kind]) for kind in KINDS}
+
+
+def of_kind(found: list[Collective]) -> Traffic:
+    """The sums over collectives."""
+    return Traffic(
+        sum(c.executions for c in found),
+        sum(c.bytes for c in found),
+        sum(c.executions for c in found if not c.asynchronous),
+        sum(c.executions for c in found if c.padding),
+        sum(c.executions * c.padding for c in found),
+    )
 
 
 def select(
@@ -134,11 +161,26 @@ def collective(execution: Execution, program: Program) -> Collective | None:
         kind,
         tuple(moved),
         execution.times,
-        group_size(it),
+        first_group(it),
         it.attribute(r'op_name="([^"]*)"') or "",
         it.name,
         bool(start) or in_chain(it, execution) or started(program, execution.computation),
+        sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
     )
+
+
+def zeros(program: Program, computation: Computation, name: str) -> int:
+    """Bytes of an operand beside the part that was put into it; 0 if it was computed whole."""
+    it = computation[name]
+    if it.opcode in UNCHANGED:
+        return zeros(program, computation, it.operands[0])
+    if it.opcode == "fusion":
+        inside = program.computations[it.called[0]]
+        return zeros(program, inside, next(i.name for i in inside.values() if i.root))
+    if it.opcode != "dynamic-update-slice":
+        return 0
+    whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
+    return whole - part
 
 
 def started(program: Program, name: str) -> bool:
@@ -163,21 +205,3 @@ def continues(it: Instruction, execution: Execution, computation: Computation) -
     """Whether the instruction is a further piece of a chain, counted at its first, the start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
     return in_chain(it, execution) and not starts
-
-
-def group_size(it: Instruction) -> int | None:
-    """How many devices exchange with each other, if the instruction says.
-
-    Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
-    axes of a mesh, `mesh['a'=2,'b'=4], device_ids=(...) {'b'}`, of which `'b':(2)2` is a part.
-    """
-    if listed := it.attribute(r"replica_groups=\{\{([\d,]*)\}"):
-        return len(listed.split(","))
-    if tiled := it.attribute(r"replica_groups=\[([\d,]+)\]<="):
-        return int(tiled.split(",")[-1])
-    axes = r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\S*\))? \{([^}]*)\}"
-    if not (named := re.search(axes, it.attributes)):
-        return None
-    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named.group(1)))
-    parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named.group(2))
-    return prod(int(part or sizes[axis]) for axis, part in parts)
