@@ -37,8 +37,12 @@ def get_config() -> ConfigDict:
     #   output, up, gate (llama), down; (): all
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
-    model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash
-    model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
+    model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash,
+    #   also with the size of its blocks, splash:512, where auto's is not the best
+    model.remat = "full"  # what the backward pass computes again instead of finding it stored:
+    #   none: nothing; dots: all but matrix products; full: every step; every:k: k steps at a time;
+    #   keep:qkv,attention,mlp: every step, but for the values of these names, or of some of them:
+    #   queries, keys and values; attention's output; what goes into the MLP's nonlinearity
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the running Python's standard library | text_files | tfds |

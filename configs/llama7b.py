@@ -2,9 +2,9 @@
 
     python -m t5x_diffeq.plan --config=configs/llama7b.py --topology=v5p:8x8x8
 
-Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step, sequences of 2048.
-The learning rate is that model's too, and was not tuned for the ODE. T = 96 makes it 20B parameters,
-of which a step uses no more than the baseline's 6.7B generated weights.
+Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step, in sequences of
+2048. Its learning rate, 3e-4, was not tuned for the ODE. With T = 96 the ODE has 20B parameters,
+from which it makes as many weights as the baseline has, 6.5B.
 
 Variants: `:ode` (default), `:baseline`, `:shared`.
 """

@@ -8,6 +8,7 @@
 #   --build=REPOSITORY   builds the image and pushes it there; or --image=IMAGE takes one
 #   --type=v5p           of the TPU: v4, v5e, v5p, v6e, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
+#   --memory_fraction=0.92   of each GPU's memory, for JAX to take
 #   --name --namespace=default --queue=KUEUE_QUEUE --service_account=NAME
 #   --spot, --reservation=NAME
 #   --restarts=100       starts at most so often again: after 42 (saved on preemption) and signals
@@ -20,10 +21,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"
 
-topology="" type=v5p slices=1 chips_per_host=4 gpu="" nodes=1 gpus_per_node=8
+topology="" type=v5p slices=1 chips_per_host=4 gpu="" nodes=1 gpus_per_node=8 memory_fraction=0.92
 queue="" service_account="" spot="" reservation=""
 restarts=100 grace=300
-parse_options "topology type slices chips_per_host gpu nodes gpus_per_node image build name namespace
+parse_options "topology type slices chips_per_host gpu nodes gpus_per_node memory_fraction image build name namespace
   queue service_account reservation restarts grace" spot "$@"
 numbers slices chips_per_host nodes gpus_per_node restarts grace
 project_config
@@ -66,7 +67,7 @@ elif [ -n "$gpu" ]; then
   find_image gpu
   template=gpu.yaml kind=job
   yaml="$(manifest "${common[@]}" IMAGE="$image" NODES="$nodes" GPUS="$gpus_per_node" \
-    ACCELERATOR="$gpu" COORDINATOR="$name-0.$name:8476" RETRIES=$((restarts * nodes)) -- "${train[@]}")"
+    MEMORY_FRACTION="$memory_fraction" ACCELERATOR="$gpu" COORDINATOR="$name-0.$name:8476" RETRIES=$((restarts * nodes)) -- "${train[@]}")"
   pods="batch.kubernetes.io/job-name=$name"
   first="$pods,batch.kubernetes.io/job-completion-index=0"
 else

@@ -19,6 +19,7 @@ fi
 [ "$local_rank" = all ] || export JAX_LOCAL_DEVICE_IDS="$local_rank"
 XLA_FLAGS="$("$VENV/bin/python" launch/xla_flags.py)"
 export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+gpu_memory
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 
 train=("$VENV/bin/python" -m t5x_diffeq.train "$@")

@@ -24,6 +24,7 @@ fi
 
 XLA_FLAGS="$("$python" "$ROOT/launch/xla_flags.py")"
 export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+gpu_memory
 
 # JAX finds the processes through srun's variables, and takes the GPU of its local number. srun hands
 # SIGTERM on to every process: they save after the same step, and end with 42.

@@ -104,6 +104,10 @@ def test_manifests_are_valid(stand_ins, arguments, optional):
     )
     for document in documents:
         check(document)
+    if arguments is GPU:
+        container = documents[1]["spec"]["template"]["spec"]["containers"][0]
+        given = {"name": "XLA_CLIENT_MEM_FRACTION", "value": "0.92"}
+        assert given in container["env"]
     text = yaml.safe_dump(documents)
     for value in (
         "robot",

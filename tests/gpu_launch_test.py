@@ -222,3 +222,18 @@ def test_flags_that_cannot_be_read_are_not_fatal():
     ended = flags("--xla_gpu_enable_pipelined_all_gather=perhaps")
     assert ended.stdout.split() == ["--xla_gpu_enable_pipelined_all_gather=perhaps"]
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, "0.92"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "0.5"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}, ""),  # jaxlib refuses both at once
+    ],
+)
+def test_jax_takes_most_of_a_gpus_memory(given, taken):
+    script = f'source {ROOT}/launch/setup.sh; gpu_memory; echo "${{XLA_CLIENT_MEM_FRACTION:-}}"'
+    environment = {k: v for k, v in os.environ.items() if "MEM_FRACTION" not in k} | given
+    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == (taken, 0)

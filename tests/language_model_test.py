@@ -126,7 +126,10 @@ def gradient_with_dropout(remat):
     return jax.tree.leaves(jax.jit(jax.grad(loss))(random_params(model)))
 
 
-@pytest.mark.parametrize("remat", ["dots", "full", "every:2", "every:7"])  # of 3 steps
+REMATS = ["dots", "full", "keep:mlp", "keep:qkv,attention", "every:2", "every:7"]  # of 3 steps
+
+
+@pytest.mark.parametrize("remat", REMATS)
 def test_remat_changes_nothing(remat):
     pairs = zip(gradient_with_dropout("none"), gradient_with_dropout(remat), strict=True)
     for expected, found in pairs:

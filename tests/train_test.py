@@ -187,6 +187,7 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
         ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
         ("model.remat", "every:0", "remat is 'every:0'; it is none"),
+        ("model.remat", "keep:mlp,norm", "keeps 'norm'; it can keep qkv, attention, mlp"),
         ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
         ("model.attention", "splash", "attention=splash can't be used here: there is no other"),
         ("model.num_kv_heads", 0, "model.num_kv_heads is 0; it must be at least 1"),

@@ -47,7 +47,10 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
     if platform == "tpu":
         if length % LANES:
             return "xla", f"splash attention takes lengths divisible by {LANES}, not {length}"
-        return "splash", f"the TPU's flash attention; {splash_blocks('splash', length).reason}"
+        return (
+            "splash",
+            f"the TPU's flash attention; {splash_blocks('splash', length, head_dim).reason}",
+        )
     return "xla", f"there is no other for {platform}"
 
 
@@ -75,7 +78,7 @@ def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: i
             f"model.attention={kernel}: the block doesn't divide the length, {length}; set "
             "model.attention to auto"
         )
-    return f"as model.attention says; {splash_blocks(kernel, length).reason}"
+    return f"as model.attention says; {splash_blocks(kernel, length, head_dim).reason}"
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,20 @@ class SplashBlocks:
     reason: str
 
 
-def splash_blocks(kernel: str, length: int) -> SplashBlocks:
-    """The blocks of `splash` or of `splash:SIZE` for sequences of `length` tokens."""
+def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
+    """The blocks of `splash`, or of `splash:SIZE`.
+
+    Large blocks make few partial gradients. Those of 2048 don't fit a TPU's fast memory, and those
+    of 1024 don't on every kind of TPU if a head is wider than the lanes.
+
+    Args:
+      kernel: either of these names.
+      length: tokens of a sequence.
+      head_dim: width of a head.
+    """
     _, _, given = kernel.partition(":")
-    size = int(given) if given else next(b for b in (1024, 512, 256, LANES) if length % b == 0)
-    size = min(size, length)
+    fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
+    size = int(given) if given else next(b for b in fitting if length % b == 0)
     copies = length // size
     fused = copies <= MOST_COPIES
     backward = (
@@ -151,7 +163,11 @@ def splash_attention(
 
 
 def on_own_rows(
-    local: Callable[..., Array], q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments
+    local: Callable[..., Array],
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None,
 ) -> Queries:
     """`local(q, k, v, segments)` of each device's own rows and heads."""
     if jax.sharding.get_abstract_mesh().empty:
@@ -177,7 +193,7 @@ def local_splash(
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (q / head_dim**0.5, k, v)]
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
-    blocks = splash_blocks(kernel, length)
+    blocks = splash_blocks(kernel, length, head_dim)
     mixed = jax.vmap(splash_kernel(heads, length, blocks, interpret))(*by_head, ids)
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 

@@ -7,7 +7,7 @@ from math import inf
 import jax.numpy as jnp
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.layers.attention_kernels import KERNELS, check, choose
+from t5x_diffeq.layers.attention_kernels import KERNELS, STAND_IN, check, choose
 from t5x_diffeq.ode.integrate import uniform_step_size
 from t5x_diffeq.ode.solvers import SCHEMES, grid
 
@@ -80,10 +80,9 @@ class ModelConfig:
     def __post_init__(self):
         for key, choices in CHOICES.items():
             value = getattr(self, key)
-            if (value.partition(":")[0] if key == "attention" else value) not in choices:
-                raise InputError(
-                    f"model.{key} is {value!r}; it can be {', '.join(choices)}"
-                )
+            name = value.partition(":")[0] if key == "attention" else value
+            if name not in (*choices, STAND_IN):
+                raise InputError(f"model.{key} is {value!r}; it can be {', '.join(choices)}")
         self.check_sizes()
         for key in ("norm_eps", "final_norm_eps", "time_scale"):
             if not 0 < getattr(self, key) < inf:

@@ -2,8 +2,9 @@
 
 The convention: an all-gather moves the bytes of its result, a reduce-scatter those of its operand,
 an all-reduce its size, once (a ring sends about twice that), an all-to-all and a collective-permute
-their operand. Sizes are those of one device's program, without padding; loops count as often as
-they run (`trip_count.executions`), and an asynchronous collective once, at its start.
+their operand; so does what the hosts of several TPU slices exchange over their network. Sizes are
+those of one device's program, without padding by the hardware; loops count as often as they run
+(`trip_count.executions`), and an asynchronous collective once, at its start.
 """
 
 import re
@@ -24,10 +25,12 @@ from t5x_diffeq.training.program import (
 from t5x_diffeq.training.replica_groups import Group, first_group
 from t5x_diffeq.training.trip_count import executions
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN_SLICES = "between slices"  # the host's part of a collective that several TPU slices share
+OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (*OPCODES, BETWEEN_SLICES)
 REDUCE = "all-reduce"
 UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
-OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(KINDS)})(-start)?$")
+OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(OPCODES)})(-start)?$")
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def collectives(text: str) -> list[Collective]:
     found = (
         collective(execution, program)
         for execution in executions(program)
-        if OPCODE.match(execution.instruction.opcode)
+        if OPCODE.match(execution.instruction.opcode) or leaves_slice(execution.instruction)
     )
     return [c for c in found if c is not None and c.devices != 1]
 
@@ -148,6 +151,9 @@ def time_embedding_sum(num_nodes: int, width: int) -> Callable[[Collective, Shap
 def collective(execution: Execution, program: Program) -> Collective | None:
     """The collective of an instruction; None where it only continues one that has begun."""
     it, computation = execution.instruction, program.computations[execution.computation]
+    if leaves_slice(it):
+        sent = tuple(shapes(computation[it.operands[0]].type))
+        return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
     kind, start = OPCODE.match(it.opcode).groups()
     if continues(it, execution, computation):
         return None
@@ -181,6 +187,11 @@ def zeros(program: Program, computation: Computation, name: str) -> int:
         return 0
     whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
     return whole - part
+
+
+def leaves_slice(it: Instruction) -> bool:
+    """Whether the instruction gives data to the host, for the network between slices."""
+    return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
 
 
 def started(program: Program, name: str) -> bool:

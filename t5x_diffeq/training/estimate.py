@@ -96,6 +96,4 @@ def gpu_times(
     compute = flops.total / devices / figures.peak_flops
     moved = sum(links.route(it).seconds(it) for it in found)
     high = compute / GPU_AT_WORST + moved
-    return Times(
-        compute, 0, 0, moved, 0, max(compute, moved), high * (1 + HOSTS_AND_STRAGGLERS)
-    )
+    return Times(compute, 0, 0, moved, 0, max(compute, moved), high * (1 + HOSTS_AND_STRAGGLERS))

@@ -122,9 +122,9 @@ def kernel_work(config: ModelConfig) -> float:
     if not config.attention.startswith("splash"):
         # Forward are two products, backward five: two for each of them, and the scores again.
         return 1 + again + 5 / 2
-    blocks = splash_blocks(config.attention, config.max_length)
-    backward = 5 if blocks.fused else 7
     head_dim = config.embed_dim // config.num_heads
+    blocks = splash_blocks(config.attention, config.max_length, head_dim)
+    backward = 5 if blocks.fused else 7
     widened = (head_dim + -head_dim % LANES) / head_dim
     # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average, where n / 2 are needed.
     visited = 1 + blocks.size / config.max_length

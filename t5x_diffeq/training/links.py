@@ -13,8 +13,9 @@ from math import prod
 import jax
 
 from t5x_diffeq.training.chips import Chip
-from t5x_diffeq.training.collectives import Collective
+from t5x_diffeq.training.collectives import BETWEEN_SLICES, Collective
 
+TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are scattered, then gathered
 HOP_SECONDS = 1e-6  # from a TPU to its neighbour
 NETWORK_SECONDS = 2e-5  # from one slice or machine to another
 # A slice's dimension closes to a ring if it is a multiple of this (v4, v5p, TPU7x: in slices of
@@ -42,7 +43,7 @@ class Route:
 
     def seconds(self, it: Collective) -> float:
         """All executions of a collective, at full bandwidth and without latency."""
-        rounds = 2 if it.kind == "all-reduce" else 1
+        rounds = 2 if it.kind in TWICE else 1
         near = self.size // self.crossed
         within = rounds * it.bytes * (near - 1) / near / self.bandwidth
         # Each device exchanges with the other slices its own part of what its slice has.
@@ -51,7 +52,7 @@ class Route:
 
     def latency(self, it: Collective) -> float:
         """Seconds until the first bytes have gone all the way, for all executions."""
-        rounds = 2 if it.kind == "all-reduce" else 1
+        rounds = 2 if it.kind in TWICE else 1
         network = NETWORK_SECONDS if self.crossed > 1 else 0
         return it.executions * rounds * (self.hops * HOP_SECONDS + network)
 
@@ -73,6 +74,11 @@ class Links:
 
     def route(self, it: Collective) -> Route:
         """The route of a collective's first group; the others' are like it."""
+        if it.kind == BETWEEN_SLICES:
+            slices = len({part for part, _ in self.places})
+            return Route(
+                slices, self.figures.link_bandwidth, 0, slices, self.figures.network_bandwidth
+            )
         if it.kind == "collective-permute":
             return Route(2**30, self.figures.link_bandwidth / self.figures.links, 1, 1, 1)
         group = range(len(self.places)) if it.group is None else it.group

@@ -43,6 +43,11 @@ class Topology:
     gpus: bool = False
 
     @property
+    def cpus(self) -> bool:
+        """Whether the programs are a CPU's, which say nothing of how another device schedules."""
+        return self.devices[0].platform == "cpu"
+
+    @property
     def figures(self) -> Chip | None:
         """Of the devices that are meant, if known."""
         return CHIPS[self.kind] if self.gpus else chip(self.kind)
