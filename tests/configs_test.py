@@ -27,6 +27,8 @@ BILLIONS = {  # parameters, embeddings and the padding of the vocabulary include
     ("gpt_large", "baseline"): 0.774,
     ("llama1b", "ode"): 6.6,
     ("llama1b", "baseline"): 1.21,
+    ("llama7b", "ode"): 19.9,
+    ("llama7b", "baseline"): 6.74,
 }
 
 

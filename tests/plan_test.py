@@ -1,6 +1,7 @@
 """A step is planned without being run: what it needs, what it moves, and what would fit."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -19,7 +20,9 @@ from t5x_diffeq.training import plan_sweep, plan_tables, planning
 from t5x_diffeq.training.chips import CHIPS, GIB
 from t5x_diffeq.training.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.training.estimate import Times, tpu_times
+from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.links import Links
+from t5x_diffeq.training.partitioning import make_mesh
 from t5x_diffeq.training.plan_bounds import Bound, lower_bound, moved_bytes
 from t5x_diffeq.training.plan_search import REMATS, changed, meshes, remedies
 from t5x_diffeq.training.plan_sweep import Sweep
@@ -50,13 +53,13 @@ def small(**keys):
     return default.set_variant(config, "baseline")  # it compiles twice as fast
 
 
-def planned(topology, *arguments):
+def planned(name, *arguments):
     """The verb in a process of its own, which has no devices but those that the verb makes."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
     verb = [sys.executable, "-m", "t5x_diffeq.plan", "--config=configs/default.py"]
     return subprocess.run(
-        [*verb, f"--topology={topology}", *keys, *arguments],
+        [*verb, f"--topology={name}", *keys, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -114,7 +117,7 @@ def test_a_topology_that_is_not():
 
 
 @pytest.mark.parametrize(
-    ("topology", "message"),
+    ("name", "message"),
     [
         ("v5p", "it is written like v5p:4x4x4"),
         ("8 CPUs", "it is written like v5p:4x4x4"),
@@ -124,9 +127,9 @@ def test_a_topology_that_is_not():
         ("h100:64", "JAX has 8 CPU devices"),
     ],
 )
-def test_bad_topologies(topology, message):
+def test_bad_topologies(name, message):
     with pytest.raises(InputError, match=message):
-        topology(topology)
+        topology(name)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +189,17 @@ def test_meshes_are_those_that_divide():
     assert {data for data, _, _ in meshes_tried(slices=4)} == {4, 8}
 
 
+@functools.cache
+def one_setup():
+    return plan_setup(small(), 256, EIGHT)
+
+
+def quick_setup(config, *_):
+    """One setup, on the mesh of a config."""
+    mesh = make_mesh(config.mesh, config.train.batch_size, EIGHT.devices)
+    return dataclasses.replace(one_setup(), mesh=mesh)
+
+
 @dataclasses.dataclass
 class FakePlans:
     """A sweep's compiler whose steps take what a table says, by remat and data."""
@@ -197,10 +211,11 @@ class FakePlans:
         sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
         self.compiled.append((sizes["data"], config.model.remat, config.train.microbatches))
         low = self.seconds.get(self.compiled[-1], self.seconds["else"])
-        made = plan_setup(config, 256, EIGHT)
+        made = quick_setup(config)
         times = Times(low, 0, 0, 0, 0, low, low)
         memory = planning.Memory(1, 1, 1, 1, 1, 1, 1e9, 1)
-        return planning.Plan(made, 16, EIGHT, memory, None, times=times)
+        flops = step_flops(made.model.config, 16)
+        return planning.Plan(made, 16, EIGHT, memory, flops, times=times)
 
 
 def fake_sweep(monkeypatch, seconds, bounds):
@@ -208,6 +223,7 @@ def fake_sweep(monkeypatch, seconds, bounds):
         return Bound(bounds.get(setup.mesh.shape["data"], 1), 0)
 
     monkeypatch.setattr(plan_sweep, "lower_bound", bound)
+    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
     monkeypatch.setattr(plan_sweep, "with_meshes", lambda *_: MESHES)
     fake = FakePlans(seconds)
     search = Sweep(small(**{"model.remat": "full"}), 256, EIGHT, fake)
@@ -233,6 +249,7 @@ def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
 
 def test_a_sweep_where_nothing_fits(monkeypatch):
     monkeypatch.setattr(plan_sweep, "lower_bound", lambda *_: Bound(1, 1e15))
+    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
     with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
         Sweep(small(), 256, EIGHT, FakePlans({"else": 1})).run()
 
@@ -248,7 +265,7 @@ def test_the_bound_says_what_a_mesh_costs():
     whole, moved = bound(mesh__fsdp=8)
     repeated, less = bound(mesh__data=8, mesh__fsdp=1)
     tensor, more = bound(mesh__data=4, mesh__fsdp=1, mesh__tensor=2)
-    assert repeated.bytes == pytest.approx(8 * whole.bytes, rel=0.01)
+    assert repeated.bytes == pytest.approx(8 * whole.bytes, rel=0.1)
     weights = 2 * 4 * (4 * 64 * 64 + 2 * 64 * 64)  # two layers, float32
     assert moved == pytest.approx(3 * weights * 7 / 8)
     assert less == pytest.approx(2 * weights * 7 / 8)
@@ -260,7 +277,8 @@ def test_the_bound_says_what_a_mesh_costs():
 def test_remedies_keep_to_what_divides():
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}
     tried = dict(remedies(small(**{"train.batch_size": 8, "model.remat": "dots"}), mesh))
-    assert next(iter(tried)) == "--config.model.remat=full"
+    assert next(iter(tried)) == "--config.model.remat=keep:qkv,attention,mlp"
+    assert "--config.model.remat=full" in tried
     assert "--config.model.remat=full --config.mesh.data=1 --config.mesh.fsdp=4" in tried
     assert "--config.model.remat=full --config.train.microbatches=2" in tried
     assert not any("microbatches=4" in flags for flags in tried)  # two rows on each device
@@ -304,10 +322,13 @@ def test_gpus_are_counted_on_virtual_devices(capsys):
 
 
 def test_jax_must_be_told_to_take_most_of_a_gpu():
+    one = Topology("h200:1", 1, jax.devices()[:1], "H200", gpus=True)
+    setup = one_setup()
+    flops = step_flops(setup.model.config, 16)
+
     def remark(needed):
         memory = planning.Memory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
-        one = Topology("h200:1", 1, jax.devices()[:1], "H200", gpus=True)
-        return plan_tables.memory_share(planning.Plan(None, 1, one, memory, None))
+        return plan_tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
 
     assert "needs 79% of the GPU's memory, and JAX takes 75%" in remark(111.8e9)
     assert remark(100e9) is None

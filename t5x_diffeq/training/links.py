@@ -9,8 +9,7 @@ neighbours share the links between them with other groups.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-
-import jax
+from typing import Any
 
 from t5x_diffeq.training.chips import Chip
 from t5x_diffeq.training.collectives import BETWEEN_SLICES, Collective
@@ -61,11 +60,11 @@ class Links:
     """The links between the devices of a mesh.
 
     Args:
-      devices: in the program's order.
+      devices: `jax.Device`s, in the program's order.
       figures: of each.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], figures: Chip):
+    def __init__(self, devices: Sequence[Any], figures: Chip):
         self.figures = figures
         self.places = [place(device, number) for number, device in enumerate(devices)]
         own = [coords for part, coords in self.places if part == self.places[0][0]]
@@ -116,7 +115,7 @@ def closes(extent: int, extents: tuple[int, ...]) -> bool:
     return extent == POD
 
 
-def place(device: jax.Device, number: int) -> tuple[int, tuple[int, ...]]:
+def place(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
     """A device's slice, or its machine of eight, and its place there."""
     coords = getattr(device, "coords", None)
     if coords is None:

@@ -184,7 +184,7 @@ def times(
     figures, devices = topology.figures, setup.mesh.devices
     if figures is None:
         return None
-    links = Links(devices.flat, figures)
+    links = Links(list(devices.flat), figures)
     if topology.gpus:
         return gpu_times(figures, links, found, flops, devices.size)
     fused = setup.model.config.attention != "xla"
