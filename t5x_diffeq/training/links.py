@@ -93,7 +93,7 @@ class Links:
         if self.figures.links == 1:
             return 1, 1
         spans = [sorted(set(column)) for column in zip(*near, strict=True)]
-        if prod(map(len, spans)) < len(set(near)) or len(near) == 1:
+        if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
             return 1, max(len(near) - 1, 0)
         parts = zip(spans, self.extents, self.rings, strict=True)
         found = [along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
