@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Weights
@@ -14,11 +15,7 @@ FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
 Step = Callable[[State, tuple[tuple[Weights, ...], Array | None]], State]
 
-# What the backward pass finds stored within a step; the rest it computes again.
-REMAT_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
+REMATS = ("none", "dots", "full")  # and every:k
 
 
 def integrate(
@@ -30,6 +27,7 @@ def integrate(
     num_steps: int,
     step_size: float,
     remat: str = "none",
+    kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
     unroll: bool = False,
 ) -> State:
@@ -44,6 +42,8 @@ def integrate(
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", or "every:k" (one checkpoint per k steps).
+      kept_dtype: dtype in which "full" and "every:k" keep the state of each checkpoint for the
+        backward pass; None: the state's own.
       key: dropout key, or None.
       unroll: a Python loop instead of a scan.
 
@@ -59,7 +59,7 @@ def integrate(
     if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
         field = apart(field)
     step = step_function(field, scheme, step_size)
-    return scan_steps(step, y, inputs, num_steps, remat)
+    return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -156,13 +156,16 @@ def step_inputs(
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
-def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str) -> State:
+def scan_steps(
+    step: Step, y: State, inputs: object, num_steps: int, remat: str, kept_dtype: DTypeLike
+) -> State:
     """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
         return scan(step, y, inputs)
-    if remat in REMAT_POLICIES:
-        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
-        policy = REMAT_POLICIES[remat]
+    if remat == "full":
+        return scan(checkpoint(step, y.dtype, kept_dtype), y, inputs)
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
     every = steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
@@ -170,11 +173,39 @@ def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str)
     def chunk(y: State, inputs: object) -> State:
         return scan(step, y, inputs)
 
-    checkpointed = jax.checkpoint(chunk, prevent_cse=False)
+    checkpointed = checkpoint(chunk, y.dtype, kept_dtype)
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
     y = scan(checkpointed, y, chunks)
     rest = jax.tree.map(lambda x: x[whole:], inputs)
     return checkpointed(y, rest) if whole < num_steps else y
+
+
+def checkpoint(step: Step, dtype: DTypeLike, kept_dtype: DTypeLike) -> Step:
+    """`step`, which the backward pass computes again from its inputs, and keeps nothing else.
+
+    The state among them is rounded to `kept_dtype`: kept in float32 it would take twice the memory.
+    What reads it, a norm, rounds its own result to that dtype, so the gradient is as exact.
+
+    Args:
+      step: a step, or several.
+      dtype: of the state.
+      kept_dtype: in which it is kept.
+    """
+    if dtype == kept_dtype:
+        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
+        return jax.checkpoint(step, prevent_cse=False)
+    rounded = jax.custom_vjp(step)
+
+    def forward(y: State, inputs: object) -> tuple[State, tuple[State, object]]:
+        return step(y, inputs), (y.astype(kept_dtype), inputs)
+
+    def backward(kept: tuple[State, object], dy: State) -> tuple[State, object]:
+        y, inputs = kept
+        _, pull_back = jax.vjp(step, y.astype(dtype), inputs)
+        return pull_back(dy)
+
+    rounded.defvjp(forward, backward)
+    return rounded
 
 
 def scan(step: Step, y: State, inputs: object) -> State:
@@ -191,9 +222,7 @@ def steps_per_checkpoint(remat: str) -> int:
     """
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:
-        raise InputError(
-            f"remat is {remat!r}; it is none, {', '.join(REMAT_POLICIES)} or every:k with k >= 1"
-        )
+        raise InputError(f"remat is {remat!r}; it is {', '.join(REMATS)} or every:k with k >= 1")
     return int(k)
 
 
