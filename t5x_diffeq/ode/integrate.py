@@ -1,6 +1,7 @@
 """Integration of the residual stream: a scan of steps over weights that exist already."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -163,7 +164,7 @@ def scan_steps(
     if remat == "none":
         return scan(step, y, inputs)
     if remat == "full":
-        return scan(checkpoint(step, y.dtype, kept_dtype), y, inputs)
+        return scan_again(step, y, inputs, kept_dtype)
     if remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
@@ -173,39 +174,42 @@ def scan_steps(
     def chunk(y: State, inputs: object) -> State:
         return scan(step, y, inputs)
 
-    checkpointed = checkpoint(chunk, y.dtype, kept_dtype)
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = scan(checkpointed, y, chunks)
-    rest = jax.tree.map(lambda x: x[whole:], inputs)
-    return checkpointed(y, rest) if whole < num_steps else y
+    y = scan_again(chunk, y, chunks, kept_dtype)
+    rest = jax.tree.map(lambda x: x[None, whole:], inputs)
+    return scan_again(chunk, y, rest, kept_dtype) if whole < num_steps else y
 
 
-def checkpoint(step: Step, dtype: DTypeLike, kept_dtype: DTypeLike) -> Step:
-    """`step`, which the backward pass computes again from its inputs, and keeps nothing else.
+def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> State:
+    """`scan`, whose backward pass computes each step again from its inputs; nothing else is kept.
 
-    The state among them is rounded to `kept_dtype`: kept in float32 it would take twice the memory.
-    What reads it, a norm, rounds its own result to that dtype, so the gradient is as exact.
-
-    Args:
-      step: a step, or several.
-      dtype: of the state.
-      kept_dtype: in which it is kept.
+    Of these, the states are kept in `kept_dtype`. Float32 states would take twice the memory of
+    bfloat16 ones; and what reads a state, a norm, rounds its result to bfloat16 itself, so the
+    gradient is as exact.
     """
-    if dtype == kept_dtype:
+    if kept_dtype == y.dtype:
         # Within a scan nothing can be merged with the forward pass: no barrier is needed.
-        return jax.checkpoint(step, prevent_cse=False)
-    rounded = jax.custom_vjp(step)
+        return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
+    dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
 
-    def forward(y: State, inputs: object) -> tuple[State, tuple[State, object]]:
-        return step(y, inputs), (y.astype(kept_dtype), inputs)
+    def forward(y: State, inputs: tuple) -> tuple[State, tuple[State, tuple]]:
+        def keep(y: State, x: tuple) -> tuple[State, State]:
+            return step(y, x), y.astype(kept_dtype)
 
-    def backward(kept: tuple[State, object], dy: State) -> tuple[State, object]:
-        y, inputs = kept
-        _, pull_back = jax.vjp(step, y.astype(dtype), inputs)
-        return pull_back(dy)
+        y, kept = jax.lax.scan(keep, y, inputs)
+        return y, (kept, inputs)
 
-    rounded.defvjp(forward, backward)
-    return rounded
+    def backward(found: tuple[State, tuple], dy: State) -> tuple[State, tuple]:
+        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, tuple[Weights, ...]]:
+            y, (W, key) = at
+            _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
+            return pull_back(dy)
+
+        dy, dW = jax.lax.scan(back, dy, found, reverse=True)
+        return dy, (dW, None)  # keys have no gradient
+
+    again.defvjp(forward, backward)
+    return again(y, inputs)
 
 
 def scan(step: Step, y: State, inputs: object) -> State:
