@@ -37,6 +37,9 @@ def get_config() -> ConfigDict:
     #   output, up, gate (llama), down; (): all
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
+    model.state_dtype = "float32"  # of the state y, and of the sum y + dt f | bfloat16: with
+    #   model.dtype=bfloat16 alone. It has 8 significant bits: a step's small dt f is then mostly
+    #   rounded away, the more the smaller dt is
     model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash,
     #   also with the size of its blocks, splash:512, where auto's is not the best
     model.remat = "full"  # what the backward pass computes again instead of finding it stored:

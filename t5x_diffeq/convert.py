@@ -38,7 +38,8 @@ from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.step import make_eval_step
 
 ROWS, BATCHES = 8, 4  # of the validation text on which the perplexity is measured
-FREE = {"dtype", "attention", "remat", "dropout_rate", "time_embedding"}  # not the folder's
+# Keys that the folder doesn't decide.
+FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}
 
 FLAGS = flags.FlagValues()
 INPUT = flags.DEFINE_string(

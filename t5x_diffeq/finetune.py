@@ -39,7 +39,8 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the new run; made, or continued.", flag_values=FLAGS
 )
 
-OF_TUNING = ("num_steps", "scheme", "weights", "adapter_rank", "adapter_alpha", "adapter_kernels")
+OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_kernels")
+OF_TUNING = ("num_steps", "scheme", "weights", "state_dtype", *OF_ADAPTERS)
 OF_COMPUTING = ("dropout_rate", "dtype", "attention", "remat")  # the run's own if left as they are
 OF_TOKENIZER = ("tokenizer", "tokenizer_vocab_size", "end_of_text")
 

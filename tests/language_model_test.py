@@ -40,6 +40,7 @@ SMALL = ModelConfig(
     adapter_kernels=(),
     vocab_size=50,
     dtype="float32",
+    state_dtype="float32",
     remat="none",
     attention="xla",
     max_length=10,

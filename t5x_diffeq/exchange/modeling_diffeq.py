@@ -4,7 +4,9 @@
     y <- y + f_n(y); y <- y + g_n(y)                  Lie-Trotter
 
 for n = 1..N, with the weights W(t_n) of each step and the step size inside the last linear of
-attention f and of MLP g. This file travels with the weights; it needs nothing of t5x_diffeq:
+attention f and of MLP g. The state y is float32, also where the weights are loaded in 16 bits: its
+steps are small, and would be rounded away. This file travels with the weights; it needs nothing of
+t5x_diffeq:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -92,7 +94,8 @@ class Norm(nn.Module):
         if self.centred:
             y = y - y.mean(-1, keepdim=True)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
-        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
+        y = y if self.bias is None else y + self.bias.float()
+        return y.to(self.weight.dtype)  # of the weights after it; the state's own may be wider
 
 
 class Attention(nn.Module):
@@ -259,6 +262,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = positions(attention_mask, past, y)
         turn = None
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
         if self.config.gpt:
             y = y + self.position_embedding(position_ids)
         else:

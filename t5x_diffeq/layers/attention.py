@@ -45,13 +45,15 @@ class Attention(nn.Module):
         """The attention output, not yet scaled by the step size."""
         head_dim = self.embed_dim // self.num_heads
         q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
+        q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.rotary:
-            q, k = rotate(q, places.positions), rotate(k, places.positions)
+            # q stays in float32 until the kernel has scaled it, and is rounded once.
+            q = rotate(q.astype(jnp.float32), places.positions)
+            k = rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
         if self.has_variable(CACHE, "keys"):
             mixed = self.attend_to_cache(q, k, v, places.positions)
         else:
-            q, k, v = (checkpoint_name(x, "qkv") for x in (q, k, v))
             mixed = causal_attention(q, k, v, self.kernel, places.segments)
         return Linear(
             (self.num_heads, head_dim, self.embed_dim),
@@ -84,7 +86,7 @@ class Attention(nn.Module):
             self.put_variable(CACHE, name, held)
             own.append(held[slot])
         seen = jnp.arange(own[0].shape[1]) <= positions[:, None, :, None]
-        return jax.nn.dot_product_attention(q, *own, mask=seen)
+        return jax.nn.dot_product_attention(q.astype(k.dtype), *own, mask=seen)
 
     def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
         """q, k and v from one kernel `[D, 3, H, G]`."""

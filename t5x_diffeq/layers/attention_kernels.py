@@ -126,7 +126,7 @@ def causal_attention(
     """softmax(q k^T / sqrt(G)) v, each token over itself and those before it.
 
     Args:
-      q: queries.
+      q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
       kernel: one of `KERNELS`, or splash with the size of its blocks, `splash:512`.
@@ -134,6 +134,7 @@ def causal_attention(
     """
     if kernel.startswith("splash"):
         return splash_attention(q, k, v, segments, kernel)
+    q = q.astype(k.dtype)  # these kernels scale the products, which are float32
     if kernel == STAND_IN:
         return checkpoint_name(on_own_rows(stand_in, q, k, v, None), KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
@@ -191,7 +192,9 @@ def local_splash(
     length, heads, head_dim = q.shape[1:]
     missing = -head_dim % LANES
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
-    by_head = [widen(x).transpose(0, 2, 1, 3) for x in (q / head_dim**0.5, k, v)]
+    # The kernel has no scale of its own: q is divided in float32, and then rounded to k's dtype.
+    scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
+    by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
     blocks = splash_blocks(kernel, length, head_dim)
     mixed = jax.vmap(splash_kernel(heads, length, blocks, interpret))(*by_head, ids)

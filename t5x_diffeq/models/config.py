@@ -22,6 +22,7 @@ CHOICES = {
     "mlp_input": ("state", "attention_norm"),
     "attention": ("auto", *KERNELS),
     "dtype": ("float32", "bfloat16"),
+    "state_dtype": ("float32", "bfloat16"),
 }
 
 
@@ -57,6 +58,7 @@ class ModelConfig:
     adapter_kernels: tuple[str, ...]
     vocab_size: int
     dtype: str
+    state_dtype: str
     remat: str
     attention: str
     max_length: int
@@ -83,6 +85,11 @@ class ModelConfig:
             name = value.partition(":")[0] if key == "attention" else value
             if name not in (*choices, STAND_IN):
                 raise InputError(f"model.{key} is {value!r}; it can be {', '.join(choices)}")
+        if self.state_dtype == "bfloat16" and self.dtype == "float32":
+            raise InputError(
+                "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
+                "than the computation; set model.dtype=bfloat16 or leave model.state_dtype out"
+            )
         self.check_sizes()
         for key in ("norm_eps", "final_norm_eps", "time_scale"):
             if not 0 < getattr(self, key) < inf:
@@ -102,6 +109,10 @@ class ModelConfig:
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)
         return replace(self, attention=kernel), reason
+
+    def in_float32(self) -> "ModelConfig":
+        """The same model, all of it computed in float32."""
+        return replace(self, dtype="float32", state_dtype="float32")
 
     def check_adapters(self):
         """Adapters stand beside layer weights alone."""

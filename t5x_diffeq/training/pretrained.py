@@ -126,7 +126,7 @@ def discretised(config: ModelConfig, params: dict) -> Weights:
     What a hypernetwork makes is made in the dtype of the computation, so that the model computes
     with the same numbers as before, bit for bit; merging adapters loses nothing in float32.
     """
-    exact = config if config.weights == "time_dependent" else replace(config, dtype="float32")
+    exact = config if config.weights == "time_dependent" else config.in_float32()
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
     return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
 
