@@ -10,7 +10,8 @@ import pytest
 from t5x_diffeq import command_line, reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.experiments.paper import EXPERIMENTS
+from t5x_diffeq.experiments.laptop import LAPTOP
+from t5x_diffeq.experiments.paired import paired, paired_table
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import (
     Run,
@@ -22,6 +23,8 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.make_tasks import documents, passage
 
+EXPERIMENTS = reproduce.EXPERIMENTS
+SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
 
@@ -77,7 +80,7 @@ def test_failed_and_stopped(commands, tmp_path):
 
 
 def test_parts_keep_together_what_needs_each_other():
-    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS, {})
+    runs = LAPTOP["figure5"].runs(TEXTS, SEEDS, {})
     parts = [part_of(runs, i, 3) for i in range(3)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
     for part in parts:
@@ -86,10 +89,10 @@ def test_parts_keep_together_what_needs_each_other():
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", LAPTOP)
 def test_every_run_comes_after_what_it_needs(name, scale):
-    experiment = EXPERIMENTS[name]
-    runs = experiment.runs(scale, TEXTS, {})
+    experiment = EXPERIMENTS[scale][name]
+    runs = experiment.runs(TEXTS, SEEDS, {})
     names = [run.name for run in runs]
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
@@ -124,10 +127,10 @@ def test_a_table_of_means_at_their_best():
     assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
 
 
-def lowest_at(sweep, scale, best):
+def lowest_at(sweep, best):
     """Rounds of a sweep whose loss is lowest at a learning rate of each variant."""
     done, rounds = {}, []
-    while new := [run for run in sweep.runs(scale, TEXTS, done) if run.name not in done]:
+    while new := [run for run in sweep.runs(TEXTS, SEEDS, done) if run.name not in done]:
         rounds.append(new)
         for run in new:
             labels = run.labels
@@ -144,31 +147,31 @@ def rates(runs, seed=0, **labels):
 
 
 def test_a_sweep_goes_on_until_its_best_is_interior():
-    best = {"baseline": 4.9e-3, "ode": 1e-4, "shared": 6e-4}
-    rounds = lowest_at(EXPERIMENTS["table1"], "paper", best)
-    first = [3e-4, 6e-4, 1.2e-3]
+    best = {"baseline": 3.1e-2, "ode": 6e-4, "shared": 4e-3}
+    rounds = lowest_at(LAPTOP["table1"], best)
+    first = [2e-3, 4e-3, 8e-3]
     assert [rates(new, model="shared") for new in rounds] == [first, [], [], [], []]
-    assert [rates(new, model="ode") for new in rounds] == [first, [1.5e-4], [7.5e-5], [3.75e-5], []]
+    assert [rates(new, model="ode") for new in rounds] == [first, [1e-3], [5e-4], [2.5e-4], []]
     assert [rates(new, model="baseline") for new in rounds] == [
-        first,
-        [2.4e-3],
-        [4.8e-3],
-        [9.6e-3],
+        [4e-3, 8e-3],
+        [1.6e-2],
+        [3.2e-2],
+        [6.4e-2],
         [],
     ]
     for seed in (1, 2):
         assert all(rates(new, seed) == [] for new in rounds[:-1])
-        assert sorted(rates(rounds[-1], seed)) == [7.5e-5, 6e-4, 4.8e-3]
+        assert sorted(rates(rounds[-1], seed)) == [5e-4, 4e-3, 3.2e-2]
 
 
 def test_a_round_leaves_the_runs_before_where_they_are():
     """So that jobs of an array agree, whenever they look."""
-    sweep = EXPERIMENTS["table1"]
-    first = sweep.runs("paper", TEXTS, {})
+    sweep = LAPTOP["table1"]
+    first = sweep.runs(TEXTS, SEEDS, {})
     some = {run.name: {"loss": 1.0} for run in first[1:]}
-    assert sweep.runs("paper", TEXTS, some) == first
+    assert sweep.runs(TEXTS, SEEDS, some) == first
     every = {run.name: {"loss": run.labels["learning_rate"]} for run in first}
-    assert sweep.runs("paper", TEXTS, every)[: len(first)] == first
+    assert sweep.runs(TEXTS, SEEDS, every)[: len(first)] == first
 
 
 def test_of_a_sweep_the_best_is_what_several_seeds_had():
@@ -186,7 +189,7 @@ def test_experiments_share_runs():
     """What the config's file says anyhow is no other run."""
     texts = {"shakespeare": {"data.path": "/s"}}
     runs = {
-        name: {run.name: run.arguments for run in EXPERIMENTS[name].runs("laptop", texts, {})}
+        name: {run.name: run.arguments for run in LAPTOP[name].runs(texts, SEEDS, {})}
         for name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
     }
     own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
@@ -221,8 +224,8 @@ def test_training_takes_what_its_steps_took():
 
 def test_figure5_takes_two_texts():
     with pytest.raises(InputError, match="needs two texts"):
-        EXPERIMENTS["figure5"].runs("laptop", {}, {})
-    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}}, {})
+        LAPTOP["figure5"].runs({}, SEEDS, {})
+    laptop = LAPTOP["figure5"].runs({"shakespeare": {"data.path": "/s"}}, SEEDS, {})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])
 

@@ -49,6 +49,11 @@ def spectra_section(
         tables=[growth_table(own), heads_table(own)],
         drawings=spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,
+        numbers={
+            f"{kind}/{name}": value
+            for kind in spectra.KINDS
+            for name, value in spectra.growth(getattr(own, kind)).items()
+        },
     )
 
 
