@@ -1,9 +1,9 @@
 """What the paper's configs have in common (sections 6.1 and C): models in bfloat16, their training.
 
 Sizes that a config does not name are the paper's: GPT reads 1024 tokens with a vocabulary of 50257,
-Llama 2048 with 32000. The tokenizer is trained on the data, at that size: per-token losses can then not
-be compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or Llama's
-sentencepiece model, as `launch/reproduce/` does (its README says where they can be had).
+Llama 2048 with 32000. The tokenizer is trained on the data, at that size; losses per token can then
+not be compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or
+Llama's sentencepiece model, as `launch/reproduce/` does (its README says where they can be had).
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,9 @@
 """Analyses a trained run: analyze spectra|lyapunov|clustering|all --workdir=DIR [--output=DIR].
 
 Writes arrays, figures (PNG and PDF) and a page that shows them all: report.html for `all`, else
-spectra.html and so on. Prints the growth of spectra as JSON, then the page's path. Needs matplotlib: pip install -e '.[analysis]'. Clustering is of particles,
-not of the run: with --output it needs no --workdir.
+spectra.html and so on. Prints how spectra grow with depth, as JSON, and then the page's path. Needs
+matplotlib: pip install -e '.[analysis]'. Clustering is of particles, not of the run: with --output
+it needs no --workdir.
 """
 
 import importlib

@@ -8,7 +8,6 @@ where it was stopped. Ends with tables on standard output (tables.md) and figure
 import json
 import re
 import shlex
-from collections.abc import Sequence
 
 from absl import flags
 
@@ -112,21 +111,29 @@ def todo(runs: list[Run], output: AnyPath) -> list[Run]:
     return [run for run in runs if run.name not in done]
 
 
-def present(experiment: Experiment, runs: list[Run], output: AnyPath, folder: AnyPath) -> None:
-    """Tables on standard output and in `folder`, figures, and the outcomes that they show."""
+def present(
+    experiment: Experiment, runs: list[Run], output: AnyPath, folder: AnyPath, caveats: list[str]
+) -> None:
+    """Tables on standard output and in `folder`, figures, and the outcomes that they show.
+
+    Args:
+      experiment: whose they are.
+      runs: all of its runs, done.
+      output: the folder of the runs.
+      folder: of what is shown.
+      caveats: paragraphs on why the numbers are not the paper's; figures then say so, too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     done = read_results(output)
     # An outcome may have been another experiment's first: labels are this one's.
     every = [{**done[run.name], **run.labels} for run in runs]
     outcomes = scores([each for each, run in zip(every, runs, strict=True) if run.labels])
     tables = [f"{each.value}\n\n{markdown(outcomes, each)}" for each in experiment.layouts]
-    notes = [*experiment.notes(every, output)]
-    if SCALE.value == "paper":
-        notes += remark(runs, output)
+    notes = [*experiment.notes(every, output), *caveats]
     write_whole(folder / "tables.md", "\n\n".join([*tables, *notes, ""]).encode())
     write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
     for number, layout in enumerate(experiment.layouts, 1):
-        draw(outcomes, layout, folder / f"figure{number}", output)
+        draw(outcomes, layout, folder / f"figure{number}", output, comparable=not caveats)
     print(*tables, *notes, sep="\n\n")
 
 
@@ -155,7 +162,8 @@ def main() -> int:
             say(f"this part is done; others have {len(others)} runs to do, then the same command")
             return 0
         runs = experiment.runs(of_texts, seeds, read_results(output))  # more, of a sweep
-    present(experiment, runs, output, output / EXPERIMENT.value)
+    caveats = remark(runs, output) if SCALE.value == "paper" else []
+    present(experiment, runs, output, output / EXPERIMENT.value, caveats)
     return 0
 
 

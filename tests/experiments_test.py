@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from t5x_diffeq import command_line, reproduce
+from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.experiments.downstream import TaskScores
+from t5x_diffeq.experiments.drawing import losses_over_steps
+from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
-from t5x_diffeq.experiments.paired import paired, paired_table
+from t5x_diffeq.experiments.paired import paired
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import (
     Run,
@@ -21,7 +25,9 @@ from t5x_diffeq.experiments.runs import (
     read_results,
     training_seconds,
 )
+from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.make_tasks import documents, passage
+from t5x_diffeq.training.workdir import as_json
 
 EXPERIMENTS = reproduce.EXPERIMENTS
 SEEDS = range(3)
@@ -204,11 +210,12 @@ def test_experiments_share_runs():
 
 def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, capsys):
     carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
-    layouts = (Layout(("model",), "rate", "loss"),)
+    shown = Experiment(layouts=(Layout(("model",), "rate", "loss"),))
     runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    reproduce.present(layouts, runs, tmp_path, tmp_path / "own")
+    reproduce.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
+    assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")
     assert (tmp_path / "own" / "figure1.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -239,6 +246,90 @@ def test_tasks_become_rows():
     assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
 
 
+def test_scores_have_the_standard_errors_of_the_harness():
+    outcome = {"model": "x", "tasks/mmlu/acc": 0.5, "tasks/mmlu_law/acc": 0.1}
+    one = {**outcome, "seed": 0, "tasks/mmlu/acc_stderr": 0.02}
+    layout = Layout(("task",), "model", "score")
+    assert markdown(scores([one]), layout).splitlines()[2:] == ["| mmlu | 0.5 (0.0200) |"]
+    two = {**one, "seed": 1, "tasks/mmlu/acc": 0.6, "tasks/mmlu/acc_stderr": 0.04}
+    assert markdown(scores([one, two]), layout).splitlines()[2:] == [
+        "| mmlu | 0.5500 ± 0.0500 (0.0300) |"
+    ]
+
+
+def test_a_paired_test_sees_what_two_standard_errors_do_not():
+    """Of 1000 hard and easy questions one model knows 30 more, and loses none."""
+    b = np.repeat([[0.0, 1.0]], 500, axis=1)
+    a = b.copy()
+    a[0, :30] = 1
+    test = paired(a, b)
+    assert test.difference == pytest.approx(0.03)
+    assert test.error == pytest.approx(np.std(a - b, ddof=1) / np.sqrt(1000))
+    separate = np.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 1000)
+    assert test.difference < 2 * separate and test.p < 1e-6
+    assert paired(b, b).p == 1
+
+
+def test_a_paired_test_has_the_variance_of_seeds():
+    """Seeds that differ by 0.1 from their mean say nothing of a difference of 0.05."""
+    rng = np.random.default_rng(0)
+    b = (rng.random((2, 5000)) < 0.5).astype(float)
+    a = b + np.array([[0.15], [-0.05]])
+    test = paired(a, b)
+    assert test.error == pytest.approx(np.std([0.15, -0.05], ddof=1) / np.sqrt(2), rel=1e-6)
+    assert test.p > 0.3
+
+
+def test_tasks_are_tested_by_document(tmp_path):
+    outcomes = []
+    for model, right in (("baseline", [0, 1, 0, 1]), ("ode", [1, 1, 0, 1])):
+        folder = tmp_path / model
+        folder.mkdir()
+        documents = {"mmlu_a": right[:2], "mmlu_b": right[2:], "piqa": right}
+        (folder / "9-2-euler-20260101T000000.json").write_text('{"documents": {}}')
+        (folder / "10-2-euler-20260102T000000.json").write_text(
+            json.dumps({"documents": documents})
+        )
+        outcomes.append({"run": model, "text": "t", "shots": 0, "model": model, "seed": 0})
+    (note,) = TaskScores(variants=()).notes(outcomes, tmp_path)
+    rows = note.splitlines()[-2:]
+    assert rows[0].startswith("| t, mmlu, 0 | +0.2500 | 0.2500 | 0.32 | 1 | 4 |")
+    assert rows[1].startswith("| t, piqa, 0 | +0.2500")
+
+
+def test_losses_over_steps_are_means_of_seeds(tmp_path):
+    outcomes = []
+    for seed, last in ((0, 2.0), (1, 3.0)):
+        (tmp_path / f"r{seed}").mkdir()
+        evaluations = [{"step": 0, "eval/loss": 5.0}, {"step": 7, "train/loss": 1.0}]
+        lines = [*evaluations, {"step": 10, "eval/loss": last}]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"r{seed}" / "metrics.jsonl").write_text(text)
+        outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
+    layout = Layout(("text",), "model", "loss", over_steps=True)
+    assert losses_over_steps(outcomes, layout, tmp_path) == {
+        "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
+    }
+
+
+class Encoding(ByteTokenizer):
+    """A tokenizer that makes GPT-2's tokens of what is asked for."""
+
+    def encode(self, texts):
+        return [np.array(TOKENS["gpt"]) for _ in texts]
+
+
+def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
+    assert is_papers(Encoding(), "gpt") and not is_papers(Encoding(), "llama")
+    assert not is_papers(ByteTokenizer(), "gpt") and not is_papers(None, "gpt")
+    run = Run("r", "train", ())
+    (tmp_path / "r" / "tokenizer").mkdir(parents=True)
+    ByteTokenizer().save(tmp_path / "r" / "tokenizer")
+    (tmp_path / "r" / "config.json").write_text(json.dumps(as_json(default_config())))
+    (said,) = remark([run, Run("other", "evaluate", ())], tmp_path)
+    assert "Not comparable with the paper's numbers" in said and said.endswith("Llama 2's): r.")
+
+
 def test_own_tasks_ask_for_what_stands_in_the_text():
     text = " ".join(f"word{n}" for n in range(300)).encode()
     windows = [np.frombuffer(text[n : n + 90], np.uint8).astype(int) for n in range(0, 2000, 90)]
@@ -258,12 +349,13 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiment=table9"], "there are table1, budgets"),
+        (["--experiment=table9"], "there are table1, table2"),
         (["--experiment=table1", "--scale=phone"], "--scale=phone is laptop or paper"),
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
         (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
+        (["--experiment=table1", "--text=stdlib", "--seeds=0"], "--seeds=0 must be at least 1"),
     ],
 )
 def test_what_reproduce_refuses(arguments, message, tmp_path):

@@ -54,7 +54,7 @@ class TaskScores(Experiment):
 
 
 def asked_run(trained: Run, name: str, shots: int, *arguments: str) -> Run:
-    """`evaluate` on tasks; its JSON, which has every document's score, lies in a folder of its name."""
+    """`evaluate` on tasks; its JSON, with every document's score, lies in a folder of its name."""
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     labels = {**trained.labels, "shots": shots}
     return Run(name, "evaluate", (*folders, *arguments), labels, trained.name)

@@ -13,7 +13,13 @@ from t5x_diffeq.report import say
 Line = list[tuple[float | str, float, float | None]]  # place across, mean, standard error or None
 
 
-def draw(outcomes: Sequence[dict], layout: Layout, path: AnyPath, output: AnyPath) -> None:
+def draw(
+    outcomes: Sequence[dict],
+    layout: Layout,
+    path: AnyPath,
+    output: AnyPath,
+    comparable: bool = True,
+) -> None:
     """The layout's figures, .png and .pdf, if matplotlib is installed.
 
     Args:
@@ -21,17 +27,19 @@ def draw(outcomes: Sequence[dict], layout: Layout, path: AnyPath, output: AnyPat
       layout: of the figure.
       path: of its files, without their endings; a figure over steps adds `_over_steps`.
       output: the folder of the runs.
+      comparable: with the paper's; else the figures say that they aren't.
     """
+    caveat = "" if comparable else " (not comparable with the paper's)"
     try:
         plots = importlib.import_module("t5x_diffeq.analysis.plots")
     except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
     if lines := lines_of_table(outcomes, layout):
-        write(plots, lines, layout.column, layout.value, layout.log, path)
+        write(plots, lines, layout.column, layout.value + caveat, layout.log, path)
     if layout.over_steps and (lines := losses_over_steps(outcomes, layout, output)):
         over = path.with_name(f"{path.name}_over_steps")
-        write(plots, lines, "optimizer steps", "validation loss", False, over)
+        write(plots, lines, "optimizer steps", f"validation loss{caveat}", False, over)
 
 
 def write(

@@ -1,6 +1,7 @@
 """The paper's experiments at the size of a laptop, by the name of their table or figure.
 
-The text decides on the config: `shakespeare` is configs/shakespeare.py, any other configs/laptop.py.
+The text's name decides on the config: configs/shakespeare.py for `shakespeare`, else
+configs/laptop.py.
 """
 
 from t5x_diffeq.experiments.analyses import Analyses, SpectraStudy

@@ -63,7 +63,9 @@ def paired_table(answers: Sequence[dict]) -> str:
     for row, of in found.items():
         seeds = sorted(of.get("ode", {}).keys() & of.get("baseline", {}).keys())
         if seeds:
-            ode, baseline = (np.array([of[m][s] for s in seeds]) for m in ("ode", "baseline"))
+            ode, baseline = (
+                np.array([of[m][s] for s in seeds], float) for m in ("ode", "baseline")
+            )
             test = paired(ode, baseline)
             lines.append(
                 f"| {', '.join(map(str, row))} | {test.difference:+.4f} | {test.error:.4f} | "

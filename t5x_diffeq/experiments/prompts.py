@@ -1,7 +1,8 @@
 """Prompts for figure 3 and appendix F: in each, the next word depends on one that came before.
 
-The paper shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the word that an
-ordinal asks for (`match` after a Go player's fourth). These are sentences of our own of that kind.
+The paper shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the word that
+an ordinal asks for (`match` after a Go player's fourth). These are sentences of our own of that
+kind.
 """
 
 FIGURE_3 = (

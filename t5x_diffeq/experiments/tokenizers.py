@@ -75,5 +75,6 @@ def remark(runs: Sequence[Run], output: AnyPath) -> list[str]:
         return []
     return [
         "**Not comparable with the paper's numbers.** Losses and perplexities are per token, and "
-        f"these runs have other tokenizers than the paper's (GPT-2's, Llama 2's): {', '.join(others)}."
+        "these runs have other tokenizers than the paper's (GPT-2's, Llama 2's): "
+        f"{', '.join(others)}."
     ]
