@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     model.num_heads = 4  # query heads
     model.num_kv_heads = placeholder(int)  # key and value heads; None: as many as query heads
     model.mlp_dim = 1024  # width inside the MLP
+    model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; the official code's) | relu
+    #   (the paper's text); llama: silu (None), whose MLP is gated by it
     model.time_embed_dim = 48  # T, width of each time embedding
     model.num_frequencies = 64  # S, frequencies of the time features
     model.time_scale = 1000.0  # factor on t in the sinusoids

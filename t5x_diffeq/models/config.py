@@ -23,6 +23,7 @@ CHOICES = {
     "attention": ("auto", *KERNELS),
     "dtype": ("float32", "bfloat16"),
 }
+ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the default
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int | None
     mlp_dim: int
+    activation: str | None
     time_embed_dim: int
     num_frequencies: int
     time_scale: float
@@ -83,6 +85,11 @@ class ModelConfig:
                 raise InputError(
                     f"model.{key} is {getattr(self, key)!r}; it can be {', '.join(choices)}"
                 )
+        if self.mlp_activation not in ACTIVATIONS[self.architecture]:
+            raise InputError(
+                f"model.activation={self.activation} with model.architecture={self.architecture}: "
+                f"it can be {' or '.join(ACTIVATIONS[self.architecture])}"
+            )
         self.check_sizes()
         for key in ("norm_eps", "final_norm_eps", "time_scale"):
             if not 0 < getattr(self, key) < inf:
@@ -152,6 +159,11 @@ class ModelConfig:
     def kv_heads(self) -> int:
         """Key and value heads."""
         return self.num_kv_heads or self.num_heads
+
+    @property
+    def mlp_activation(self) -> str:
+        """The MLP's activation; the architecture's own unless the config names one."""
+        return self.activation or ACTIVATIONS[self.architecture][0]
 
     @property
     def padded_vocab_size(self) -> int:
