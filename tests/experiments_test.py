@@ -12,7 +12,7 @@ from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments.downstream import TaskScores
-from t5x_diffeq.experiments.drawing import losses_over_steps
+from t5x_diffeq.experiments.drawing import draw, losses_over_steps
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.paired import paired
@@ -310,6 +310,9 @@ def test_losses_over_steps_are_means_of_seeds(tmp_path):
     assert losses_over_steps(outcomes, layout, tmp_path) == {
         "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
     }
+    draw(outcomes, layout, tmp_path / "figure1", tmp_path)
+    for name in ("figure1.png", "figure1_over_steps.png", "figure1_over_steps.pdf"):
+        assert (tmp_path / name).stat().st_size > 1000
 
 
 class Encoding(ByteTokenizer):

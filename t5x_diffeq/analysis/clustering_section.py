@@ -15,12 +15,10 @@ HOW = (
     "dt = 1/200, so horizon 1, particles from [-1, 1]^3 and a = t^p; one has horizon 10, and "
     "a = (t/10)^p.",
     "The paper's range and scale of growth are lost from its text; the table has several, and "
-    "longer horizons. scale=peak: a is 1 at the end. scale=work: the integral of a is that of constant "
-    "weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean square of "
-    "|x|, a cluster what is linked.",
+    "longer horizons. scale=peak: a is 1 at the end. scale=work: the integral of a is that of "
+    "constant weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean "
+    "square of |x|, a cluster what is linked.",
 )
-
-
 LONG = 10.0  # the horizon of the figure in which constant weights make clusters
 
 
