@@ -40,9 +40,10 @@ def get_config() -> ConfigDict:
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
     model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash
-    model.remat = "full"  # computed again backward: none | dots | full (each step: a state per step
-    #   is kept) | every:k (k steps at once: N / k states, and all that k steps keep; less memory than
-    #   full only if a step keeps less than N / k states; launch/reproduce/README.md has the sums)
+    model.remat = "full"  # computed again backward: none | dots | full (step by step: keeps a state
+    #   per step) | every:k (k steps at once: keeps N / k states, then all that k steps keep, so it
+    #   takes less memory than full only if a step keeps less than N / k states do). Why there is no
+    #   online checkpointing: launch/reproduce/README.md; train.microbatches save more for less
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the running Python's standard library | text_files | tfds |
