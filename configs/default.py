@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     model.num_heads = 4  # query heads
     model.num_kv_heads = placeholder(int)  # key and value heads; None: as many as query heads
     model.mlp_dim = 1024  # width inside the MLP
+    model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; the official code's) | relu
+    #   (the paper's text); llama: silu (None), whose MLP is gated by it
     model.time_embed_dim = 48  # T, width of each time embedding
     model.num_frequencies = 64  # S, frequencies of the time features
     model.time_scale = 1000.0  # factor on t in the sinusoids
@@ -43,7 +45,9 @@ def get_config() -> ConfigDict:
     model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash,
     #   also with the size of its blocks, splash:512, where auto's is not the best
     model.remat = "full"  # what the backward pass computes again instead of finding it stored:
-    #   none: nothing; dots: all but matrix products; full: every step; every:k: k steps at a time;
+    #   none: nothing; dots: all but matrix products; full: every step, from a state per step;
+    #   every:k: k steps at a time, from N / k states (less memory than full only if what a step
+    #   stores is smaller than these; why there is no online checkpointing: launch/reproduce/README.md);
     #   keep:qkv,attention,mlp: every step, but for the values of these names, or of some of them:
     #   queries, keys and values; attention's output; what goes into the MLP's nonlinearity
 

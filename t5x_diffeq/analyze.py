@@ -1,11 +1,13 @@
 """Analyses a trained run: analyze spectra|lyapunov|clustering|all --workdir=DIR [--output=DIR].
 
 Writes arrays, figures (PNG and PDF) and a page that shows them all: report.html for `all`, else
-spectra.html and so on. Needs matplotlib: pip install -e '.[analysis]'. Clustering is of particles,
-not of the run: with --output it needs no --workdir.
+spectra.html and so on. Prints how spectra grow with depth, as JSON, and then the page's path. Needs
+matplotlib: pip install -e '.[analysis]'. Clustering is of particles, not of the run: with --output
+it needs no --workdir.
 """
 
 import importlib
+import json
 import sys
 from itertools import islice, pairwise
 
@@ -200,6 +202,8 @@ def main() -> None:
         from t5x_diffeq.analysis.clustering_section import clustering_section
 
         sections.append(clustering_section(SEEDS.value))
+    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
+        print(json.dumps(numbers))
     page = "report.html" if WHAT.value == "all" else f"{WHAT.value}.html"
     print(write_report(folder, page, f"Analysis: {WHAT.value}", facts, sections), flush=True)
 

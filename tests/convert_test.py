@@ -53,13 +53,21 @@ def real_rows(params, vocab_size):
     return cut | ({"head": params["head"][:, :vocab_size]} if "head" in params else {})
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize("name", ["llama", "gpt", "gpt_relu"])
 def test_round_trip_is_exact(name, tmp_path):
     run = saved(name, tmp_path / "out")
     before = run.setup.model.config
     found = read(run, tmp_path / "out")
     assert_same(*(real_rows(tree, before.vocab_size) for tree in (found, run.params)))
-    for key in ("num_steps", "embed_dim", "num_heads", "kv_heads", "mlp_dim", "norm_eps"):
+    for key in (
+        "num_steps",
+        "embed_dim",
+        "num_heads",
+        "kv_heads",
+        "mlp_dim",
+        "norm_eps",
+        "activation",
+    ):
         key = "num_kv_heads" if key == "kv_heads" else key
         assert run.config.model[key] == getattr(before, key)
     assert run.config.data.sequence_length == LENGTH

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from t5x_diffeq import command_line, reproduce
+from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.experiments.paper import EXPERIMENTS
+from t5x_diffeq.experiments.downstream import TaskScores
+from t5x_diffeq.experiments.drawing import draw, losses_over_steps
+from t5x_diffeq.experiments.experiment import Experiment
+from t5x_diffeq.experiments.laptop import LAPTOP
+from t5x_diffeq.experiments.paired import paired
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import (
     Run,
@@ -20,8 +25,12 @@ from t5x_diffeq.experiments.runs import (
     read_results,
     training_seconds,
 )
+from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.make_tasks import documents, passage
+from t5x_diffeq.training.workdir import as_json
 
+EXPERIMENTS = reproduce.EXPERIMENTS
+SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
 
@@ -77,7 +86,7 @@ def test_failed_and_stopped(commands, tmp_path):
 
 
 def test_parts_keep_together_what_needs_each_other():
-    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS, {})
+    runs = LAPTOP["figure5"].runs(TEXTS, SEEDS, {})
     parts = [part_of(runs, i, 3) for i in range(3)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
     for part in parts:
@@ -86,10 +95,10 @@ def test_parts_keep_together_what_needs_each_other():
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", LAPTOP)
 def test_every_run_comes_after_what_it_needs(name, scale):
-    experiment = EXPERIMENTS[name]
-    runs = experiment.runs(scale, TEXTS, {})
+    experiment = EXPERIMENTS[scale][name]
+    runs = experiment.runs(TEXTS, SEEDS, {})
     names = [run.name for run in runs]
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
@@ -124,10 +133,10 @@ def test_a_table_of_means_at_their_best():
     assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
 
 
-def lowest_at(sweep, scale, best):
+def lowest_at(sweep, best):
     """Rounds of a sweep whose loss is lowest at a learning rate of each variant."""
     done, rounds = {}, []
-    while new := [run for run in sweep.runs(scale, TEXTS, done) if run.name not in done]:
+    while new := [run for run in sweep.runs(TEXTS, SEEDS, done) if run.name not in done]:
         rounds.append(new)
         for run in new:
             labels = run.labels
@@ -144,31 +153,31 @@ def rates(runs, seed=0, **labels):
 
 
 def test_a_sweep_goes_on_until_its_best_is_interior():
-    best = {"baseline": 4.9e-3, "ode": 1e-4, "shared": 6e-4}
-    rounds = lowest_at(EXPERIMENTS["table1"], "paper", best)
-    first = [3e-4, 6e-4, 1.2e-3]
+    best = {"baseline": 3.1e-2, "ode": 6e-4, "shared": 4e-3}
+    rounds = lowest_at(LAPTOP["table1"], best)
+    first = [2e-3, 4e-3, 8e-3]
     assert [rates(new, model="shared") for new in rounds] == [first, [], [], [], []]
-    assert [rates(new, model="ode") for new in rounds] == [first, [1.5e-4], [7.5e-5], [3.75e-5], []]
+    assert [rates(new, model="ode") for new in rounds] == [first, [1e-3], [5e-4], [2.5e-4], []]
     assert [rates(new, model="baseline") for new in rounds] == [
-        first,
-        [2.4e-3],
-        [4.8e-3],
-        [9.6e-3],
+        [4e-3, 8e-3],
+        [1.6e-2],
+        [3.2e-2],
+        [6.4e-2],
         [],
     ]
     for seed in (1, 2):
         assert all(rates(new, seed) == [] for new in rounds[:-1])
-        assert sorted(rates(rounds[-1], seed)) == [7.5e-5, 6e-4, 4.8e-3]
+        assert sorted(rates(rounds[-1], seed)) == [5e-4, 4e-3, 3.2e-2]
 
 
 def test_a_round_leaves_the_runs_before_where_they_are():
     """So that jobs of an array agree, whenever they look."""
-    sweep = EXPERIMENTS["table1"]
-    first = sweep.runs("paper", TEXTS, {})
+    sweep = LAPTOP["table1"]
+    first = sweep.runs(TEXTS, SEEDS, {})
     some = {run.name: {"loss": 1.0} for run in first[1:]}
-    assert sweep.runs("paper", TEXTS, some) == first
+    assert sweep.runs(TEXTS, SEEDS, some) == first
     every = {run.name: {"loss": run.labels["learning_rate"]} for run in first}
-    assert sweep.runs("paper", TEXTS, every)[: len(first)] == first
+    assert sweep.runs(TEXTS, SEEDS, every)[: len(first)] == first
 
 
 def test_of_a_sweep_the_best_is_what_several_seeds_had():
@@ -186,7 +195,7 @@ def test_experiments_share_runs():
     """What the config's file says anyhow is no other run."""
     texts = {"shakespeare": {"data.path": "/s"}}
     runs = {
-        name: {run.name: run.arguments for run in EXPERIMENTS[name].runs("laptop", texts, {})}
+        name: {run.name: run.arguments for run in LAPTOP[name].runs(texts, SEEDS, {})}
         for name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
     }
     own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
@@ -201,11 +210,12 @@ def test_experiments_share_runs():
 
 def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, capsys):
     carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
-    layouts = (Layout(("model",), "rate", "loss"),)
+    shown = Experiment(layouts=(Layout(("model",), "rate", "loss"),))
     runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    reproduce.present(layouts, runs, tmp_path, tmp_path / "own")
+    reproduce.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
+    assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")
     assert (tmp_path / "own" / "figure1.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -221,8 +231,8 @@ def test_training_takes_what_its_steps_took():
 
 def test_figure5_takes_two_texts():
     with pytest.raises(InputError, match="needs two texts"):
-        EXPERIMENTS["figure5"].runs("laptop", {}, {})
-    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}}, {})
+        LAPTOP["figure5"].runs({}, SEEDS, {})
+    laptop = LAPTOP["figure5"].runs({"shakespeare": {"data.path": "/s"}}, SEEDS, {})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])
 
@@ -234,6 +244,93 @@ def test_tasks_become_rows():
     ]
     table = markdown(scores(outcomes), Layout(("task",), "model", "score")).splitlines()
     assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
+
+
+def test_scores_have_the_standard_errors_of_the_harness():
+    outcome = {"model": "x", "tasks/mmlu/acc": 0.5, "tasks/mmlu_law/acc": 0.1}
+    one = {**outcome, "seed": 0, "tasks/mmlu/acc_stderr": 0.02}
+    layout = Layout(("task",), "model", "score")
+    assert markdown(scores([one]), layout).splitlines()[2:] == ["| mmlu | 0.5 (0.0200) |"]
+    two = {**one, "seed": 1, "tasks/mmlu/acc": 0.6, "tasks/mmlu/acc_stderr": 0.04}
+    assert markdown(scores([one, two]), layout).splitlines()[2:] == [
+        "| mmlu | 0.5500 ± 0.0500 (0.0300) |"
+    ]
+
+
+def test_a_paired_test_sees_what_two_standard_errors_do_not():
+    """Of 1000 hard and easy questions one model knows 30 more, and loses none."""
+    b = np.repeat([[0.0, 1.0]], 500, axis=1)
+    a = b.copy()
+    a[0, :30] = 1
+    test = paired(a, b)
+    assert test.difference == pytest.approx(0.03)
+    assert test.error == pytest.approx(np.std(a - b, ddof=1) / np.sqrt(1000))
+    separate = np.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 1000)
+    assert test.difference < 2 * separate and test.p < 1e-6
+    assert paired(b, b).p == 1
+
+
+def test_a_paired_test_has_the_variance_of_seeds():
+    """Seeds that differ by 0.1 from their mean say nothing of a difference of 0.05."""
+    rng = np.random.default_rng(0)
+    b = (rng.random((2, 5000)) < 0.5).astype(float)
+    a = b + np.array([[0.15], [-0.05]])
+    test = paired(a, b)
+    assert test.error == pytest.approx(np.std([0.15, -0.05], ddof=1) / np.sqrt(2), rel=1e-6)
+    assert test.p > 0.3
+
+
+def test_tasks_are_tested_by_document(tmp_path):
+    outcomes = []
+    for model, right in (("baseline", [0, 1, 0, 1]), ("ode", [1, 1, 0, 1])):
+        folder = tmp_path / model
+        folder.mkdir()
+        documents = {"mmlu_a": right[:2], "mmlu_b": right[2:], "piqa": right}
+        (folder / "9-2-euler-20260101T000000.json").write_text('{"documents": {}}')
+        (folder / "10-2-euler-20260102T000000.json").write_text(
+            json.dumps({"documents": documents})
+        )
+        outcomes.append({"run": model, "text": "t", "shots": 0, "model": model, "seed": 0})
+    (note,) = TaskScores(variants=()).notes(outcomes, tmp_path)
+    rows = note.splitlines()[-2:]
+    assert rows[0].startswith("| t, mmlu, 0 | +0.2500 | 0.2500 | 0.32 | 1 | 4 |")
+    assert rows[1].startswith("| t, piqa, 0 | +0.2500")
+
+
+def test_losses_over_steps_are_means_of_seeds(tmp_path):
+    outcomes = []
+    for seed, last in ((0, 2.0), (1, 3.0)):
+        (tmp_path / f"r{seed}").mkdir()
+        evaluations = [{"step": 0, "eval/loss": 5.0}, {"step": 7, "train/loss": 1.0}]
+        lines = [*evaluations, {"step": 10, "eval/loss": last}]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"r{seed}" / "metrics.jsonl").write_text(text)
+        outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
+    layout = Layout(("text",), "model", "loss", over_steps=True)
+    assert losses_over_steps(outcomes, layout, tmp_path) == {
+        "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
+    }
+    draw(outcomes, layout, tmp_path / "figure1", tmp_path)
+    for name in ("figure1.png", "figure1_over_steps.png", "figure1_over_steps.pdf"):
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+class Encoding(ByteTokenizer):
+    """A tokenizer that makes GPT-2's tokens of what is asked for."""
+
+    def encode(self, texts):
+        return [np.array(TOKENS["gpt"]) for _ in texts]
+
+
+def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
+    assert is_papers(Encoding(), "gpt") and not is_papers(Encoding(), "llama")
+    assert not is_papers(ByteTokenizer(), "gpt") and not is_papers(None, "gpt")
+    run = Run("r", "train", ())
+    (tmp_path / "r" / "tokenizer").mkdir(parents=True)
+    ByteTokenizer().save(tmp_path / "r" / "tokenizer")
+    (tmp_path / "r" / "config.json").write_text(json.dumps(as_json(default_config())))
+    (said,) = remark([run, Run("other", "evaluate", ())], tmp_path)
+    assert "Not comparable with the paper's numbers" in said and said.endswith("Llama 2's): r.")
 
 
 def test_own_tasks_ask_for_what_stands_in_the_text():
@@ -255,12 +352,13 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiment=table9"], "there are table1, budgets"),
+        (["--experiment=table9"], "there are table1, table2"),
         (["--experiment=table1", "--scale=phone"], "--scale=phone is laptop or paper"),
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
         (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
+        (["--experiment=table1", "--text=stdlib", "--seeds=0"], "--seeds=0 must be at least 1"),
     ],
 )
 def test_what_reproduce_refuses(arguments, message, tmp_path):

@@ -77,7 +77,8 @@ def gpt2(W, c, tokens):
         q, k, v = np.split(linear(p + "attn.c_attn", layer_norm(p + "ln_1", y)), 3, axis=1)
         y = y + linear(p + "attn.c_proj", attention(q, k, v, c["n_head"]))
         h = linear(p + "mlp.c_fc", layer_norm(p + "ln_2", y))
-        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        h = {"gelu_new": gelu, "relu": np.maximum(h, 0)}[c["activation_function"]]
         y = y + linear(p + "mlp.c_proj", h)
     return layer_norm("transformer.ln_f", y) @ W["transformer.wte.weight"].T
 
@@ -90,7 +91,7 @@ def exported(name, folder, reports=()):
 
 @pytest.mark.parametrize(
     ("name", "formula"),
-    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2)],
+    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
 )
 def test_plain_models_by_their_names(name, formula, tmp_path):
     run, told = exported(name, tmp_path / "out")

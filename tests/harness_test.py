@@ -98,6 +98,10 @@ def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch)
     kept = json.loads(file.read_text())
     assert kept["results"]["local_choice"]["acc,none"] == at_two["tasks/local_choice/acc"]
     assert kept["n-shot"]["local_choice"] == 1
+    documents = kept["documents"]
+    assert documents.keys() == {"local_choice", "local_cloze"}  # those that have an accuracy
+    assert len(documents["local_choice"]) == 5 and set(documents["local_choice"]) <= {0, 1}
+    assert np.mean(documents["local_choice"]) == pytest.approx(at_two["tasks/local_choice/acc"])
     assert "torch" not in sys.modules
 
 

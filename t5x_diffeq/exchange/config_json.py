@@ -20,7 +20,7 @@ REQUIRED = {
         "partial_rotary_factor": (1.0,),
     },
     "gpt2": {
-        "activation_function": TANH_GELU,
+        "activation_function": (*TANH_GELU, "relu"),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
@@ -62,7 +62,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
             "n_layer": config.num_steps,
             "n_head": config.num_heads,
             "n_inner": config.mlp_dim,
-            "activation_function": "gelu_new",
+            "activation_function": {"gelu": "gelu_new", "relu": "relu"}[config.mlp_activation],
             "layer_norm_epsilon": config.norm_eps,
             "resid_pdrop": config.dropout_rate,
             "embd_pdrop": config.dropout_rate,
@@ -97,6 +97,7 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
         "parallel": config.scheme == "euler",
         "mlp_reads_attention_norm": config.mlp_input == "attention_norm",
         "norm_shift": gpt or config.norm_shift,
+        "activation": config.mlp_activation,
         "norm_eps": config.norm_eps,
         "final_norm_eps": config.final_norm_eps,
         **shape_keys(config),
@@ -203,6 +204,7 @@ def gpt2_keys(found: Mapping[str, object]) -> tuple[dict, int]:
         "num_heads": found["n_head"],
         "num_kv_heads": None,
         "mlp_dim": found.get("n_inner") or 4 * found["n_embd"],
+        "activation": "relu" if found.get("activation_function") == "relu" else None,
         "norm_eps": eps,
         "final_norm_eps": eps,
     }, found["n_positions"]

@@ -25,11 +25,12 @@ class DiffEqConfig(PretrainedConfig):
     """Shapes, under the library's usual names, and what makes the model an ODE's.
 
     Attributes:
-      architecture: "gpt" (LayerNorm, GELU, biases, learned positions, the table as head) or
+      architecture: "gpt" (LayerNorm, biases, learned positions, the table as head) or
         "llama" (RMSNorm, SwiGLU, rotary positions, grouped queries, a head of its own).
       parallel: whether attention and MLP read the same state (Euler), or one after the other.
       mlp_reads_attention_norm: whether the MLP's norm reads the attention's norm, not the state.
       norm_shift: whether the norms of the steps have a shift.
+      activation: of the MLP, "gelu" or "relu" (gpt), "silu" (llama).
       norm_eps: epsilon of the norms of the steps.
       final_norm_eps: of the norm before the head.
     """
@@ -43,6 +44,7 @@ class DiffEqConfig(PretrainedConfig):
         parallel=True,
         mlp_reads_attention_norm=False,
         norm_shift=True,
+        activation="gelu",
         norm_eps=1e-5,
         final_norm_eps=1e-5,
         vocab_size=256,
@@ -60,6 +62,7 @@ class DiffEqConfig(PretrainedConfig):
         self.parallel = parallel
         self.mlp_reads_attention_norm = mlp_reads_attention_norm
         self.norm_shift = norm_shift
+        self.activation = activation
         self.norm_eps = norm_eps
         self.final_norm_eps = final_norm_eps
         self.vocab_size = vocab_size
@@ -149,11 +152,13 @@ class MLP(nn.Module):
         self.up = nn.Linear(width, inner, bias=config.gpt)
         self.gate = None if config.gpt else nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=config.gpt)
+        self.relu = config.activation == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, L, D]` to `[B, L, D]`."""
         if self.gate is None:
-            return self.down(functional.gelu(self.up(x), approximate="tanh"))
+            up = self.up(x)
+            return self.down(up.relu() if self.relu else functional.gelu(up, approximate="tanh"))
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 

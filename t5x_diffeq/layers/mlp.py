@@ -1,4 +1,4 @@
-"""The feed-forward sub-field: GELU as in GPT, SwiGLU as in Llama."""
+"""The feed-forward sub-field: GELU or ReLU as in GPT, SwiGLU as in Llama."""
 
 from functools import partial
 
@@ -11,14 +11,21 @@ from jax.typing import DTypeLike
 from t5x_diffeq.array_types import State
 from t5x_diffeq.layers.linear import Linear
 
+ACTIVATIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
 
 class MLP(nn.Module):
-    """`down(gelu(up(x)))`, or gated, `down(silu(gate(x)) * up(x))` (Shazeer 2020).
+    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation.
 
     Attributes:
       embed_dim: width D of the state.
       mlp_dim: width F between.
-      gated: SwiGLU instead of GELU (tanh form).
+      activation: "gelu" (its tanh form), "relu" or "silu".
+      gated: whether a gate multiplies what `up` makes.
       use_bias: biases on all linears.
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
@@ -26,6 +33,7 @@ class MLP(nn.Module):
 
     embed_dim: int
     mlp_dim: int
+    activation: str
     gated: bool
     use_bias: bool
     output_std: float = 0.02
@@ -37,11 +45,11 @@ class MLP(nn.Module):
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
         up = checkpoint_name(widen(name="up")(x), "mlp")
+        activation = ACTIVATIONS[self.activation]
         if self.gated:
-            gate = checkpoint_name(widen(name="gate")(x), "mlp")
-            hidden = jax.nn.silu(gate) * up
+            hidden = activation(checkpoint_name(widen(name="gate")(x), "mlp")) * up
         else:
-            hidden = jax.nn.gelu(up, approximate=True)
+            hidden = activation(up)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
         return linear(
             (self.mlp_dim, self.embed_dim),

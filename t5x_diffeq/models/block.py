@@ -53,7 +53,7 @@ class Block(nn.Module):
             **layer,
         )
         self.mlp_norm = norm()
-        self.mlp = MLP(c.embed_dim, c.mlp_dim, gated=not gpt, **layer)
+        self.mlp = MLP(c.embed_dim, c.mlp_dim, c.mlp_activation, gated=not gpt, **layer)
         self.attention_dropout = nn.Dropout(c.dropout_rate)
         self.mlp_dropout = nn.Dropout(c.dropout_rate)
 

@@ -24,6 +24,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16"),
     "state_dtype": ("float32", "bfloat16"),
 }
+ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the default
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int | None
     mlp_dim: int
+    activation: str | None
     time_embed_dim: int
     num_frequencies: int
     time_scale: float
@@ -89,6 +91,11 @@ class ModelConfig:
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
                 "than the computation; set model.dtype=bfloat16 or leave model.state_dtype out"
+            )
+        if self.mlp_activation not in ACTIVATIONS[self.architecture]:
+            raise InputError(
+                f"model.activation={self.activation} with model.architecture={self.architecture}: "
+                f"it can be {' or '.join(ACTIVATIONS[self.architecture])}"
             )
         self.check_sizes()
         for key in ("norm_eps", "final_norm_eps", "time_scale"):
@@ -162,6 +169,11 @@ class ModelConfig:
     def kv_heads(self) -> int:
         """Key and value heads."""
         return self.num_kv_heads or self.num_heads
+
+    @property
+    def mlp_activation(self) -> str:
+        """The MLP's activation; the architecture's own unless the config names one."""
+        return self.activation or ACTIVATIONS[self.architecture][0]
 
     @property
     def padded_vocab_size(self) -> int:
