@@ -32,7 +32,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     analyze.FLAGS.unparse_flags()
-    analyze.FLAGS(["analyze", *arguments])
+    command_line.parse(["analyze", *arguments], analyze.FLAGS)
     return analyze.main()
 
 

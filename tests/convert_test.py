@@ -173,7 +173,7 @@ def test_a_bad_time_embedding_is_refused():
 
 def call(verb, *arguments):
     verb.FLAGS.unparse_flags()
-    verb.FLAGS(["verb", *arguments])
+    command_line.parse(["verb", *arguments], verb.FLAGS)
     return verb.main()
 
 

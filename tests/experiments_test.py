@@ -266,7 +266,7 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 def test_what_reproduce_refuses(arguments, message, tmp_path):
     for name in reproduce.FLAGS:
         reproduce.FLAGS[name].unparse()
-    reproduce.FLAGS(["reproduce", f"--output={tmp_path}", *arguments])
+    command_line.parse(["reproduce", f"--output={tmp_path}", *arguments], reproduce.FLAGS)
     with pytest.raises(InputError, match=message):
         reproduce.main()
     assert list(tmp_path.iterdir()) == []

@@ -209,7 +209,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     export.FLAGS.unparse_flags()
-    export.FLAGS(["export", *arguments])
+    command_line.parse(["export", *arguments], export.FLAGS)
     export.main()
 
 

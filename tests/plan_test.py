@@ -117,7 +117,7 @@ def test_bad_topologies(topology, message):
 
 def test_arguments_are_needed():
     plan.FLAGS.unparse_flags()
-    plan.FLAGS(["plan"])
+    command_line.parse(["plan"], plan.FLAGS)
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
         plan.main()
 
@@ -125,7 +125,7 @@ def test_arguments_are_needed():
 @pytest.mark.slow
 def test_sweep_ranks_what_it_tries(capsys):
     plan.FLAGS.unparse_flags()
-    plan.FLAGS(["plan", "--topology=cpu:1"])
+    command_line.parse(["plan", "--topology=cpu:1"], plan.FLAGS)
     plan.sweep(small(), jax.devices()[:1])
     told = capsys.readouterr()
     tried = {line["remat"]: line for line in map(json.loads, told.out.splitlines())}

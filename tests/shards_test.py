@@ -16,7 +16,8 @@ from conftest import ROOT
 from t5x_diffeq.data import preparation, shards
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.preparation import tokenised, tokenizer_in
+from t5x_diffeq.data.preparation import tokenised
+from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError

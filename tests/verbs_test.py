@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
 
 def call(verb, *arguments):
     verb.FLAGS.unparse_flags()
-    verb.FLAGS(["verb", *arguments])
+    command_line.parse(["verb", *arguments], verb.FLAGS)
     return verb.main()
 
 

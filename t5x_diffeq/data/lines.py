@@ -10,10 +10,7 @@ from t5x_diffeq.errors import InputError
 
 
 def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
-    """A document per line that isn't blank.
-
-    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
-    it is tokenised.
+    """A document per line that isn't blank; bytes that are not UTF-8 stay as lone surrogates.
 
     Args:
       path: the file, for messages.
