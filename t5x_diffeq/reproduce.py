@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.paper import EXPERIMENTS
 from t5x_diffeq.experiments.present import Layout, cells, in_order, markdown, scores
 from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
-from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.files import AnyPath, files_matching, place, write_whole
 from t5x_diffeq.report import say
 
 FLAGS = flags.FlagValues()
@@ -58,8 +59,26 @@ def texts() -> dict[str, dict[str, object]]:
             raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
         if name in found:
             raise InputError(f"--text={given}: there is a text of the name {name} already")
+        if source not in (*SOURCES, "tokens"):
+            raise InputError(
+                f"--text={given}: {source!r} is no source; there are {', '.join(SOURCES)}, tokens"
+            )
         found[name] = {"data.source": source, **({"data.path": path} if path else {})}
+    for name, keys in found.items():
+        if keys["data.source"] == "text_files":
+            check_text(name, keys["data.path"])
     return found
+
+
+def check_text(name: str, path: str) -> None:
+    """There is a text at the path.
+
+    Raises:
+      InputError: if not.
+    """
+    file = place(path, f"--text={name}")
+    if not (file.exists() or files_matching(file)):
+        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
 
 
 def part() -> tuple[int, int]:

@@ -4,7 +4,8 @@ import os
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["T5X_DIFFEQ_CACHE"] = tempfile.mkdtemp(prefix="t5x_diffeq-tests-")
+CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")
+os.environ["T5X_DIFFEQ_CACHE"] = CACHE.name
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import sys

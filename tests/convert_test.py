@@ -12,7 +12,7 @@ from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_ru
 from safetensors.numpy import load_file, save_file
 
 from configs import default
-from t5x_diffeq import convert, evaluate, export
+from t5x_diffeq import command_line, convert, evaluate, export
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, set_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained

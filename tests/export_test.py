@@ -14,7 +14,7 @@ from exported_models import tokenizer_of as tokenizer
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
-from t5x_diffeq import export
+from t5x_diffeq import command_line, export
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.exchange import folder as folders
 from t5x_diffeq.exchange import save_pretrained as saving

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq import plan
+from t5x_diffeq import command_line, plan
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.training import planning
 from t5x_diffeq.training.chips import CHIPS, GIB

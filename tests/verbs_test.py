@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import small_config
 
-from t5x_diffeq import benchmark, evaluate, generate
+from t5x_diffeq import benchmark, command_line, evaluate, generate
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.sampling import Sampling
 from t5x_diffeq.train import train
