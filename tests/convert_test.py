@@ -245,6 +245,16 @@ BAD = {
     "rotary base": ({"rope_parameters": {"rope_theta": 5e5}}, "with base 500000.0; here they are"),
     "rotary scaling": ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is"),
     "head width": ({"head_dim": 16}, "4 heads of head_dim 16 don't make hidden_size 16"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0 in config.json; it must be"),
+    "a text": (
+        {"hidden_size": "16"},
+        "hidden_size is '16' in config.json; it must be a who",
+    ),
+    "no number": (
+        {"rms_norm_eps": float("nan")},
+        "rms_norm_eps is nan in config.json; it must be",
+    ),
+    "a rope": ({"rope_parameters": 7}, "rope_parameters is 7 in config.json; restore it"),
     "shapes": ({"intermediate_size": 48}, r"is of shape \(16, 40\), and config.json makes it"),
     "missing layers": ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
     "left over": ({"num_hidden_layers": 2}, "holds model.layers.2.* which a plain llama"),

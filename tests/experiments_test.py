@@ -260,6 +260,8 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
         (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
+        (["--experiment=table1", "--text=a=/x"], "--text=a=/x: there is no such file or folder"),
+        (["--experiment=table1", "--text=a=books:/x"], "'books' is no source; there are stdlib"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
     ],
 )

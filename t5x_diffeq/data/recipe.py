@@ -30,7 +30,7 @@ def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> 
     tokenizer.save(folder)
 
 
-def other_recipe(folder: AnyPath, data: ConfigDict, text: str) -> str | None:
+def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | None:
     """How the tokenizer in `folder` was made otherwise than `config.data` says; None if it wasn't.
 
     Of a tokenizer that was adopted, or trained by an earlier version, the text isn't known.
