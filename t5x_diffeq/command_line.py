@@ -112,8 +112,8 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
         rest = own(argv)[1:]
         check_flags(own)
-        configs = [own[name].value for name in own if config_flags.is_config_flag(own[name])]
-        for config in filter(None, configs):
+        names = [name for name in own if config_flags.is_config_flag(own[name])]
+        for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)
             check_values(flatten(config), unset=FROM_INIT)
     except flags.UnrecognizedFlagError as error:
@@ -125,7 +125,8 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     except flags.Error as error:
         raise InputError(out_of_range(str(error), own) or explain(str(error))) from error
     except Exception as error:  # whatever a config file may raise
-        raise InputError(f"--config: {explain(str(error) or type(error).__name__)}") from error
+        line = explain(str(error) or type(error).__name__)
+        raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
 
@@ -223,16 +224,20 @@ def explain(message: str) -> str:
         return "--config: this file has no variants; leave out the colon and what follows"
     if missing := re.search(r"No such file or directory: '(.*?)'", message):
         return f"--config={missing.group(1)}: there is no such file"
+    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
+        return f"--config={folder_named.group(1)} is a folder; name a config file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
     return f"{raised.group(1)}: {raised.group(2)}" if raised else message
 
 
-def check_complete(config: ConfigDict) -> None:
-    """A config has exactly the keys of `configs/default.py`.
+def check_complete(config: object) -> None:
+    """What a config file makes is a config, with exactly the keys of `configs/default.py`.
 
     Raises:
       InputError: naming one that is missing or unknown.
     """
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"--config: its get_config() returns {config!r:.60}, not a ConfigDict")
     known, given = flatten(default_config()).keys(), flatten(config).keys()
     for key in sorted(known ^ given):
         wrong = "is missing" if key in known else "does not exist"

@@ -53,7 +53,7 @@ def parse_part(value: str | None) -> tuple[int, int]:
 
 
 def check_ahead(data: ConfigDict) -> None:
-    """The config asks for tokens that are made ahead, of one source.
+    """The config asks for tokens that are made ahead.
 
     Raises:
       InputError: if not.
@@ -63,8 +63,6 @@ def check_ahead(data: ConfigDict) -> None:
             f"data.tokenize={data.tokenize} is for training without shards, and prepare_data makes "
             "shards; leave it out"
         )
-    if data.mixture:
-        raise InputError("data.mixture is of training; prepare each of its parts by itself")
 
 
 def main() -> None:

@@ -66,6 +66,7 @@ def text_of_line(line: bytes, field: str, place: str) -> str:
         raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
     if not isinstance(record, dict) or field not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        keys = keys or "nothing at all"
         raise InputError(
             f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
         )
