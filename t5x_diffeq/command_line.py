@@ -224,6 +224,8 @@ def explain(message: str) -> str:
         return "--config: this file has no variants; leave out the colon and what follows"
     if missing := re.search(r"No such file or directory: '(.*?)'", message):
         return f"--config={missing.group(1)}: there is no such file"
+    if "config file is an empty string" in message:
+        return "--config is empty; name a config file"
     if folder_named := re.search(r"Is a directory: '(.*?)'", message):
         return f"--config={folder_named.group(1)} is a folder; name a config file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)

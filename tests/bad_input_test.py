@@ -146,6 +146,16 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section):
         ("data.sequence_length", 2**31 - 1, r"at least [0-9,]+ GiB on each device"),
         ("train.batch_size", 2**31 - 8, r"at least [0-9,]+ GiB on each device"),
         ("data.sequence_length", 10**12, "it must be at most 2147483647"),
+        (
+            "mesh.rules",
+            (("batch", ("data", "data")),),
+            r"mesh.rules has \('batch', \('data', 'data'",
+        ),
+        (
+            "mesh.rules",
+            (("batch", ("data", "fsdp")), ("embed", 3)),
+            r"mesh.rules has \('embed', 3\)",
+        ),
         ("model.remat", "every:3", r"model.remat=every:3 keeps no state of model.num_steps=2"),
     ],
 )
