@@ -15,7 +15,7 @@ from t5x_diffeq.ode.solvers import SCHEMES
 
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38
-STEPS = 1_000_000  # of a solver
+STEPS = 10_000  # of a solver
 VOCABULARY = 2**30  # tokens, so that their number fits 32 bits when it is padded
 THREADS = 1024
 NAMES = {

@@ -187,11 +187,11 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
     """The numbers of `--num_steps`; [None] for the trained one.
 
     Raises:
-      InputError: if one isn't a positive number.
+      InputError: if one isn't a number of steps.
     """
     for value in values or ():
-        if not value.isdecimal() or int(value) < 1:
-            raise InputError(f"--num_steps={value!r} is not a number of steps, 1 or more")
+        if not (value.isdecimal() and 1 <= int(value) <= STEPS):
+            raise InputError(f"--num_steps={value!r} is not a number of steps, from 1 to {STEPS}")
     return [int(value) for value in values] if values else [None]
 
 
