@@ -238,8 +238,8 @@ def check_complete(config: object) -> None:
     Raises:
       InputError: naming one that is missing or unknown.
     """
-    if not isinstance(config, ConfigDict):
-        raise InputError(f"--config: its get_config() returns {config!r:.60}, not a ConfigDict")
+    if config is None:
+        raise InputError("--config: its get_config() returns None, not a ConfigDict")
     known, given = flatten(default_config()).keys(), flatten(config).keys()
     for key in sorted(known ^ given):
         wrong = "is missing" if key in known else "does not exist"
