@@ -21,7 +21,6 @@ from pathlib import Path
 
 import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
