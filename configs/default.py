@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
     model.remat = "full"  # what the backward pass computes again instead of finding it stored:
     #   none: nothing; dots: all but matrix products; full: every step, from a state per step;
     #   every:k: k steps at a time, from N / k states (less memory than full only if what a step
-    #   stores is smaller than these; why there is no online checkpointing: launch/reproduce/README.md);
+    #   stores is smaller than these; launch/reproduce/README.md says why not online checkpointing);
     #   keep:qkv,attention,mlp: every step, but for the values of these names, or of some of them:
     #   queries, keys and values; attention's output; what goes into the MLP's nonlinearity
 

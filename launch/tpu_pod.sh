@@ -7,6 +7,7 @@
 #
 #   --name --zone --project --type --workdir   or TPU_NAME, TPU_ZONE, TPU_PROJECT, TPU_TYPE, WORKDIR;
 #                     zone and project otherwise as gcloud is configured
+#   --mounted         --workdir is a folder that is mounted on every host, as /mnt/filestore/run
 #   --slices=2        several of that type, as one run
 #   --spot, --reserved, --service_account=EMAIL, --network=NAME, --version=RUNTIME
 #   --restarts=100    starts at most so often again
@@ -21,12 +22,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 verb=start
 case "${1:-}" in start | status | logs | stop | delete) verb="$1"; shift ;; esac
+mounted=""
 name="${TPU_NAME:-}" zone="${TPU_ZONE:-}" project="${TPU_PROJECT:-}" type="${TPU_TYPE:-}"
 slices=1 spot="" reserved="" service_account="" network="" version="" restarts=100 wait_hours=24
 worker=0
 workdir="${WORKDIR:-}"
 parse_options "name zone project type slices service_account network version restarts wait_hours worker" \
-  "spot reserved" "$@"
+  "spot reserved mounted" "$@"
 numbers slices restarts wait_hours
 name="${name:-${config:+$(name_of_config)}}"
 name="${name:-t5x-diffeq}"
@@ -196,7 +198,8 @@ give_up() {
 start() {
   attempt=0
   project_config
-  [[ "$workdir" =~ ^(gs://|/) ]] || die "give --workdir=gs://BUCKET/FOLDER (or a folder mounted on all hosts): every host needs it"
+  [[ "$workdir" == gs://* ]] || [[ -n "$mounted" && "$workdir" == /* ]] ||
+    die "--workdir=$workdir: give --workdir=gs://BUCKET/FOLDER, or a path from / with --mounted if every host has it mounted: all hosts write there"
   if [ -z "$dry_run" ] && [ "$(tpu_state)" = ACTIVE ] && [ "$(first "$(here status)")" = running ]; then
     say "a run is there already: its log (stop it with '$0 stop --name=$name')"
   else

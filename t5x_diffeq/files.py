@@ -227,6 +227,14 @@ def load_array(path: AnyPath) -> np.ndarray:
     return np.load(io.BytesIO(path.read_bytes()))
 
 
+def remove_folder(folder: AnyPath) -> None:
+    """Removes a folder and all that it holds."""
+    if is_in_bucket(folder):
+        bucket_files().rm(str(folder), recursive=True)
+    else:
+        shutil.rmtree(folder)
+
+
 def move_folder(source: AnyPath, target: AnyPath) -> None:
     """Moves a folder, in place of what may be at `target`; objects are copied, then deleted."""
     if is_in_bucket(source):

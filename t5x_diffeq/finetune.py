@@ -16,7 +16,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq import command_line
 from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.corpus import check_tokenizers, load_corpus
-from t5x_diffeq.data.preparation import adopt_tokenizer
+from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place

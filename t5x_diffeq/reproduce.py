@@ -12,6 +12,7 @@ import shlex
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
@@ -20,7 +21,7 @@ from t5x_diffeq.experiments.paper import PAPER
 from t5x_diffeq.experiments.present import markdown, scores
 from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
 from t5x_diffeq.experiments.tokenizers import KEY, OWN, check_tokenizers, remark
-from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.files import AnyPath, files_matching, place, write_whole
 from t5x_diffeq.report import say
 
 EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
@@ -76,10 +77,28 @@ def texts() -> dict[str, dict[str, object]]:
             raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
         if name in found:
             raise InputError(f"--text={given}: there is a text of the name {name} already")
+        if source not in (*SOURCES, "tokens"):
+            raise InputError(
+                f"--text={given}: {source!r} is no source; there are {', '.join(SOURCES)}, tokens"
+            )
         found[name] = {"data.source": source, **({"data.path": path} if path else {})}
         if SCALE.value == "paper" and source != "tokens" and TOKENIZERS.value != OWN:
             found[name][KEY] = f"{TOKENIZERS.value}/{{tokenizer_file}}"
+    for name, keys in found.items():
+        if keys["data.source"] == "text_files":
+            check_text(name, keys["data.path"])
     return found
+
+
+def check_text(name: str, path: str) -> None:
+    """There is a text at the path.
+
+    Raises:
+      InputError: if not.
+    """
+    file = place(path, f"--text={name}")
+    if not (file.exists() or files_matching(file)):
+        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
 
 
 def part() -> tuple[int, int]:

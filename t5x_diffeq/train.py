@@ -31,7 +31,7 @@ from t5x_diffeq.training.compilation_cache import keep_compiled
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter
-from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
 from t5x_diffeq.training.stop import StopSignals
@@ -69,12 +69,16 @@ def train(
     started = time.perf_counter()
     new = check_config(config, workdir)
     stated = config.model.vocab_size
-    make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
+    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can before data
+    check_fits(setup, config.train.batch_size)
+    if new:
+        check_new(config)
     check_depths(config)
     check_data(config.data)
     downstream = Downstream(config.tasks)
     corpus = first_then_others(
-        lambda first: prepare_corpus(config.data, workdir, new and first), "the data is prepared"
+        lambda first: prepare_corpus(config.data, workdir, new and first, stated),
+        "the data is prepared",
     )
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size

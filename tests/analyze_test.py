@@ -9,7 +9,7 @@ from conftest import small_config
 from language_model_test import LLAMA, TOKENS, random_params, small
 from numpy_model import norm, rotary, softmax
 
-from t5x_diffeq import analyze
+from t5x_diffeq import analyze, command_line
 from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
@@ -32,7 +32,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     analyze.FLAGS.unparse_flags()
-    analyze.FLAGS(["analyze", *arguments])
+    command_line.parse(["analyze", *arguments], analyze.FLAGS)
     return analyze.main()
 
 

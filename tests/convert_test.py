@@ -12,7 +12,7 @@ from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_ru
 from safetensors.numpy import load_file, save_file
 
 from configs import default
-from t5x_diffeq import convert, evaluate, export
+from t5x_diffeq import command_line, convert, evaluate, export
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, set_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
@@ -181,7 +181,7 @@ def test_a_bad_time_embedding_is_refused():
 
 def call(verb, *arguments):
     verb.FLAGS.unparse_flags()
-    verb.FLAGS(["verb", *arguments])
+    command_line.parse(["verb", *arguments], verb.FLAGS)
     return verb.main()
 
 
@@ -253,6 +253,16 @@ BAD = {
     "rotary base": ({"rope_parameters": {"rope_theta": 5e5}}, "with base 500000.0; here they are"),
     "rotary scaling": ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is"),
     "head width": ({"head_dim": 16}, "4 heads of head_dim 16 don't make hidden_size 16"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0 in config.json; it must be"),
+    "a text": (
+        {"hidden_size": "16"},
+        "hidden_size is '16' in config.json; it must be a who",
+    ),
+    "no number": (
+        {"rms_norm_eps": float("nan")},
+        "rms_norm_eps is nan in config.json; it must be",
+    ),
+    "a rope": ({"rope_parameters": 7}, "rope_parameters is 7 in config.json; restore it"),
     "shapes": ({"intermediate_size": 48}, r"is of shape \(16, 40\), and config.json makes it"),
     "missing layers": ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
     "left over": ({"num_hidden_layers": 2}, "holds model.layers.2.* which a plain llama"),

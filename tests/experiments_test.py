@@ -357,6 +357,8 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
         (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
+        (["--experiment=table1", "--text=a=/x"], "--text=a=/x: there is no such file or folder"),
+        (["--experiment=table1", "--text=a=books:/x"], "'books' is no source; there are stdlib"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
         (["--experiment=table1", "--text=stdlib", "--seeds=0"], "--seeds=0 must be at least 1"),
     ],
@@ -364,7 +366,7 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 def test_what_reproduce_refuses(arguments, message, tmp_path):
     for name in reproduce.FLAGS:
         reproduce.FLAGS[name].unparse()
-    reproduce.FLAGS(["reproduce", f"--output={tmp_path}", *arguments])
+    command_line.parse(["reproduce", f"--output={tmp_path}", *arguments], reproduce.FLAGS)
     with pytest.raises(InputError, match=message):
         reproduce.main()
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from exported_models import tokenizer_of as tokenizer
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
-from t5x_diffeq import export
+from t5x_diffeq import command_line, export
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.exchange import folder as folders
 from t5x_diffeq.exchange import save_pretrained as saving
@@ -210,7 +210,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     export.FLAGS.unparse_flags()
-    export.FLAGS(["export", *arguments])
+    command_line.parse(["export", *arguments], export.FLAGS)
     export.main()
 
 
@@ -225,7 +225,8 @@ def test_the_verb(workdir, tmp_path, capsys):
         ([f"--output={tmp_path / 'out' / 'config.json'}"], "is a file; name a folder"),
     ):
         with pytest.raises(InputError, match=message):
-            call(f"--workdir={workdir}", f"--output={tmp_path / 'new'}", *arguments)
+            new = [] if "--output" in arguments[0] else [f"--output={tmp_path / 'new'}"]
+            call(f"--workdir={workdir}", *new, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq import plan
+from t5x_diffeq import command_line, plan
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.training import plan_sweep, plan_tables, planning
 from t5x_diffeq.training.chips import CHIPS, GIB
@@ -139,7 +139,7 @@ def test_bad_slices(name, slices, message):
 
 def test_arguments_are_needed():
     plan.FLAGS.unparse_flags()
-    plan.FLAGS(["plan"])
+    command_line.parse(["plan"], plan.FLAGS)
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
         plan.main()
 

@@ -200,6 +200,8 @@ def test_other_verbs(stand_ins, arguments, steps_wanted):
         (["configs/none.py"], "the project has no configs/none.py"),
         (["configs/tiny.py"], "give --workdir=gs://"),
         (["configs/tiny.py", "--workdir=here"], "give --workdir=gs://"),
+        (["configs/tiny.py", "--workdir=here", "--mounted"], "give --workdir=gs://"),
+        (["configs/tiny.py", "--workdir=/local/dir"], "with --mounted if every host has it"),
         (["configs/tiny.py", "more.py"], "two configs are given: configs/tiny.py and more.py"),
         (["configs/tiny.py", "--restart=2"], "--restart is no option of this script"),
         (["configs/tiny.py", "--zone"], "--zone needs a value"),
@@ -213,8 +215,10 @@ def test_bad_arguments(stand_ins, arguments, message):
     assert stand_ins.calls() == []
 
 
-def test_dry_run_calls_nothing(stand_ins):
-    ended = stand_ins.run("tpu_pod.sh", *RUN, ODD, "--slices=2", "--dry-run")
+@pytest.mark.parametrize("workdir", [(RUN[2],), ("--workdir=/mnt/runs/a", "--mounted")])
+def test_dry_run_calls_nothing(stand_ins, workdir):
+    options = (*RUN[:2], *workdir, RUN[3], ODD, "--slices=2", "--dry-run")
+    ended = stand_ins.run("tpu_pod.sh", *options)
     assert ended.returncode == 0, ended.stderr
     assert stand_ins.calls() == []
     lines = ended.stdout.splitlines()

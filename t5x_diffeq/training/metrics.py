@@ -7,7 +7,8 @@ from etils import epath
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from t5x_diffeq.files import AnyPath, Growing
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, Growing, told
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -84,8 +85,19 @@ register_writer_factory("gs", EventsInBuckets)
 
 def kept_lines(path: AnyPath, step: int) -> bytes:
     """The lines up to `step`, without a last one that was half written."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return b"".join(line for line in lines if step_of(line) <= step)
+    return b"".join(line for line in lines_of(path) if step_of(line) <= step)
+
+
+def lines_of(path: AnyPath) -> list[bytes]:
+    """The lines of a file; none if it isn't there.
+
+    Raises:
+      InputError: if it can't be read.
+    """
+    try:
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {told(error)}; move it away") from error
 
 
 def step_of(line: bytes) -> float:
@@ -98,6 +110,5 @@ def step_of(line: bytes) -> float:
 
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports of a workdir, oldest first."""
-    path = workdir / METRICS_FILE
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = lines_of(workdir / METRICS_FILE)
     return [json.loads(line) for line in lines if step_of(line) < float("inf")]
