@@ -8,6 +8,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
 from t5x_diffeq.files import AnyPath, Growing
+from t5x_diffeq.report import say
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -26,10 +27,12 @@ class MetricWriter:
 
     def __init__(self, workdir: AnyPath, step: int):
         self.file = self.events = None
+        self.reports = 0  # lines that the file has
         if jax.process_index() != 0:
             return
         path = workdir / METRICS_FILE
-        self.file = Growing(path, kept_lines(path, step if step > 0 else -1))
+        kept = kept_lines(path, step if step > 0 else -1)
+        self.file, self.reports = Growing(path, kept), kept.count(b"\n")
         self.events = SummaryWriter(
             str(workdir / "events"),
             purge_step=step + 1,
@@ -41,6 +44,7 @@ class MetricWriter:
         if self.file is None:
             return
         self.file.write(f"{json.dumps({'step': step, **values})}\n".encode())
+        self.reports += 1
         for name, value in values.items():
             self.events.add_scalar(name, value, step)
 
@@ -86,6 +90,22 @@ def kept_lines(path: AnyPath, step: int) -> bytes:
     """The lines up to `step`, without a last one that was half written."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return b"".join(line for line in lines if step_of(line) <= step)
+
+
+def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
+    """Says so if the metrics have fewer lines than when checkpoint `step` was saved.
+
+    Args:
+      workdir: of the run.
+      step: of the checkpoint.
+      reports: lines at that time; None if the checkpoint doesn't tell.
+    """
+    there = kept_lines(workdir / METRICS_FILE, step).count(b"\n")
+    if reports is not None and there < reports:
+        say(
+            f"warning: {workdir / METRICS_FILE} has {there} of the {reports} lines that it had at "
+            f"checkpoint {step}: it was cut or replaced; training continues, those lines are lost"
+        )
 
 
 def step_of(line: bytes) -> float:

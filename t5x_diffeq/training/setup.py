@@ -24,6 +24,7 @@ NO_COUNTS = (
     "depths",
     "depths_per_step",
     "depths_until",
+    "verify_checkpoints",
 )  # of the keys of `config.train`
 
 
@@ -180,6 +181,6 @@ def check_counts(config: ConfigDict) -> None:
     counts = {f"train.{key}": value for key, value in config.train.items() if key not in NO_COUNTS}
     counts["data.sequence_length"] = config.data.sequence_length
     for key, value in counts.items():
-        least = 0 if key == "train.z_loss" else 1
+        least = 0 if key == "train.z_loss" else 1  # seconds too
         if value is not None and not value >= least:
             raise InputError(f"{key} is {value}; it must be at least {least}")
