@@ -174,7 +174,7 @@ def train(
             if in_flight:
                 report(*in_flight)  # the step before, while this one runs
             in_flight = (step, metrics)
-            stopping = stop.after(step)
+            stopping = stop.after_step()
             evaluating = due(step, config.train.eval_every)
             on_tasks = downstream and due(step, downstream.every) and not stopping
             saving = due(step, config.train.checkpoint_every) or stopping

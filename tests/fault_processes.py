@@ -57,7 +57,9 @@ class Run:
         return self.folder / f"{index}.log"
 
     def told(self, index):
-        return self.log(index).read_text()
+        """What it said, but for its steps."""
+        lines = self.log(index).read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("step "))
 
     def wait_for_mark(self, seconds=200):
         deadline = time.monotonic() + seconds

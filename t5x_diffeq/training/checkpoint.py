@@ -24,6 +24,14 @@ ITEMS = ("state", "data")
 SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
 
 
+class Manager(ocp.CheckpointManager):
+    """Orbax's, but that it doesn't ask JAX for preemption: `StopSignals` alone counts the calls."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """What `StopSignals` knows is not asked here."""
+        return False
+
+
 class Restored(NamedTuple):
     """What a checkpoint holds.
 
@@ -59,12 +67,12 @@ class Checkpoints:
         wait_for_all("the checkpoints are tidy")
         self.manager = self.open()
 
-    def open(self) -> ocp.CheckpointManager:
+    def open(self) -> Manager:
         """Orbax's view of the folder as it is now."""
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
-        return ocp.CheckpointManager(self.folder, options=self.options, handler_registry=handlers)
+        return Manager(self.folder, options=self.options, handler_registry=handlers)
 
     @property
     def latest_step(self) -> int | None:
@@ -219,7 +227,7 @@ class Checkpoints:
         closing.join(SECONDS_AFTER_FAILURE if are_several() else None)
 
 
-def close_quietly(manager: ocp.CheckpointManager) -> None:
+def close_quietly(manager: Manager) -> None:
     """Waits for the save; why it failed is told already."""
     with suppress(Exception):
         manager.close()
@@ -316,7 +324,8 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
       MachineryError: if it is a bucket, link or device that doesn't answer.
       MemoryError, JaxRuntimeError: if there is no memory for it.
     """
-    if is_of_machinery(error):
+    damaged = "DATA_LOSS" in str(error)  # TensorStore's word for what it can't decode
+    if is_of_machinery(error) and not damaged:
         raise MachineryError(
             f"checkpoint {checkpoint} can't be reached: {reason(error)}"
         ) from error

@@ -56,9 +56,13 @@ class WithChecksums:
 class StateHandler(WithChecksums, ocp.StandardCheckpointHandler):
     """Saves a train state and its checksums."""
 
+    typestr = ocp.StandardCheckpointHandler.typestr  # any program with Orbax can read it
+
 
 class DataHandler(WithChecksums, ocp.JsonCheckpointHandler):
     """Saves a JSON object and its checksum."""
+
+    typestr = ocp.JsonCheckpointHandler.typestr
 
 
 def plain(path: epath.Path) -> AnyPath:
