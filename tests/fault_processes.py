@@ -14,7 +14,6 @@ from pathlib import Path
 
 PHASES = ("start-up", "compile", "loop", "save")
 PAUSE = 1.5  # seconds in each phase, for the signal to come in
-SILENCE = "10"
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["fault_processes", "t5x_diffeq.train"])
@@ -28,9 +27,11 @@ class Run:
       folder: for the logs.
       victim: the process that is to stop; None: neither.
       phase: where.
+      more: arguments that only the victim has.
+      silence: seconds that a process may be silent.
     """
 
-    def __init__(self, arguments, folder, victim=None, phase=None):
+    def __init__(self, arguments, folder, victim=None, phase=None, more=(), silence=10):
         self.folder = folder
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -42,13 +43,13 @@ class Run:
                 "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(index),
-                "T5X_DIFFEQ_SILENCE_SECONDS": SILENCE,
+                "T5X_DIFFEQ_SILENCE_SECONDS": str(silence),
                 "XLA_FLAGS": "--xla_backend_optimization_level=0 "
                 "--xla_llvm_disable_expensive_passes=true",
             }
-            stop = phase if index == victim else None
+            own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
             process = FORKS.Process(
-                target=train, args=(arguments, environment, self.log(index), stop, self.mark)
+                target=train, args=(own, environment, self.log(index), stop, self.mark)
             )
             process.start()
             self.processes.append(process)
@@ -61,13 +62,13 @@ class Run:
         lines = self.log(index).read_text().splitlines()
         return "\n".join(line for line in lines if not line.startswith("step "))
 
-    def wait_for_mark(self, seconds=200):
+    def wait_for_mark(self, seconds=900):
         deadline = time.monotonic() + seconds
         while not self.mark.exists():
             assert time.monotonic() < deadline and self.processes[0].is_alive(), self.told(0)
             time.sleep(0.05)
 
-    def end(self, index, seconds=200):
+    def end(self, index, seconds=900):
         """The exit status of a process, once it has ended."""
         self.processes[index].join(seconds)
         status = self.processes[index].exitcode
