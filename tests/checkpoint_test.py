@@ -1,7 +1,9 @@
 """Checkpoints are verified before they are read; what can't be read is kept apart."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 from fault_checkpoints import (
@@ -162,3 +164,18 @@ def test_sums_are_of_every_file(saved):
     assert {name.rpartition("/")[2] for name in unlisted} == {MARKER, METADATA, "rest.json"}
     for item in checkpoints_of.ITEMS:
         assert json.loads((checkpoint / item / checksums.REST).read_text())
+
+
+@pytest.mark.slow
+def test_what_checksums_cost(tmp_path, capsys):
+    """Prints the README's figure."""
+    gigabytes, content = 1, os.urandom(10**6) * 125
+    for number in range(8):
+        (tmp_path / str(number)).write_bytes(content)
+    seconds, busy = time.perf_counter(), time.process_time()
+    sums = checksums.sums_of(tmp_path, checksums.names_in(tmp_path))
+    seconds, busy = time.perf_counter() - seconds, time.process_time() - busy
+    assert len(sums) == 8 and len(set(sums.values())) == 1
+    assert busy < 5 * gigabytes
+    with capsys.disabled():
+        print(f"\nchecksums of 1 GB: {seconds:.2f} s, {busy:.2f} s of a core")
