@@ -94,6 +94,11 @@ def get_config() -> ConfigDict:
     train.eval_every = 500  # steps between evaluations
     train.checkpoint_every = 500  # steps between checkpoints
     train.keep_checkpoints = 3  # newest checkpoints to keep
+    train.verify_checkpoints = True  # compare a checkpoint's checksums before it is restored
+    train.hang_timeout = 1800.0  # seconds for a step, compilation apart; a run that takes longer
+    #   ends with status 175, which launch/ starts again
+    train.eval_timeout = 43200.0  # likewise for an evaluation, and for the tasks
+    train.save_timeout = 7200.0  # likewise for saving a checkpoint
 
     config.tasks = tasks = ConfigDict()  # of lm-evaluation-harness, while the model trains
     tasks.names = ()  # such as ("lambada_openai", "piqa"); "paper": its eleven; (): none

@@ -109,8 +109,9 @@ check_name() {
     die "--name=$name must be lower-case letters, digits and dashes, at most 40"
 }
 
-# Whether a run that ended so is worth starting again: it saved on preemption, or a signal or the
-# loss of another process ended it. Not so 1 (failed), 2 (bad input), 130 (stopped by a person).
+# Whether a run that ended so is worth starting again: it saved on preemption (42), the machinery
+# failed, such as another process that was lost (175), or a signal ended it. Not so 1 (failed), 2 (bad
+# input), 130 (stopped by a person).
 restartable() {
   [ "$1" -eq 42 ] || { [ "$1" -ge 129 ] && [ "$1" -ne 130 ]; }
 }

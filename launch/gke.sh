@@ -11,7 +11,8 @@
 #   --memory_fraction=0.92   of each GPU's memory, for JAX to take
 #   --name --namespace=default --queue=KUEUE_QUEUE --service_account=NAME
 #   --spot, --reservation=NAME
-#   --restarts=100       starts at most so often again: after 42 (saved on preemption) and signals
+#   --restarts=100       starts at most so often again: after 42 (saved on preemption), 175 (a
+#                        machine, a link or a bucket failed) and signals
 #   --grace=300          seconds to save in, at the end of a pod
 #   --dry-run            prints the commands and the YAML
 #

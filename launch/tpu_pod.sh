@@ -10,7 +10,8 @@
 #   --mounted         --workdir is a folder that is mounted on every host, as /mnt/filestore/run
 #   --slices=2        several of that type, as one run
 #   --spot, --reserved, --service_account=EMAIL, --network=NAME, --version=RUNTIME
-#   --restarts=100    starts at most so often again
+#   --restarts=100    starts at most so often again: after preemption, and when a host, a link or a
+#                     bucket failed (status 175)
 #   --wait_hours=24   for the TPU to be granted
 #   --worker=0        whose log `logs` shows
 #   --dry-run         prints every command

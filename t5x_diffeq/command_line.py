@@ -5,12 +5,16 @@
 2    the arguments, the config or the input can't be used
 42   saved on preemption: start me again
 130  stopped by Ctrl-C, saved
+175  a process, a link, a device or a bucket failed: start me again
+
+Of several processes, all end with the status and the line of the first that fails (see `peers`).
 """
 
 import logging as python_logging
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -19,18 +23,19 @@ from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 
-import jax
 from absl import flags, logging
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
 from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.config_keys import Key, check_values
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, place
+from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.files import AnyPath, place, told
+from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
 
 FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
+SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
 
 
 def run(
@@ -52,9 +57,9 @@ def run(
         print(doc.strip(), help_on(own), sep="\n\n")
         sys.exit(0)
     try:
-        parse(sys.argv, own)
         if several:
-            processes.initialise()
+            processes.initialise()  # first, so that the others hear of what is refused
+        parse(sys.argv, own)
         status = verb() or 0
     except InputError as error:
         status = fail(2, error)
@@ -63,11 +68,12 @@ def run(
     except KeyboardInterrupt:
         status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
     except Exception as error:
-        traceback.print_exc()
-        status = fail(1, f"{type(error).__name__}: {error}")
+        status = fail_unforeseen(error)
     sys.stdout.flush()
-    if status in (1, 2) and jax.distributed.is_initialized():
-        os._exit(status)  # leaving in order would wait for the others, who wait for this one
+    if processes.peers:
+        processes.peers.leave()
+        if status in (1, 2, EXIT_MACHINERY):
+            os._exit(status)  # leaving in order would wait for the others
     sys.exit(status)
 
 
@@ -78,18 +84,31 @@ def help_on(own: flags.FlagValues) -> str:
 
 
 def fail(status: int, error: object) -> int:
-    """Prints the one last line, saying whose it is if it isn't process 0's; returns the status."""
-    message = " ".join(str(error).split())
-    if jax.distributed.is_initialized() and jax.process_index() > 0:
-        message = f"process {jax.process_index()}: {message}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    """Prints the one last line, and tells the other processes; returns the status."""
+    failure = Failure(0, status, str(error))
+    if processes.peers:
+        failure = Failure(processes.peers.index, status, str(error))
+        processes.peers.tell(failure)
+    LAST_WORD.say(failure)
     return status
+
+
+def fail_unforeseen(error: Exception) -> int:
+    """`fail` for what no code of ours has put into words."""
+    if processes.peers:
+        time.sleep(SECONDS_FOR_OTHERS)  # another process may have failed first, and end this one
+    if isinstance(error, MachineryError):
+        return fail(EXIT_MACHINERY, error)
+    if is_of_machinery(error):
+        return fail(EXIT_MACHINERY, f"{told(error)}; the same command continues the run")
+    traceback.print_exception(error)
+    return fail(1, f"{type(error).__name__}: {error}")
 
 
 def quieten() -> None:
     """A normal run shows our lines and none of the libraries'; warnings come with -W."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)  # Orbax's errors reach us as exceptions
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
     for library in ("asyncio", "gcsfs", "google"):
         python_logging.getLogger(library).setLevel(python_logging.CRITICAL)

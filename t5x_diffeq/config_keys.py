@@ -102,6 +102,7 @@ TEXT = Key(str)
 TEXT_OR_NONE = Key(str, optional=True)
 SWITCH = Key(bool)
 FLOATS = Key(str, choices=("float32", "bfloat16"))
+SECONDS = Key(float, 1)
 MESH_AXIS = Key(int, -1, INT32)
 
 KEYS = {
@@ -174,6 +175,10 @@ KEYS = {
     "train.eval_every": SIZE,
     "train.checkpoint_every": SIZE,
     "train.keep_checkpoints": SIZE,
+    "train.verify_checkpoints": SWITCH,
+    "train.hang_timeout": SECONDS,
+    "train.eval_timeout": SECONDS,
+    "train.save_timeout": SECONDS,
     # ------------------------------------------------------------------------------- tasks
     "tasks.names": Key(tuple, entry=TEXT),
     "tasks.every": SIZE,

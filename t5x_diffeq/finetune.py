@@ -109,7 +109,9 @@ def take_over(config: ConfigDict, workdir: AnyPath, first: bool) -> ConfigDict:
 def keep_adapters(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes the small files of what was trained."""
     setup = make_setup(config, load_corpus(workdir).tokenizer.vocab_size)
-    params, _ = restore_params(workdir, setup.abstract_state.params)
+    params, _ = restore_params(
+        workdir, setup.abstract_state.params, verify=config.train.verify_checkpoints
+    )
     trained = [name for name in params if setup.trains(name)]
     save_adapters(config, params, trained, workdir)
 

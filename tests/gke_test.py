@@ -157,7 +157,7 @@ def test_restarts_only_after_42_and_signals(stand_ins, arguments):
     rule = job["podFailurePolicy"]["rules"][-1]
     codes = rule["onExitCodes"]
     assert (rule["action"], codes["operator"]) == ("FailJob", "NotIn")
-    assert codes["values"] == sorted([42, *(128 + n for n in (6, 7, 8, 9, 11, 15))])
+    assert codes["values"] == sorted([42, *(128 + n for n in (6, 7, 8, 9, 11, 15)), 175])
     assert codes["containerName"] == job["template"]["spec"]["containers"][0]["name"]
 
 

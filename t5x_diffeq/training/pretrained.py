@@ -69,7 +69,12 @@ class Pretrained:
         here.model.update({"num_steps": own.num_steps, "scheme": own.scheme})
         here.train.trainable = ()
         trained = make_setup(here, self.vocab_size, setup.mesh.devices.flatten().tolist())
-        params, step = restore_params(self.workdir, trained.abstract_state.params, self.checkpoint)
+        params, step = restore_params(
+            self.workdir,
+            trained.abstract_state.params,
+            self.checkpoint,
+            self.config.train.verify_checkpoints,
+        )
         if asked.weights == own.weights and not own.adapter_rank:
             return params, step
         shardings = jax.tree.map(

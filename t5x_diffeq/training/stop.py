@@ -24,6 +24,7 @@ class StopSignals:
     def __init__(self):
         self.status: int | None = None
         self.name = ""
+        self.calls = 0  # of `after_step`
 
     def __enter__(self) -> "StopSignals":
         self.several = are_several()
@@ -31,11 +32,14 @@ class StopSignals:
         self.before = {s: signal.signal(s, self.note) for s in heard}
         return self
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after `step`; to be called in every step, by every process."""
+    def after_step(self) -> bool:
+        """Whether to stop after this step; to be called in every step, by every process."""
         if not self.several:
             return self.status is not None
-        agreed = multihost_utils.reached_preemption_sync_point(step)
+        # What comes before the first call is agreed on as call 1, whatever the step: so calls are
+        # counted, or a continued run would never hear of a signal during its compilation.
+        self.calls += 1
+        agreed = multihost_utils.reached_preemption_sync_point(self.calls)
         if agreed and self.status is None:
             self.status, self.name = EXIT_PREEMPTED, "SIGTERM to one of the processes"
         return agreed

@@ -60,11 +60,12 @@ def may_change(key: str) -> bool:
     """Whether runs of one workdir may differ in `key`."""
     return (
         key.startswith(("mesh.", "tasks."))
-        or key.endswith("_every")
+        or key.endswith(("_every", "_timeout"))
         or key
         in (
             "train.total_steps",
             "train.keep_checkpoints",
+            "train.verify_checkpoints",
             "train.eval_batch_size",
             "train.loss_chunk",
             "train.microbatches",
