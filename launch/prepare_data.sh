@@ -47,12 +47,12 @@ on_slurm() {
   done
   run setup data gcs
   job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the jobs; the lines above say why"
   job="${job:-JOB}" # --dry-run has none
   last="$(run sbatch "${options[@]}" --job-name="$name-finish" --output="$name-finish-%j.log" \
     --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the last job; run it when job ${job%%;*} is done"
   [ -n "$dry_run" ] || say "jobs ${job%%;*} and, to finish, ${last%%;*} are in the queue"
 }
