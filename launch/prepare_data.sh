@@ -8,9 +8,9 @@
 #   --shards=64          shards of each split (default: as many as parts)
 #   --cpus=8             of each job
 #   --dry-run            prints the commands and the YAML
+#   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
-#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
-#        --retries=64 (of pods)
+#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot
 #
 # When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
 
@@ -35,6 +35,7 @@ numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
 [ -n "$output" ] || die "give --output=DIR, where all machines see it"
 name="${name:-$(name_of_config)-data}"
+[ "$where" != slurm ] || absolute_config
 prepare=(--config="$config" --output="$output" --shards="$shards" --workers="$cpus"
   ${arguments[@]+"${arguments[@]}"})
 

@@ -28,7 +28,7 @@ task() {
   "$@" &
   child=$!
   local status=0
-  outlast || status=$?
+  wait_for_child || status=$?
   case "$status" in 1 | 2) status=$((250 + status)) ;; esac
   exit "$status"
 }
@@ -53,7 +53,7 @@ start() {
   # take --cpus-per-task from the job (since 22.05), nor the environment after sbatch --export.
   srun --export=ALL --kill-on-bad-exit=0 --wait=120 \
     --cpus-per-task="${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / tasks))}" ${step[@]+"${step[@]}"} \
-    bash -c "$(declare -f outlast task); task \"\$@\"" task "${program[@]}" "$@" &
+    bash -c "$(declare -f wait_for_child task); task \"\$@\"" task "${program[@]}" "$@" &
 }
 
 set_gpu_flags() {
@@ -93,7 +93,7 @@ trap end TERM
 start "$@"
 child=$!
 status=0
-outlast || status=$?
+wait_for_child || status=$?
 [ -z "$ending" ] || exit "$status"
 case "$status" in
   0) exit 0 ;;

@@ -15,8 +15,8 @@ EXIT_INTERRUPTED = 130  # saved, stopped by a person
 class StopSignals:
     """Notes a SIGTERM or SIGINT, and lets the step and the save end.
 
-    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it to
-    every process of a job several times within a second.
+    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it
+    to every process of a job several times within a second.
 
     Of several processes, any that gets a signal stops all, after the same step: JAX's preemption
     service hears SIGTERM, and makes them agree; a SIGINT is turned into one.
