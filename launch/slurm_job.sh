@@ -97,6 +97,7 @@ wait_for_child || status=$?
 [ -z "$ending" ] || exit "$status"
 case "$status" in
   0) exit 0 ;;
+  130) say "stopped and saved; submit it again to go on"; exit 130 ;;
   251 | 252) status=$((status - 250)) ;; # see `task`
   1) [ "$verb" = prepare_data ] || status=175 ;; # not a task's, but srun's own: it lost a node
 esac

@@ -42,6 +42,7 @@ class Run:
             f"--env=TRAIN_CONTROL={folder}",
             "--env=JAX_PLATFORMS=cpu",
             "--env=OMP_NUM_THREADS=1",
+            "--env=JAX_DISABLE_MOST_OPTIMIZATIONS=1",  # compiles sooner
         ]
         self.installed_at = self.installed()
         self.environment = {

@@ -135,13 +135,19 @@ def test_lost_processes(cluster, undisturbed, tmp_path):
 
 
 def test_ends_for_good(cluster, tmp_path):
-    """A failure of one task, whatever becomes of the others; and scancel."""
+    """A failure of one task, whatever becomes of the others; SIGINT; and scancel."""
     run = Run(tmp_path / "user")
     run.set(seconds=0.5, fault="2 1 1")
     log = Job(cluster, run).ends("FAILED", "1:0")
     assert "error: train ended with status 1; the lines above say why" in log
     job = Job(cluster, run)
     job.trains()
+    job.tell("scancel", "--signal=INT")
+    log = job.ends("FAILED", "130:0")
+    assert "stopped by Ctrl-C" in log
+    assert "stopped and saved; submit it again to go on" in log
+    job = Job(cluster, run)
+    job.trains(step=run.step() + 2)
     job.tell("scancel")
     assert "goes back" not in job.ends("CANCELLED")
 
