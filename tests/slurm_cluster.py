@@ -42,6 +42,7 @@ KillOnBadExit=1
 KillWait=10
 MpiDefault=none
 ReturnToService=2
+SchedulerParameters=sched_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName={host},{host}-b NodeAddr=127.0.0.1 NodeHostname=localhost Port={ports[1]},{ports[2]} \

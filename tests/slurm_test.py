@@ -216,7 +216,7 @@ def test_prepare_data(cluster, tmp_path):
         {
             file.relative_to(folder): file.read_bytes()
             for file in folder.rglob("*")
-            if file.is_file() and file.name != ".lock"
+            if file.is_file() and not file.name.startswith(".lock")
         }
         for folder in (run.folder / "shards", run.folder / "alone")
     )
