@@ -20,6 +20,7 @@ PACKAGES = "munge slurmctld slurmd slurm-client"
 # that was requeued waits until its old credentials have expired (cred_expire).
 CONFIGURATION = """
 ClusterName=test
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser={user}
@@ -90,6 +91,7 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=self.host,
+                first_job=os.getpid() * 37 % 60000 + 1,
                 ports=free_ports(3),
                 user=user.stdout.strip(),
                 folder=self.folder,
