@@ -68,9 +68,9 @@ ssh=(ssh ${ssh_config:+-F "$ssh_config"} -o BatchMode=yes -o ConnectTimeout=20 -
 # What gpu_rank.sh reads first: on the command line, other users of the host would see the values.
 header() {
   local name
-  for name in ${environment[@]+"${environment[@]}"}; do printf 'export %s=%q\n' "$name" "${!name}"; done
-  printf 'config_name=%q\n' "$(basename "$config")"
-  printf 'config_text=%q\nbegin\n' "$(cat "${config%%:*}")"
+  printf '%s\0' "$(basename "$config")" "$(cat "${config%%:*}")"
+  for name in ${environment[@]+"${environment[@]}"}; do printf '%s=%s\0' "$name" "${!name}"; done
+  printf '\0'
 }
 
 # process N: starts it, and notes how it ended. Its standard input is held open: see gpu_rank.sh.

@@ -4,16 +4,23 @@
 #   gpu_rank.sh RANK SIZE COORDINATOR LOCAL_RANK WATCH [train's argument ...]
 #
 # LOCAL_RANK: the one GPU of this process, or `all`. WATCH: `nothing`; or `stdin`, over ssh. Standard
-# input then begins with shell lines up to the line `begin`: exported variables, and the config file as
-# `config_text`, its name as `config_name`. When standard input ends, which is how this side hears of a
-# broken connection or a Ctrl-C, the run saves and ends.
+# input then begins with words that end in a NUL: the config's name, its text, variables as NAME=VALUE,
+# and an empty one. When standard input ends, which is how this side hears of a broken connection or a
+# Ctrl-C, the run saves and ends.
 
 set -euo pipefail
-config_text="" config_name="" line=""
-while [ "$5" = stdin ] && [ "$line" != begin ]; do
-  IFS= read -r line || exit 255
-  [ "$line" = begin ] || eval "$line"
-done
+# word: the next from standard input; without one the connection is lost.
+word() { IFS= read -r -d '' word || exit 255; }
+
+if [ "$5" = stdin ]; then
+  word; config_name="$word"
+  word; config_text="$word"
+  word
+  while [ -n "$word" ]; do
+    export "${word?}"
+    word
+  done
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
