@@ -154,8 +154,9 @@ def test_lost_process_and_failure(hosts, tmp_path):
     run.set(seconds=0.5)
     launched = Launched(hosts, run)
     wait_for(lambda: run.step() >= 3)
-    run.set(fault="1 0 1")
     os.kill(run.processes()[1], signal.SIGKILL)
+    launched.says("starting again (1 of at most 100)")
+    assert "process 1 on two ended with status 137" in launched.log()
+    run.set(fault="1 0 1")
     assert launched.process.wait() == 1
-    assert "status 137: starting again (1 of at most 100)" in launched.log()
     assert "error: the run ended with status 1; the lines above say why" in launched.log()
