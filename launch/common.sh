@@ -9,6 +9,7 @@ config=""
 # shellcheck disable=SC2034 # the scripts use it
 workdir=""
 arguments=()
+environment=()
 
 # The run failed: exit status 1. (`die`, status 2, is for what can't be used.)
 fail() {
@@ -47,8 +48,9 @@ needs() {
 between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
-# `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
-# without dashes is the config. Dashes inside an option's name do as well as underscores.
+# `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, each --env=KEY[=VALUE]
+# in `environment`, and the one word without dashes is the config. Dashes inside an option's name do
+# as well as underscores.
 parse_options() {
   local with_value=" ${1//$'\n'/ } workdir " switches=" $2 dry_run " argument key
   shift 2
@@ -61,7 +63,11 @@ parse_options() {
       --config.*) arguments+=("$argument") ;;
       --*=*)
         [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is no option of this script; see --help"
-        printf -v "$key" '%s' "${argument#*=}" ;;
+        if [ "$key" = env ]; then
+          environment+=("${argument#*=}")
+        else
+          printf -v "$key" '%s' "${argument#*=}"
+        fi ;;
       --*)
         [[ "$with_value" != *" $key "* ]] || die "$argument needs a value: $argument=..."
         [[ "$switches" == *" $key "* ]] || die "$argument is no option of this script; see --help"
@@ -75,7 +81,7 @@ parse_options() {
 }
 
 # The help of a script is the comment at its top.
-usage() { sed -n '2,/^[^#]/{/^[^#]/!s/^# \{0,1\}//p}' "$0"; }
+usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"; }
 
 # numbers VARIABLE ...: each holds a positive number.
 numbers() {
@@ -95,23 +101,58 @@ project_config() {
   config="$file$variant"
 }
 
+# Sets `config` to the absolute path of its file, so that the run reads the same file wherever it
+# starts: the user's own file if it exists, else the project's.
+absolute_config() {
+  local file="${config%%:*}" variant=""
+  [[ "$config" != *:* ]] || variant=":${config#*:}"
+  [ -f "$file" ] || file="$ROOT/$file"
+  [ -f "$file" ] || die "$config: there is no such file, neither here nor in $ROOT"
+  config="$(cd "$(dirname "$file")" && pwd)/$(basename "$file")$variant"
+}
+
+# Sets `workdir` to its absolute path, unless it is in a bucket.
+absolute_workdir() {
+  [[ "$workdir" == /* || "$workdir" == *://* ]] || workdir="$PWD/$workdir"
+}
+
+# Exports what --env=KEY=VALUE gives, and checks that --env=KEY names a variable of this shell.
+# Afterwards `environment` holds the names alone.
+export_environment() {
+  local given name names=()
+  for given in ${environment[@]+"${environment[@]}"}; do
+    name="${given%%=*}"
+    [[ "$name" =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "--env=$given: give KEY=VALUE, or KEY of a variable that is set here"
+    if [ "$name" != "$given" ]; then
+      export "$name=${given#*=}"
+    elif [ -z "${!name+set}" ]; then
+      die "--env=$name: $name is not set here; give --env=$name=VALUE"
+    else
+      export "${name?}"
+    fi
+    names+=("$name")
+  done
+  environment=(${names[@]+"${names[@]}"})
+}
+
 # A name for the run, from its config, as clouds allow it: llama1b-ode.
 name_of_config() {
   local name
   name="$(basename "${config%%:*}" .py)"
   [[ "$config" != *:* ]] || name="$name-${config##*:}"
   name="${name//_/-}"
-  printf '%s' "${name,,}"
+  printf '%s' "$name" | tr '[:upper:]' '[:lower:]'
 }
 
 check_name() {
-  [[ "$name" =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
+  local allowed='^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$' # bash 3.2 takes no parentheses after =~
+  [[ "$name" =~ $allowed ]] ||
     die "--name=$name must be lower-case letters, digits and dashes, at most 40"
 }
 
-# Whether a run that ended so is worth starting again: it saved on preemption (42), the machinery
-# failed, such as another process that was lost (175), or a signal ended it. Not so 1 (failed), 2 (bad
-# input), 130 (stopped by a person).
+# Whether a run that ended with this status may be started again: it saved on preemption (42), the
+# machinery failed, such as another process that was lost (175), or a signal ended it. It may not after
+# 1 (failed), 2 (bad input), and 130 (stopped by a person).
 restartable() {
   [ "$1" -eq 42 ] || { [ "$1" -ge 129 ] && [ "$1" -ne 130 ]; }
 }

@@ -22,7 +22,8 @@ forwarding_all() {
   wait_for_child
 }
 
-# Returns the exit status of $child, when it has ended: a signal to this script ends `wait` early.
+# Returns the exit status of $child, when it has ended: a signal to this script, whose trap sets
+# `signalled`, ends `wait` early.
 wait_for_child() {
   local status
   signalled=true

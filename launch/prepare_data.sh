@@ -8,9 +8,9 @@
 #   --shards=64          shards of each split (default: as many as parts)
 #   --cpus=8             of each job
 #   --dry-run            prints the commands and the YAML
+#   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
-#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
-#        --retries=64 (of pods)
+#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot
 #
 # When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
 
@@ -35,6 +35,7 @@ numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
 [ -n "$output" ] || die "give --output=DIR, where all machines see it"
 name="${name:-$(name_of_config)-data}"
+[ "$where" != slurm ] || absolute_config
 prepare=(--config="$config" --output="$output" --shards="$shards" --workers="$cpus"
   ${arguments[@]+"${arguments[@]}"})
 
@@ -47,12 +48,12 @@ on_slurm() {
   done
   run setup data gcs
   job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the jobs; the lines above say why"
   job="${job:-JOB}" # --dry-run has none
   last="$(run sbatch "${options[@]}" --job-name="$name-finish" --output="$name-finish-%j.log" \
     --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the last job; run it when job ${job%%;*} is done"
   [ -n "$dry_run" ] || say "jobs ${job%%;*} and, to finish, ${last%%;*} are in the queue"
 }

@@ -13,7 +13,10 @@ EXIT_INTERRUPTED = 130  # saved, stopped by a person
 
 
 class StopSignals:
-    """Notes the first SIGTERM or SIGINT; a second one acts at once, as it would have.
+    """Notes a SIGTERM or SIGINT, and lets the step and the save end.
+
+    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it
+    to every process of a job several times within a second.
 
     Of several processes, any that gets a signal stops all, after the same step: JAX's preemption
     service hears SIGTERM, and makes them agree; a SIGINT is turned into one.
@@ -50,9 +53,11 @@ class StopSignals:
     def note(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
         interrupted = number == signal.SIGINT
-        self.status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
-        self.name = "Ctrl-C" if interrupted else "SIGTERM"
-        self.restore()
+        if self.status is None:
+            self.status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
+            self.name = "Ctrl-C" if interrupted else "SIGTERM"
+        if interrupted:
+            self.restore()
         if self.several:
             os.kill(os.getpid(), signal.SIGTERM)
 
