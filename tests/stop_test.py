@@ -19,7 +19,7 @@ def test_further_sigterms_change_nothing():
 def test_a_second_ctrl_c_acts_at_once():
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.after(1)
+        assert stop.after_step()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.status == 130
