@@ -1,6 +1,7 @@
 """In bfloat16 every leaf of the gradient is that of float32, whatever a token's count."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +144,18 @@ def test_a_row_of_an_embedding_counts_each_use():
     params = jax.tree.map(jnp.ones_like, unbox(layer.init(jax.random.key(0), tokens)))
     gradient = jax.grad(lambda p: layer.apply(p, tokens).sum())(params)["params"]["table"]
     np.testing.assert_array_equal(gradient, np.outer([0, 0, 3000, 0], np.ones(8)))
+
+
+def test_devices_exchange_an_embedding_in_16_bits():
+    """The table is rounded first, and then gathered along its width."""
+    layer = Embedding(128, 16, dtype=jnp.bfloat16)
+    params = {"params": {"table": jnp.ones((128, 16))}}
+    axis_types = (jax.sharding.AxisType.Auto,) * 3
+    mesh = jax.make_mesh((1, 2, 2), ("data", "fsdp", "tensor"), axis_types=axis_types)
+    with sharded(mesh, RULES):
+        traced = jax.make_jaxpr(layer.apply)(params, jnp.zeros((4, 8), jnp.int32))
+    constrained = re.findall(r"(\w+)\[128,16\] = sharding_constraint", str(traced))
+    assert constrained == ["bf16"]
 
 
 def test_a_bias_counts_each_token():

@@ -190,9 +190,10 @@ def describe_model(c: ModelConfig) -> str:
         "per_layer": "one set of weights per layer",
         "shared": "one set of weights for all steps",
     }[c.weights]
+    state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
     return (
         f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
-        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}"
+        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
     )
 
 
