@@ -1,4 +1,4 @@
-"""What is shown of outcomes: tables, paired tests, losses over steps, and what can't be compared."""
+"""What is shown of outcomes: tables, paired tests, losses over steps, what can't be compared."""
 
 import json
 
@@ -7,11 +7,12 @@ import pytest
 
 from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.experiments.analyses import pages
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
 from t5x_diffeq.experiments.paired import paired
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.runs import Run, figures
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.training.workdir import as_json
 
@@ -133,6 +134,14 @@ class Encoding(ByteTokenizer):
 
     def encode(self, texts):
         return [np.array(TOKENS["gpt"]) for _ in texts]
+
+
+def test_an_analysis_gives_numbers_and_a_page(tmp_path):
+    found = figures(Run("a", "analyze", ()), tmp_path, '{"qk/ratio": 2.0}\n/a b/spectra.html\n')
+    assert found == {"page": "/a b/spectra.html", "qk/ratio": 2.0}
+    assert figures(Run("a", "analyze", ()), tmp_path, "/c.html\n") == {"page": "/c.html"}
+    (note,) = pages([{"run": "x"}, {"run": "a", **found}])
+    assert note.endswith("\n- /a b/spectra.html")
 
 
 def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
