@@ -57,11 +57,12 @@ max_run_seconds=""
 project_config
 name="${name:-$(name_of_config)}"
 check_name
+resolve_environment
 
-missing=()
 if [ -n "$topology" ] && [ -n "$gpu" ]; then die "--topology (TPU) and --gpu exclude each other"; fi
 [[ "$topology" =~ ^([1-9][0-9]*(x[1-9][0-9]*){1,2})?$ ]] || die "--topology=$topology must be like 4x4 or 4x4x4"
 [ -n "$topology$gpu" ] || missing+=("--topology=4x4x4 for TPU slices, or --gpu=nvidia-h100-80gb for GPU nodes")
+[ -z "$image" ] || [ -z "$build" ] || die "--image and --build exclude each other"
 [ -n "$image$build" ] || missing+=("--image=IMAGE, or --build=REPOSITORY to make one and push it there")
 [ -n "$workdir" ] || missing+=("--workdir=gs://BUCKET/FOLDER, or a folder of a volume that --pvc=CLAIM mounts")
 case "$workdir" in

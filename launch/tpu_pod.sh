@@ -68,9 +68,9 @@ machines() {
   local command="$1"
   shift
   if [ -n "$internal_ips" ]; then
-    run gcloud alpha compute tpus tpu-vm "$command" --tunnel-through-iap "$@" ${where[@]+"${where[@]}"}
+    run gcloud alpha compute tpus tpu-vm "$command" --tunnel-through-iap ${where[@]+"${where[@]}"} "$@"
   else
-    run gcloud compute tpus tpu-vm "$command" "$@" ${where[@]+"${where[@]}"}
+    run gcloud compute tpus tpu-vm "$command" ${where[@]+"${where[@]}"} "$@"
   fi
 }
 
