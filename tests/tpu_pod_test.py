@@ -77,7 +77,7 @@ def test_slices(stand_ins):
     stand_ins.rules(*states("", ""), *ends("ended 0"))
     assert stand_ins.run("tpu_pod.sh", *RUN, "--slices=2", "--name=two").returncode == 0
     assert steps(stand_ins)[-8:] == ["scp"] * 2 + ["install"] * 2 + ["start"] * 2 + BEGIN[3:]
-    named = [call[5] for call in stand_ins.calls("gcloud") if "ssh" in call]
+    named = [call[6] for call in stand_ins.calls("gcloud") if "ssh" in call]
     assert named == ["two-0", "two-1", "two-0", "two-1", "two-0", "two-0"]
     (create,) = (call for call in stand_ins.calls() if "create" in call)
     assert {"--node-count=2", "--node-prefix=two"} <= set(create)
