@@ -26,7 +26,9 @@ print(*sorted([*project["dependencies"], *sum(extras, [])]), sep="\n")
 PYTHON
     ;;
   dependencies)
-    python -m pip install --quiet --disable-pip-version-check --constraint "$constraints" uv
+    # With hashes, older versions of pip want the version too.
+    python -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
+      "$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' "$constraints")"
     pip_install --constraint "$constraints" --requirement requirements.txt
     ;;
   project)

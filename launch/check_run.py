@@ -1,4 +1,5 @@
-"""Checks a run on this machine, before any other is asked for: tells everything that is wrong at once.
+"""Checks a run on this machine, before any other is asked for: tells everything that is wrong at
+once.
 
     python launch/check_run.py --chip=tpu --count=64 --hosts=16 --slices=2 --example=COMMAND \
         [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
@@ -164,7 +165,7 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     if config is None:
         return problems
     if config.init_from or config.model.num_steps is None:
-        problems.append("this config begins with another run's model; `finetune` takes it, not train")
+        problems.append("this config begins with another run's model; only `finetune` takes it")
         return problems
     collect(lambda: check_data(config.data))
     collect(lambda: check_depths(config))

@@ -24,7 +24,9 @@ mkdir -p "$state"
 install_host() {
   export PATH="$HOME/.local/bin:$PATH"
   export UV_CONSTRAINT="$ROOT/docker/constraints.txt" PIP_CONSTRAINT="$ROOT/docker/constraints.txt"
-  command -v uv >/dev/null || python3 -m pip install --quiet --user uv
+  # With hashes, older versions of pip want the version too.
+  command -v uv >/dev/null ||
+    python3 -m pip install --quiet --user "$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' "$UV_CONSTRAINT")"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs
 }

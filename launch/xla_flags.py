@@ -1,4 +1,5 @@
-"""Prints the compiler flags of a run on GPUs or TPUs: the user's, and ours as far as they are known.
+"""Prints the compiler flags of a run on GPUs or TPUs: the user's, and ours as far as they are
+known.
 
     export XLA_FLAGS="$(python launch/xla_flags.py gpu)"
     export LIBTPU_INIT_ARGS="$(python launch/xla_flags.py tpu v6e)"
@@ -35,7 +36,7 @@ GENERATIONS = {
     "v4": ("--xla_tpu_megacore_fusion_allow_ags=false",),  # two cores work as one
     "v5e": (),
     "v5p": ("--xla_tpu_megacore_fusion_allow_ags=false",),
-    "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB; the default is 16
+    "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB
     "tpu7x": (),
 }
 # Neither touches an accelerator; the second loads libtpu as a compiler alone.
@@ -83,19 +84,19 @@ def name_of(flag: str) -> str:
     return flag.lstrip("-").partition("=")[0]
 
 
-def known(flags: list[str], ours: list[str], asked: Callable[[list[str]], str]) -> list[str]:
+def known(flags: list[str], ours: list[str], ask_library: Callable[[list[str]], str]) -> list[str]:
     """The flags that the library takes."""
-    said = asked(flags)
+    said, library = ask_library(flags), ask_library.__name__.removeprefix("ask_")
     if not said:
         return flags
     unknown = unknown_among(flags, said)
     if not unknown:
         last = (said.strip().splitlines() or [""])[-1]
-        warn(f"the compiler does not start with {' '.join(flags)!r} ({last}); none of ours is set")
+        warn(f"{library} does not start with {' '.join(flags)!r} ({last}); none of ours is set")
         return [flag for flag in flags if flag not in ours]
     for flag in sorted(unknown):
-        warn(f"{flag} is unknown to the installed compiler, and left out")
-    return known([flag for flag in flags if flag not in unknown], ours, asked)
+        warn(f"{flag} is unknown to the installed {library}, and left out")
+    return known([flag for flag in flags if flag not in unknown], ours, ask_library)
 
 
 def warn(message: str) -> None:
@@ -111,14 +112,14 @@ def generation_of(text: str) -> str:
 
 def main(kind: str = "gpu", generation: str = "") -> None:
     """Prints them; the user's come last, so that they win."""
-    variable, ours, asked = "XLA_FLAGS", GPU, ask_jaxlib
+    variable, ours, ask_library = "XLA_FLAGS", GPU, ask_jaxlib
     if kind == "tpu":
         ours = TPU + GENERATIONS.get(generation_of(generation), ())
-        variable, asked = "LIBTPU_INIT_ARGS", ask_libtpu
+        variable, ask_library = "LIBTPU_INIT_ARGS", ask_libtpu
     given = os.environ.get(variable, "").split()
     names = {name_of(flag) for flag in given}
     ours = [flag for flag in ours if name_of(flag) not in names]
-    print(" ".join(known(ours + given, ours, asked)))
+    print(" ".join(known(ours + given, ours, ask_library)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated; two processes also
-in the bucket of a server that others wrote."""
+"""Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated; two processes
+also in the bucket of a server that others wrote."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """docker/tpu.Dockerfile is built by buildah, and the image trains, is preempted, and continues.
 
 The base image can't be had without a registry, so one is made under another name: Debian by
-debootstrap from this machine's own package source, with this machine's Python 3.12. What is built on
-top is the Dockerfile as it is.
+debootstrap from this machine's own package source, with this machine's Python 3.12. What is built
+on top is the Dockerfile as it is.
 """
 
 import json
@@ -96,10 +96,6 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     shutil.copytree(prefix, root / str(prefix)[1:], symlinks=True, ignore=leave_out)
     library = root / str(prefix)[1:] / "lib" / "python3.12"
     (library / "site-packages").mkdir()
-    pip = subprocess.run(
-        [python, "-m", "ensurepip", "--upgrade", "--root", root], capture_output=True, text=True
-    )
-    assert pip.returncode == 0, pip.stderr
     for wanted in needed_libraries(prefix):
         target = root / str(wanted)[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +104,8 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     (root / "etc/ld.so.conf.d/python.conf").write_text(f"{prefix}/lib\n")
     (root / CERTIFICATES[1:]).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(CERTIFICATES, root / CERTIFICATES[1:])
-    subprocess.run(["chroot", root, "ldconfig"], check=True)
+    for command in (["ldconfig"], [str(python), "-m", "ensurepip"]):
+        subprocess.run(["chroot", root, *command], check=True, env={"PATH": "/usr/sbin:/usr/bin"})
     (root / "usr/local/bin/python").symlink_to(f"{prefix}/bin/python3.12")
     for folder_of in (root / str(prefix)[1:]).parents:
         if folder_of.is_relative_to(root) and folder_of != root:

@@ -89,7 +89,13 @@ def test_a_bucket_that_cannot_be_reached(check, monkeypatch):
     with serving() as (store, environment):
         store.put("bucket", "texts/a.txt", b"text")
         os.environ.update(environment)
-        command = [sys.executable, ROOT / "launch" / "check_run.py", "--count=4", "--example=x", "--"]
+        command = [
+            sys.executable,
+            ROOT / "launch" / "check_run.py",
+            "--count=4",
+            "--example=x",
+            "--",
+        ]
         given = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         words = ("--config=configs/tiny.py", "--workdir=gs://bucket/run")
         data = ("--config.data.source=text_files", "--config.data.path=gs://bucket/texts")

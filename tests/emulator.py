@@ -1,8 +1,9 @@
 """A server of Google Cloud Storage's API that others wrote: gcp-storage-emulator.
 
-It checks that the project's own stand-in (fake_gcs.py) has not only the project's ideas of that API.
-It can't refuse requests, knows no preconditions (so of several who take a lease, all get it) and no
-`moveTo` (gcsfs then copies and deletes, after several tries): tests of these have the stand-in alone.
+It checks that the project's own stand-in (fake_gcs.py) has not only the project's ideas of that
+API. It can't refuse requests, knows no preconditions (so of several who take a lease, all get it)
+and no `moveTo` (gcsfs then copies and deletes, after several tries): tests of these have the
+stand-in alone.
 """
 
 import logging
@@ -34,7 +35,9 @@ class Emulator:
 
     @property
     def objects(self):
-        return {("bucket", name): (self.storage.get_file("bucket", name), 0) for name in self.names()}
+        return {
+            ("bucket", name): (self.storage.get_file("bucket", name), 0) for name in self.names()
+        }
 
 
 @contextmanager

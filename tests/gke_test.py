@@ -1,7 +1,8 @@
 """launch/gke.sh: its manifests against the schemas of Kubernetes and of JobSet, and what it calls.
 
-There is no cluster in these tests. `kubectl` stands in; what it answers is what its documentation says:
-a condition of a finished JobSet or Job has the type Completed, Complete or Failed and the status True.
+There is no cluster in these tests. `kubectl` stands in; what it answers is what its documentation
+says: a condition of a finished JobSet or Job has the type Completed, Complete or Failed and the
+status True.
 """
 
 import importlib.util
@@ -34,8 +35,9 @@ DATA_OPTIONAL = ("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", 
 DONE = {"call": r"get (jobset|job)/.*status==", "out": "Completed Complete"}
 NEW = {"call": "ignore-not-found", "out": ""}
 JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
-# Constants of Kueue (pkg/controller/constants/constants.go): QueueLabel, WorkloadPriorityClassLabel,
-# and ProvReqAnnotationPrefix, whose annotations become parameters of a ProvisioningRequest.
+# Constants of Kueue (pkg/controller/constants/constants.go): QueueLabel,
+# WorkloadPriorityClassLabel, and ProvReqAnnotationPrefix, whose annotations become parameters of
+# a ProvisioningRequest.
 KUEUE_LABELS = {"kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"}
 KUEUE_PARAMETERS = "provreq.kueue.x-k8s.io/"
 
@@ -167,7 +169,7 @@ def test_several_slices_use_the_network_of_their_hosts(stand_ins):
     ],
 )
 def test_cheaper_nodes(stand_ins, arguments, kind, label, taints):
-    """Their labels, and the taints that keep other pods off them (GKE's own; the accelerator's too)."""
+    """Their labels, and the taints by which GKE keeps other pods off them."""
     (jobset,) = manifests(stand_ins, *arguments, kind, "--image=image")
     pod = pods_of(jobset)[1]
     assert pod["nodeSelector"][f"cloud.google.com/{label}"] == "true"
@@ -213,7 +215,7 @@ def test_a_config_of_ones_own_is_sent_along(stand_ins, tmp_path, variant):
     """The file itself, though the project has one of that name."""
     mine = tmp_path / "elsewhere" / "llama1b.py"
     mine.parent.mkdir()
-    mine.write_text("# mine: ${NAME} $(x) \"quoted\" é 😀\n")
+    mine.write_text('# mine: ${NAME} $(x) "quoted" é 😀\n')
     words = (f"{mine}{variant}", *TPU[1:], "--image=i")
     config, jobset = manifests(stand_ins, *words)
     check(config)

@@ -1,11 +1,12 @@
 """launch/tpu_pod.sh against a gcloud that does what it is told to, or fails.
 
-gcloud can't be had without a cloud. What stands in for it answers as Google's documentation says: a
-queued resource is WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE, FAILED, SUSPENDING or SUSPENDED, and in
-the last state "no longer eligible for further allocation" (docs.cloud.google.com/tpu/docs/queued-resources).
-The options that it gets are those of the reference pages of `gcloud compute tpus queued-resources create`
-(in the alpha version: --provisioning-model, --max-run-duration) and of `gcloud alpha compute tpus tpu-vm
-ssh` and `scp` (--tunnel-through-iap, which the version without alpha lacks).
+gcloud can't be had without a cloud. What stands in for it answers as Google's documentation says:
+a queued resource is WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE, FAILED, SUSPENDING or SUSPENDED,
+and in the last state "no longer eligible for further allocation"
+(docs.cloud.google.com/tpu/docs/queued-resources). The options that it gets are those of the
+reference pages of `gcloud compute tpus queued-resources create` (in the alpha version:
+--provisioning-model, --max-run-duration) and of `gcloud alpha compute tpus tpu-vm ssh` and `scp`
+(--tunnel-through-iap, which the version without alpha lacks).
 """
 
 import re
@@ -277,7 +278,7 @@ def test_the_copy_has_what_a_host_needs(stand_ins, tmp_path):
 
 
 def test_a_config_of_ones_own_is_sent_along(stand_ins, tmp_path):
-    """The file itself, though the project has one of that name; and variables, quoted, unseen by ssh."""
+    """The file itself, though the project has one of that name; variables go beside it, unseen."""
     mine = tmp_path / "elsewhere" / "llama1b.py"
     mine.parent.mkdir()
     mine.write_text("# mine\n")
@@ -336,7 +337,13 @@ def test_runtime_versions(stand_ins, kind, runtime):
 
 @pytest.mark.parametrize(
     ("kind", "count", "hosts"),
-    [("v5p-128", 64, 16), ("v4-8", 4, 1), ("v5litepod-16", 16, 4), ("v6e-8", 8, 1), ("v3-32", 32, 4)],
+    [
+        ("v5p-128", 64, 16),
+        ("v4-8", 4, 1),
+        ("v5litepod-16", 16, 4),
+        ("v6e-8", 8, 1),
+        ("v3-32", 32, 4),
+    ],
 )
 def test_the_check_knows_devices_and_hosts(stand_ins, kind, count, hosts):
     """Types count cores up to v5p; a core is a device up to v3, two cores are one in v4 and v5p."""

@@ -1,10 +1,11 @@
-"""Fills a manifest of this folder in: python render.py FILE NAME=VALUE ... [NAME+=VALUE ...] [-- ARGUMENT ...]
+"""Fills a manifest of this folder in: python render.py FILE NAME=VALUE ... [NAME+=VALUE ...] [--
+ARGUMENT ...]
 
-`${NAME}` becomes the value as a YAML scalar; a line whose value is empty is left out. The lines from
-`# if NAME` to `# end` are left out too when the value of NAME is empty. The lines from `# each NAME`
-to `# end` are repeated for every `NAME+=KEY=VALUE`, with `${KEY}` and `${VALUE}`. `# each ARGUMENTS`
-repeats for what follows `--`. Nothing in a value has a meaning for YAML, nor `$(...)` in an argument
-or a variable for Kubernetes, which would put variables in its place.
+`${NAME}` becomes the value as a YAML scalar; a line whose value is empty is left out. The lines
+from `# if NAME` to `# end` are left out too when the value of NAME is empty. The lines from `#
+each NAME` to `# end` are repeated for every `NAME+=KEY=VALUE`, with `${KEY}` and `${VALUE}`. `#
+each ARGUMENTS` repeats for what follows `--`. Nothing in a value has a meaning for YAML, nor
+`$(...)` in an argument or a variable for Kubernetes, which would put variables in its place.
 """
 
 import json
