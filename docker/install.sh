@@ -26,9 +26,9 @@ print(*sorted([*project["dependencies"], *sum(extras, [])]), sep="\n")
 PYTHON
     ;;
   dependencies)
-    # With hashes, older versions of pip want the version too.
-    python -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
-      "$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' "$constraints")"
+    # As a requirement: older versions of pip don't take the hashes of constraints.
+    sed -n '/^uv==/,/[^\\]$/p' "$constraints" >uv.txt
+    python -m pip install --quiet --disable-pip-version-check --requirement uv.txt
     pip_install --constraint "$constraints" --requirement requirements.txt
     ;;
   project)

@@ -23,10 +23,10 @@ mkdir -p "$state"
 # TPU machines come with Python 3.10 and pip: uv brings the Python that the constraints are for.
 install_host() {
   export PATH="$HOME/.local/bin:$PATH"
-  export UV_CONSTRAINT="$ROOT/docker/constraints.txt" PIP_CONSTRAINT="$ROOT/docker/constraints.txt"
-  # With hashes, older versions of pip want the version too.
-  command -v uv >/dev/null ||
-    python3 -m pip install --quiet --user "$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' "$UV_CONSTRAINT")"
+  export UV_CONSTRAINT="$ROOT/docker/constraints.txt"
+  # As a requirement: older versions of pip don't take the hashes of constraints.
+  sed -n '/^uv==/,/[^\\]$/p' "$UV_CONSTRAINT" >"$state/uv.txt"
+  command -v uv >/dev/null || python3 -m pip install --quiet --user --requirement "$state/uv.txt"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs
 }
