@@ -142,6 +142,8 @@ status() {
     echo "$word $(cat "$state/status")"
   elif is_running; then
     echo running
+  elif [ -e "$state/status" ]; then # it ended between the two looks
+    echo "$word $(cat "$state/status")"
   else
     echo lost # the machine was started anew, or the process was killed
   fi
