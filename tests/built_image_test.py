@@ -68,7 +68,6 @@ class Buildah:
         self.environment = {
             **os.environ,
             "BUILDAH_ISOLATION": "chroot",
-            "STORAGE_DRIVER": "vfs",
             "TMPDIR": str(folder),
         }
         self.storage = ("--root", folder / "storage", "--runroot", folder / "running")
@@ -144,6 +143,8 @@ def container(tmp_path_factory):
     )
     print(f"image after {time.monotonic() - begun:.0f} s")
     yield buildah, buildah("from", "--pull-never", IMAGE)
+    buildah("rm", "--all")  # and what it has mounted
+    buildah("rmi", "--all", "--force")
     shutil.rmtree(folder, ignore_errors=True)
 
 

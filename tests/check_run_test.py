@@ -50,26 +50,36 @@ def test_all_that_is_missing_is_told_at_once(check):
     assert "+ gcloud" not in ended.stdout
 
 
+WRONG = {
+    "--slices=3": "batch size 256 is not divisible by 192 devices",
+    "--config.data.source=parquet": "data.source is 'parquet'; it can be",
+    "--config.data.packing=tight": "data.packing is 'tight'",
+    "--config.train.depths=(0,)": "train.depths is (0,)",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--slices=3"], "batch size 256 is not divisible by 192 devices"),
-        (["--slices=2"], "the mesh: data 2 x fsdp 64 x tensor 1 on 128 devices"),
-        (["--config.mesh.tensor=32"], "its axis 'heads' of size 16 is not divisible by 32"),
-        (["--config.mesh.tensor=3"], "64 devices are not divisible by the 3"),
-        (["--config.data.source=parquet"], "data.source is 'parquet'; it can be"),
-        (["--config.data.packing=tight"], "data.packing is 'tight'"),
-        (["--config.train.depths=(0,)"], "train.depths is (0,)"),
-    ],
+    "wrong", [WRONG, {"--config.mesh.tensor=32": "axis 'heads' of size 16 is not divisible by 32"}]
 )
-def test_values_data_and_mesh(check, words, message):
+def test_values_data_and_mesh(check, wrong):
     place = ("--type=v5p-128", "--workdir=/mounted/run")
-    ended = check("configs/llama1b.py", *place, *DATA, *words)
-    assert message in ended.stderr
-    fine = message.startswith("the mesh")
-    assert ended.returncode == (0 if fine else 2), ended.stderr
-    assert ("+ gcloud compute tpus queued-resources create" in ended.stdout) == fine
+    ended = check("configs/llama1b.py", *place, *DATA, *wrong)
+    assert ended.returncode == 2
+    for message in wrong.values():
+        assert message in ended.stderr
+    assert sum(line.startswith("  - ") for line in ended.stderr.splitlines()) == len(wrong)
+    assert "+ gcloud" not in ended.stdout
+
+
+@pytest.mark.slow
+def test_what_is_right_is_requested(check):
+    """The mesh's data axis is the number of slices."""
+    place = ("--type=v5p-128", "--slices=2", "--workdir=/mounted/run")
+    ended = check("configs/llama1b.py", *place, *DATA)
+    assert ended.returncode == 0, ended.stderr
+    assert "the mesh: data 2 x fsdp 64 x tensor 1 on 128 devices" in ended.stderr
+    assert "+ gcloud compute tpus queued-resources create" in ended.stdout
 
 
 @pytest.mark.slow
