@@ -10,7 +10,8 @@
 #   --dry-run            prints the commands and the YAML
 #   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
-#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot
+#   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
+#        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --replace
 #
 # When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
 
@@ -27,9 +28,9 @@ esac
 output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
 # shellcheck disable=SC2034 # read by name, below
 partition="" account="" qos=""
-queue="" service_account="" spot=""
+queue="" service_account="" spot="" pvc="" mount=/shared
 parse_options "output parts shards cpus time partition account qos name image build namespace queue
-  service_account retries" spot "$@"
+  service_account retries env secret pvc mount" "spot replace" "$@"
 shards="${shards:-$parts}"
 numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
@@ -61,8 +62,11 @@ on_slurm() {
 # job NAME PARTS SHARD: applied and followed to its end.
 job() {
   name="$1"
+  make_room job
+  describe_pods
   apply <<<"$(manifest NAME="$1" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account" \
-    SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" -- "${prepare[@]}")"
+    SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" CLAIM="$pvc" \
+    MOUNT="$mount" "${shared[@]}" -- --config="$config" "${prepare[@]:1}")"
   follow job "batch.kubernetes.io/job-name=$1" \
     "batch.kubernetes.io/job-name=$1,batch.kubernetes.io/job-completion-index=0"
 }

@@ -15,7 +15,7 @@ import time
 
 import pytest
 from conftest import ROOT
-from gke_test import GPU, TPU, expanded, manifests
+from gke_test import GPU, TPU, expanded, manifests, pods_of
 from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
 from tpu_hosts_test import Metadata, of_host
 
@@ -106,9 +106,9 @@ ON_GKE = {
 def test_gke(stand_ins, words, tmp_path, kind):
     """The container's arguments, the images' entry point, and GKE's variables."""
     place = GPU[1:3] if kind == "job" else TPU[1:3]
-    spec = manifests(stand_ins, *words, *place, "--image=image")[-1]["spec"]
-    spec = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
+    volume = ("--pvc=claim", f"--mount={tmp_path}", "--unchecked")
+    (jobset,) = manifests(stand_ins, *words, *place, *volume, "--image=image")
+    container = pods_of(jobset)[2]
     image = tmp_path / "image"
     image.mkdir()
     for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
@@ -152,7 +152,8 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     )
     given = environment(stand_ins)
     del given["VENV"]
-    process = start([ROOT / "launch" / "tpu_pod.sh", *words], env=given, cwd=tmp_path)
+    command = [ROOT / "launch" / "tpu_pod.sh", *words, "--type=v5p-16", "--unchecked"]
+    process = start(command, env=given, cwd=tmp_path)
     preempt(stand_ins, tmp_path, process)
     log, _ = process.communicate(timeout=240)
     assert process.returncode == 0, log

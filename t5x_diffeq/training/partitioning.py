@@ -47,6 +47,21 @@ def make_mesh(
         out on the network of the devices.
     """
     devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(mesh, batch_size, devices)
+    return arrange(sizes, devices[: prod(sizes.values())])
+
+
+def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
+    """The size of each mesh axis on these devices.
+
+    Args:
+      mesh: `config.mesh`.
+      batch_size: global sequences of a batch.
+      devices: what has the attributes `platform`, `process_index` and `slice_index` of one.
+
+    Raises:
+      InputError: if the axes don't make up the devices or don't divide the batch.
+    """
     sizes = {axis: mesh[axis] for axis in AXES}
     if sizes["data"] is None:
         sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
@@ -58,7 +73,7 @@ def make_mesh(
     if filled:
         sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
     check_mesh(sizes, batch_size, devices)
-    return arrange(sizes, devices[: prod(sizes.values())])
+    return sizes
 
 
 def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
