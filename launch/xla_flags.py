@@ -25,16 +25,17 @@ GPU = (
 # The same on TPUs, and gradients that cross slices summed while the backward pass goes on.
 TPU = (
     "--xla_enable_async_all_gather=true",
-    "--xla_tpu_enable_async_collective_fusion=true",
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
     "--xla_tpu_overlap_compute_collective_tc=true",
     "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
     "--xla_tpu_data_parallel_opt_different_sized_ops=true",
 )
 GENERATIONS = {
     "v4": ("--xla_tpu_megacore_fusion_allow_ags=false",),  # two cores work as one
-    "v5e": (),
+    "v5e": (  # on all others the compiler refuses to fuse all-gathers so
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    ),
     "v5p": ("--xla_tpu_megacore_fusion_allow_ags=false",),
     "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB
     "tpu7x": (),

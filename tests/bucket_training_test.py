@@ -1,17 +1,14 @@
-"""Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated; two processes
-also in the bucket of a server that others wrote."""
+"""Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 
-import emulator
-import fake_gcs
 import pytest
 from conftest import ROOT
+from fake_gcs import serving
 
 SHARDS = "gs://bucket/my shards"
 RUN = "gs://bucket/runs/a"
@@ -53,12 +50,12 @@ def reports(text):
     return [{k: v for k, v in r.items() if k != "train/tokens_per_second"} for r in lines]
 
 
-@contextmanager
-def filled(serving, folder):
-    """A server's bucket with shards that `prepare_data` made there, of text that lies there."""
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """With shards that `prepare_data` made there, of text that lies there."""
     text = "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000))
     with serving() as (store, environment):
-        bucket = Bucket(store, environment, folder)
+        bucket = Bucket(store, environment, tmp_path_factory.mktemp("run"))
         store.put("bucket", "texts/a.txt", text.encode())
         bucket.run(
             "prepare_data",
@@ -66,23 +63,6 @@ def filled(serving, folder):
             *("--config.data.path=gs://bucket/texts", "--workers=2"),
         )
         yield bucket
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    """Of the project's own stand-in."""
-    with filled(fake_gcs.serving, tmp_path_factory.mktemp("run")) as bucket:
-        yield bucket
-
-
-@pytest.fixture(params=["fake_gcs", "gcp-storage-emulator"])
-def either(request, tmp_path):
-    """Of either server."""
-    if request.param == "fake_gcs":
-        yield request.getfixturevalue("bucket")
-    else:
-        with filled(emulator.serving, tmp_path) as bucket:
-            yield bucket
 
 
 def training(workdir, *more):
@@ -155,7 +135,7 @@ def damage_newest(bucket):
 
 
 @pytest.mark.slow
-def test_two_processes(either):
+def test_two_processes(bucket):
     """One run, as on a pod; each reads its part of the data, and writes its part of checkpoints."""
     launcher = (
         *(sys.executable, str(ROOT / "launch" / "local_processes.py")),
@@ -163,13 +143,13 @@ def test_two_processes(either):
     )
     workdir = "gs://bucket/runs/two"
     steps = "--config.train.total_steps=20"
-    either.run("train", *training(workdir, steps), launcher=launcher)
-    names = either.store.names("runs/two/checkpoints/20/state/")
+    bucket.run("train", *training(workdir, steps), launcher=launcher)
+    names = bucket.store.names("runs/two/checkpoints/20/state/")
     assert {f"runs/two/checkpoints/20/state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= {
         *names
     }
-    out, _ = either.run("evaluate", f"--workdir={workdir}")
-    expected = either.lines("runs/two")[-1]["eval/loss"]
+    out, _ = bucket.run("evaluate", f"--workdir={workdir}")
+    expected = bucket.lines("runs/two")[-1]["eval/loss"]
     assert json.loads(out)["eval/loss"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,9 +1,10 @@
 """A server of Google Cloud Storage's API that others wrote: gcp-storage-emulator.
 
 It checks that the project's own stand-in (fake_gcs.py) has not only the project's ideas of that
-API. It can't refuse requests, knows no preconditions (so of several who take a lease, all get it)
-and no `moveTo` (gcsfs then copies and deletes, after several tries): tests of these have the
-stand-in alone.
+API. It can't refuse requests, knows no preconditions (so of several who take a lease, all get it),
+answers one request at a time, and has no `moveTo` (gcsfs then copies and deletes, after several
+tries). A training run of two processes in it did not end within five minutes on a busy machine, so
+runs, leases and refusals have the stand-in alone.
 """
 
 import logging

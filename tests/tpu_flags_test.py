@@ -52,10 +52,49 @@ def test_what_the_user_sets_wins(xla_flags, monkeypatch, capsys):
     assert sum("scoped_vmem" in flag for flag in printed) == 1
 
 
+TOPOLOGIES = {
+    "v4": "v4:2x2x1",
+    "v5e": "v5e:2x2",
+    "v5p": "v5p:2x2x1",
+    "v6e": "v6e:2x2",
+    "tpu7x": "tpu7x:2x2x1",
+}
+SHARDED = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from t5x_diffeq.training.topology import topology_devices
+
+mesh = Mesh(np.array(topology_devices(sys.argv[1])), ("fsdp",))
+rows, columns = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P(None, "fsdp"))
+weights = jax.ShapeDtypeStruct((4, 1024, 1024), "float32", sharding=columns)
+batch = jax.ShapeDtypeStruct((256, 1024), "float32", sharding=rows)
+
+def loss(weights, batch):
+    return (jax.lax.scan(lambda y, w: (jax.numpy.tanh(y @ w), None), batch, weights)[0] ** 2).mean()
+
+shardings = NamedSharding(mesh, P()), columns
+jax.jit(jax.value_and_grad(loss), out_shardings=shardings).lower(weights, batch).compile()
+"""
+
+
+@pytest.mark.slow
+@with_libtpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_compile_with_ours(xla_flags, kind):
+    """A flag may be known, and refused when a sharded program is compiled for another kind."""
+    ours = " ".join([*xla_flags.TPU, *xla_flags.GENERATIONS[kind]])
+    given = {**os.environ, "LIBTPU_INIT_ARGS": ours, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    command = [sys.executable, "-c", SHARDED, TOPOLOGIES[kind]]
+    ended = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.slow
 @with_libtpu
 def test_the_installed_libtpu_knows_all_of_ours(xla_flags):
-    ours = {flag for kind in KINDS for flag in xla_flags.GENERATIONS[kind]} | {*xla_flags.TPU}
+    ours = {*xla_flags.TPU, *(flag for kind in KINDS for flag in xla_flags.GENERATIONS[kind])}
     given = {**os.environ, "LIBTPU_INIT_ARGS": " ".join([*sorted(ours), "--xla_tpu_gone=1"])}
     command = [sys.executable, ROOT / "launch" / "xla_flags.py", "tpu", "v5p"]
     ended = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
