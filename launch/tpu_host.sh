@@ -95,7 +95,11 @@ run_training() {
     restarts=$((restarts + 1))
     echo "ended with status $status; starting again on this host ($restarts of at most ${T5X_DIFFEQ_RESTARTS:-100})"
   done
-  if [ -n "$keeper" ]; then kill -TERM "$keeper"; wait "$keeper" || true; fi
+  # The keeper of the log may have failed: that is no reason to lose the status.
+  if [ -n "$keeper" ]; then
+    kill -TERM "$keeper" 2>/dev/null || true
+    wait "$keeper" || true
+  fi
   echo "$status" >"$state/status.new"
   mv "$state/status.new" "$state/status"
 }

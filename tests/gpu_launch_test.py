@@ -91,7 +91,7 @@ def test_the_users_own_config_is_taken(stand_ins, script):
         assert f"--workdir={stand_ins.folder / 'run'}" in call
 
 
-@pytest.mark.parametrize("script", ["gpu_slurm.sh", "gpu_nodes.sh", "gke.sh"])
+@pytest.mark.parametrize("script", ["gpu_slurm.sh", "gpu_nodes.sh"])
 def test_bad_arguments(stand_ins, script):
     for arguments, message in (
         ([], "give a config"),

@@ -238,7 +238,7 @@ def test_bad_arguments(stand_ins, arguments, message):
 
 @pytest.mark.parametrize("workdir", [(RUN[2],), ("--workdir=/mnt/runs/a", "--mounted")])
 def test_dry_run_calls_nothing(stand_ins, workdir):
-    options = (*RUN[:2], *workdir, RUN[3], ODD, "--slices=2", "--dry-run")
+    options = (*RUN[:2], *workdir, *RUN[3:], ODD, "--slices=2", "--dry-run")
     ended = stand_ins.run("tpu_pod.sh", *options)
     assert ended.returncode == 0, ended.stderr
     assert stand_ins.calls() == []
