@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     model.num_heads = 4  # query heads
     model.num_kv_heads = placeholder(int)  # key and value heads; None: as many as query heads
     model.mlp_dim = 1024  # width inside the MLP
+    model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; the official code's) | relu
+    #   (the paper's text); llama: silu (None), whose MLP is gated by it
     model.time_embed_dim = 48  # T, width of each time embedding
     model.num_frequencies = 64  # S, frequencies of the time features
     model.time_scale = 1000.0  # factor on t in the sinusoids
@@ -37,8 +39,17 @@ def get_config() -> ConfigDict:
     #   output, up, gate (llama), down; (): all
     model.vocab_size = placeholder(int)  # None: the tokenizer's; else must equal it
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
-    model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash
-    model.remat = "full"  # computed again backward: none | dots | full | every:k (k steps)
+    model.state_dtype = "float32"  # of the state y, and of the sum y + dt f | bfloat16: with
+    #   model.dtype=bfloat16 alone. It has 8 significant bits: a step's small dt f is then mostly
+    #   rounded away, the more the smaller dt is
+    model.attention = "auto"  # kernel: auto (the fastest the platform has) | xla | cudnn | splash,
+    #   also with the size of its blocks, splash:512, where auto's is not the best
+    model.remat = "full"  # what the backward pass computes again instead of finding it stored:
+    #   none: nothing; dots: all but matrix products; full: every step, from a state per step;
+    #   every:k: k steps at a time, from N / k states (less memory than full only if what a step
+    #   stores is smaller than these; launch/reproduce/README.md says why not online checkpointing);
+    #   keep:qkv,attention,mlp: every step, but for the values of these names, or of some of them:
+    #   queries, keys and values; attention's output; what goes into the MLP's nonlinearity
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the running Python's standard library | text_files | tfds |
@@ -83,6 +94,11 @@ def get_config() -> ConfigDict:
     train.eval_every = 500  # steps between evaluations
     train.checkpoint_every = 500  # steps between checkpoints
     train.keep_checkpoints = 3  # newest checkpoints to keep
+    train.verify_checkpoints = True  # compare a checkpoint's checksums before it is restored
+    train.hang_timeout = 1800.0  # seconds for a step, compilation apart; a run that takes longer
+    #   ends with status 175, which launch/ starts again
+    train.eval_timeout = 43200.0  # likewise for an evaluation, and for the tasks
+    train.save_timeout = 7200.0  # likewise for saving a checkpoint
 
     config.tasks = tasks = ConfigDict()  # of lm-evaluation-harness, while the model trains
     tasks.names = ()  # such as ("lambada_openai", "piqa"); "paper": its eleven; (): none

@@ -19,6 +19,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config = paper.gpt(num_steps=12, embed_dim=768, num_heads=12, time_embed_dim=20)
     config.train.total_steps = 20_000
     config.train.batch_size = 512
+    config.train.eval_every = 200
     config.optimizer.learning_rate = 6e-4
     config.optimizer.beta2 = 0.999
     return paper.set_variant(config, variant)

@@ -1,7 +1,9 @@
 """What the paper's configs have in common (sections 6.1 and C): models in bfloat16, their training.
 
 Sizes that a config does not name are the paper's: GPT reads 1024 tokens with a vocabulary of 50257,
-Llama 2048 with 32000. The tokenizer is trained on the data, at that size.
+Llama 2048 with 32000. The tokenizer is trained on the data, at that size; losses per token can then
+not be compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or
+Llama's sentencepiece model, as `launch/reproduce/` does (its README says where they can be had).
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +23,7 @@ def training() -> ConfigDict:
     config.train.eval_batch_size = 256
     config.train.eval_batches = 64
     config.train.log_every = 50
-    config.train.eval_every = 1000
+    config.train.eval_every = 500
     config.train.checkpoint_every = 1000
     config.optimizer.learning_rate = 3e-4
     config.optimizer.weight_decay = 0.1

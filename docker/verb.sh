@@ -3,15 +3,23 @@
 # argument lists the verbs.
 
 set -euo pipefail
+here="$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=../launch/forward.sh
-source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
+source "$here/forward.sh"
+
+# Google's logging takes each line of standard error for an error, and most of ours are none.
+[ -z "${KUBERNETES_SERVICE_HOST:-}" ] || exec 2>&1
 
 case "${1:-}" in "" | -*) exec python -m t5x_diffeq "$@" ;; esac
 verb="$1"
 shift
-if [[ "${JAX_PLATFORMS:-}" == cuda* ]]; then
-  XLA_FLAGS="$(python "$(dirname "${BASH_SOURCE[0]}")/xla_flags.py")"
-  export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-fi
+case "${JAX_PLATFORMS:-}" in
+  cuda*)
+    XLA_FLAGS="$(python "$here/xla_flags.py" gpu)"
+    export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}" ;;
+  tpu*)
+    LIBTPU_INIT_ARGS="$(python "$here/xla_flags.py" tpu "${T5X_DIFFEQ_TPU:-}")"
+    export LIBTPU_INIT_ARGS ;;
+esac
 # Not `exec`: to the first process of a container SIGTERM means nothing, until it asks for it.
 forwarding python -m "t5x_diffeq.$verb" "$@"

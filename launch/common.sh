@@ -9,6 +9,8 @@ config=""
 # shellcheck disable=SC2034 # the scripts use it
 workdir=""
 arguments=()
+# shellcheck disable=SC2034 # the scripts use it
+environment=() secrets=() missing=()
 
 # The run failed: exit status 1. (`die`, status 2, is for what can't be used.)
 fail() {
@@ -48,7 +50,8 @@ between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
 # `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
-# without dashes is the config. Dashes inside an option's name do as well as underscores.
+# without dashes is the config. Dashes inside an option's name do as well as underscores. `--env` and
+# `--secret` may be given several times: they are collected in `environment` and `secrets`.
 parse_options() {
   local with_value=" ${1//$'\n'/ } workdir " switches=" $2 dry_run " argument key
   shift 2
@@ -61,7 +64,11 @@ parse_options() {
       --config.*) arguments+=("$argument") ;;
       --*=*)
         [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is no option of this script; see --help"
-        printf -v "$key" '%s' "${argument#*=}" ;;
+        case "$key" in
+          env) environment+=("${argument#*=}") ;;
+          secret) secrets+=("${argument#*=}") ;;
+          *) printf -v "$key" '%s' "${argument#*=}" ;;
+        esac ;;
       --*)
         [[ "$with_value" != *" $key "* ]] || die "$argument needs a value: $argument=..."
         [[ "$switches" == *" $key "* ]] || die "$argument is no option of this script; see --help"
@@ -75,7 +82,7 @@ parse_options() {
 }
 
 # The help of a script is the comment at its top.
-usage() { sed -n '2,/^[^#]/{/^[^#]/!s/^# \{0,1\}//p}' "$0"; }
+usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"; }
 
 # numbers VARIABLE ...: each holds a positive number.
 numbers() {
@@ -85,15 +92,94 @@ numbers() {
   done
 }
 
-# Sets `config` to configs/NAME.py[:variant] as every copy of the project has it.
+# Sets `config` to a path that every copy of the project understands, and `own_config` to the file
+# that has to be sent along with it, or to nothing where the file is one of the project's.
 project_config() {
-  local file="${config%%:*}" variant=""
+  local file="${config%%:*}" variant="" folder
   [ -n "$config" ] || die "give a config: $0 configs/llama1b.py"
   [[ "$config" != *:* ]] || variant=":${config#*:}"
-  file="configs/$(basename "$file")"
-  [ -f "$ROOT/$file" ] || die "$config: the project has no $file"
-  config="$file$variant"
+  # `configs/NAME.py` is the project's own file, as in Python, unless there is one of that path here.
+  [ -e "$file" ] || [[ "$file" != configs/* ]] || file="$ROOT/$file"
+  [ -f "$file" ] || die "$config: there is no such file, neither here nor in the project's configs/"
+  folder="$(cd "$(dirname "$file")" && pwd -P)"
+  # shellcheck disable=SC2034 # the scripts use it
+  own_config=""
+  if [ "$folder" = "$(cd "$ROOT/configs" && pwd -P)" ]; then
+    config="configs/$(basename "$file")$variant"
+  else
+    own_config="$folder/$(basename "$file")"
+    config="own_config/$(basename "$file")$variant"
+  fi
 }
+
+# Sets `config` to the absolute path of its file, so that the run reads the same file wherever it
+# starts: the user's own file if it exists, else the project's.
+absolute_config() {
+  local file="${config%%:*}" variant=""
+  [[ "$config" != *:* ]] || variant=":${config#*:}"
+  [ -f "$file" ] || file="$ROOT/$file"
+  [ -f "$file" ] || die "$config: there is no such file, neither here nor in $ROOT"
+  config="$(cd "$(dirname "$file")" && pwd)/$(basename "$file")$variant"
+}
+
+# Sets `workdir` to its absolute path, unless it is in a bucket.
+absolute_workdir() {
+  [[ "$workdir" == /* || "$workdir" == *://* ]] || workdir="$PWD/$workdir"
+}
+
+# Exports the variables of --env; afterwards `environment` holds their names alone.
+export_environment() {
+  local each names=()
+  resolve_environment
+  for each in ${environment[@]+"${environment[@]}"}; do
+    export "${each?}"
+    names+=("${each%%=*}")
+  done
+  environment=(${names[@]+"${names[@]}"})
+}
+
+# resolve_environment: `--env=KEY` becomes `KEY=VALUE`, as this shell has it.
+resolve_environment() {
+  local each key resolved=()
+  for each in ${environment[@]+"${environment[@]}"}; do
+    key="${each%%=*}"
+    [[ "$key" =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "--env=$each: $key is no name of a variable"
+    if [ "$each" = "$key" ]; then
+      [ -n "${!key+set}" ] || die "--env=$key: there is no variable $key here; give --env=$key=VALUE"
+      each="$key=${!key}"
+    fi
+    resolved+=("$each")
+  done
+  environment=(${resolved[@]+"${resolved[@]}"})
+}
+
+# seconds_of OPTION DURATION: 90s, 30m, 24h or 7d in seconds.
+seconds_of() {
+  local number="${2%[smhd]}" unit="${2#"${2%?}"}"
+  [[ "$2" =~ ^[1-9][0-9]*[smhd]$ ]] || die "--$1=$2 must be like 90s, 30m, 24h or 7d"
+  case "$unit" in
+    s) echo "$number" ;;
+    m) echo $((number * 60)) ;;
+    h) echo $((number * 3600)) ;;
+    d) echo $((number * 86400)) ;;
+  esac
+}
+
+# check_run CHIP COUNT HOSTS SLICES EXAMPLE: builds the config with all its overrides and checks it, its
+# data and its mesh against machines of `chip` (tpu or gpu). `missing` holds what the script itself
+# found to be missing; everything that is wrong is told at once.
+check_run() {
+  local each told=()
+  [ -z "${unchecked:-}" ] || return 0
+  for each in ${missing[@]+"${missing[@]}"}; do told+=(--missing="$each"); done
+  setup data gcs
+  "$VENV/bin/python" "$ROOT/launch/check_run.py" --chip="$1" --count="$2" --hosts="$3" --slices="$4" \
+    --example="$5" ${told[@]+"${told[@]}"} -- --config="${own_config:-$config}${own_config:+$(variant)}" \
+    --workdir="$workdir" ${arguments[@]+"${arguments[@]}"} || exit
+}
+
+# `:variant` of the config, if it has one.
+variant() { [[ "$config" != *:* ]] || printf ':%s' "${config#*:}"; }
 
 # A name for the run, from its config, as clouds allow it: llama1b-ode.
 name_of_config() {
@@ -101,16 +187,18 @@ name_of_config() {
   name="$(basename "${config%%:*}" .py)"
   [[ "$config" != *:* ]] || name="$name-${config##*:}"
   name="${name//_/-}"
-  printf '%s' "${name,,}"
+  printf '%s' "$name" | tr '[:upper:]' '[:lower:]'
 }
 
 check_name() {
-  [[ "$name" =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
+  local allowed='^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$' # bash 3.2 takes no parentheses after =~
+  [[ "$name" =~ $allowed ]] ||
     die "--name=$name must be lower-case letters, digits and dashes, at most 40"
 }
 
-# Whether a run that ended so is worth starting again: it saved on preemption, or a signal or the
-# loss of another process ended it. Not so 1 (failed), 2 (bad input), 130 (stopped by a person).
+# Whether a run that ended with this status may be started again: it saved on preemption (42), the
+# machinery failed, such as another process that was lost (175), or a signal ended it. It may not after
+# 1 (failed), 2 (bad input), and 130 (stopped by a person).
 restartable() {
   [ "$1" -eq 42 ] || { [ "$1" -ge 129 ] && [ "$1" -ne 130 ]; }
 }

@@ -4,11 +4,30 @@
 # forwarding COMMAND ...: runs it, hands SIGTERM on (and USR1 and INT, as SIGTERM: it saves), and
 # returns its exit status.
 forwarding() {
-  local status signalled=true
   "$@" &
   child=$!
   trap 'signalled=true; kill -TERM "$child" 2>/dev/null || true' TERM USR1 INT
-  while [ "$signalled" = true ]; do # a signal ends `wait` early
+  wait_for_child
+}
+
+# forwarding_all COMMAND ...: the same, on a terminal: Ctrl-C is handed on as it is, to the processes
+# that the command started too.
+forwarding_all() {
+  set -m # a group of its own, in which SIGINT isn't ignored
+  "$@" &
+  child=$!
+  set +m
+  trap 'signalled=true; kill -TERM "$child" 2>/dev/null || true' TERM
+  trap 'signalled=true; kill -INT -- "-$child" 2>/dev/null || true' INT
+  wait_for_child
+}
+
+# Returns the exit status of $child, when it has ended: a signal to this script, whose trap sets
+# `signalled`, ends `wait` early.
+wait_for_child() {
+  local status
+  signalled=true
+  while [ "$signalled" = true ]; do
     signalled=false status=0
     wait "$child" || status=$?
   done

@@ -1,51 +1,87 @@
 #!/usr/bin/env bash
-# Trains on Google Kubernetes Engine: TPU slices as a JobSet, GPU nodes as an indexed Job.
+# Trains on Google Kubernetes Engine, on TPU slices or GPU nodes, as a JobSet.
 #
 #   launch/gke.sh configs/llama1b.py --topology=4x4x4 --slices=2 --workdir=gs://BUCKET/run \
 #       --build=REPOSITORY [--config.x=y ...]
 #   launch/gke.sh configs/llama1b.py --gpu=nvidia-h100-80gb --nodes=4 --workdir=... --image=IMAGE
 #
 #   --build=REPOSITORY   builds the image and pushes it there; or --image=IMAGE takes one
-#   --type=v5p           of the TPU: v4, v5e, v5p, v6e, or GKE's own name of an accelerator
+#   --type=v5p           of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
-#   --name --namespace=default --queue=KUEUE_QUEUE --service_account=NAME
-#   --spot, --reservation=NAME
-#   --restarts=100       starts at most so often again: after 42 (saved on preemption) and signals
-#   --grace=300          seconds to save in, at the end of a pod
+#   --name --namespace=default --service_account=NAME
+#   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
+#   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
+#   --max_run_duration=7d    for which Kueue requests flex-start capacity
+#   --restarts=100       starts at most so often again: after 42 (saved on preemption), 175 (the
+#                        machinery failed) and signals
+#   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
+#                        no more (up to 120 if the node pool says so: launch/gke/README.md)
+#   --env=KEY[=VALUE], --secret=NAME    variables, and Kubernetes Secrets whose keys become variables;
+#                        several may be given. Without VALUE: as set here
+#   --pvc=CLAIM, --mount=/shared    a volume that all pods mount there, for the workdir or the data
+#   --cache_gib=20       of each node's disk, for copies of token shards
+#   --replace            deletes an earlier run of that name first; what is in the workdir continues
+#   --unchecked          leaves out the check of config, data and mesh on this machine
 #   --dry-run            prints the commands and the YAML
 #
-# The manifests are launch/gke/*.yaml. The workdir is a bucket, or a folder mounted in every pod.
+# The manifest is launch/gke/train.yaml; launch/gke/README.md says how to come to a cluster. A config file
+# of your own is sent along as a ConfigMap; configs/NAME.py of the project is the image's.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"
 
 topology="" type=v5p slices=1 chips_per_host=4 gpu="" nodes=1 gpus_per_node=8
-queue="" service_account="" spot="" reservation=""
-restarts=100 grace=300
+queue="" priority="" service_account="" spot="" flex_start="" reservation="" max_run_duration=""
+restarts=100 grace="" pvc="" mount=/shared cache_gib=20 unchecked=""
 parse_options "topology type slices chips_per_host gpu nodes gpus_per_node image build name namespace
-  queue service_account reservation restarts grace" spot "$@"
-numbers slices chips_per_host nodes gpus_per_node restarts grace
+  queue priority service_account reservation max_run_duration restarts grace env secret pvc mount cache_gib" \
+  "spot flex_start replace unchecked" "$@"
+
+# ---------------------------------------------------------------- what was asked for
+
+case "$spot$flex_start${reservation:+true}" in
+  truetrue*) die "--spot, --flex_start and --reservation exclude each other" ;;
+esac
+if [ -n "$spot" ]; then
+  grace="${grace:-15}"
+  numbers grace
+  [ "$grace" -le 120 ] || die "--grace=$grace: a Spot node gives its pods 15 seconds, and 120 at the most"
+  [ "$grace" -le 15 ] ||
+    say "--grace=$grace holds on Spot nodes if their pool's shutdownGracePeriodSeconds allows it; by default they give 15"
+fi
+grace="${grace:-300}"
+numbers slices chips_per_host nodes gpus_per_node restarts grace cache_gib
+max_run_seconds=""
+[ -z "$max_run_duration" ] || max_run_seconds="$(seconds_of max_run_duration "$max_run_duration")"
 project_config
 name="${name:-$(name_of_config)}"
 check_name
-[ -n "$workdir" ] || die "give --workdir=gs://BUCKET/FOLDER, or a folder that every pod has"
+resolve_environment
+
 if [ -n "$topology" ] && [ -n "$gpu" ]; then die "--topology (TPU) and --gpu exclude each other"; fi
-needs kubectl
+shape='^([1-9][0-9]*(x[1-9][0-9]*){1,2})?$' # bash 3.2 takes no parentheses after =~
+[[ "$topology" =~ $shape ]] || die "--topology=$topology must be like 4x4 or 4x4x4"
+[ -n "$topology$gpu" ] || missing+=("--topology=4x4x4 for TPU slices, or --gpu=nvidia-h100-80gb for GPU nodes")
+[ -z "$image" ] || [ -z "$build" ] || die "--image and --build exclude each other"
+[ -n "$image$build" ] || missing+=("--image=IMAGE, or --build=REPOSITORY to make one and push it there")
+[ -n "$workdir" ] || missing+=("--workdir=gs://BUCKET/FOLDER, or a folder of a volume that --pvc=CLAIM mounts")
+case "$workdir" in
+  "" | gs://* | "$mount"/*) ;;
+  *) die "--workdir=$workdir: a pod loses its own folders when it ends; give gs://BUCKET/FOLDER, or --pvc=CLAIM and a folder in $mount" ;;
+esac
+[[ "$workdir" != "$mount"/* ]] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that is mounted at $mount")
 
-common=(NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account"
-  GRACE="$grace" SPOT="$spot" RESERVATION="$reservation")
-train=(--config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
-
-# Sets `accelerator` and `hosts` of a slice.
+# Sets `accelerator`, `chips` and `hosts` of a slice, and what JAX calls its devices.
 describe_slice() {
-  local chips=$((${topology//x/*}))
+  chips=$((${topology//x/*}))
+  accelerator="$type" devices="$chips"
   case "$type" in
-    v4) accelerator=tpu-v4-podslice ;;
-    v5e) accelerator=tpu-v5-lite-podslice ;;
-    v5p) accelerator=tpu-v5p-slice ;;
-    v6e) accelerator=tpu-v6e-slice ;;
-    *) accelerator="$type" ;;
+    v4) accelerator="tpu-v4-podslice" ;;
+    v5e) accelerator="tpu-v5-lite-podslice" ;;
+    v5p) accelerator="tpu-v5p-slice" ;;
+    v6e) accelerator="tpu-v6e-slice" ;;
+    tpu7x) devices=$((chips * 2)) ;; # of each chip, JAX sees two
   esac
   [ "$chips" -ge "$chips_per_host" ] || chips_per_host="$chips"
   [ $((chips % chips_per_host)) -eq 0 ] ||
@@ -53,25 +89,33 @@ describe_slice() {
   hosts=$((chips / chips_per_host))
 }
 
-if [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]]; then
+tpu="" chips="$gpus_per_node" hosts="$nodes" accelerator="$gpu" job=node host_network="" coordinator=""
+if [ -n "$gpu" ]; then
+  slices=1 devices=$((nodes * gpus_per_node)) coordinator="$name-node-0-0.$name:8476"
+elif [ -n "$topology" ]; then
   describe_slice
-  find_image tpu
-  template=tpu.yaml kind=jobset
-  # shellcheck disable=SC2034 # where `manifest` reads it
-  yaml="$(manifest "${common[@]}" IMAGE="$image" SLICES="$slices" HOSTS="$hosts" CHIPS="$chips_per_host" \
-    ACCELERATOR="$accelerator" TOPOLOGY="$topology" RESTARTS="$restarts" -- "${train[@]}")"
-  pods="jobset.sigs.k8s.io/jobset-name=$name"
-  first="$pods,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
-elif [ -n "$gpu" ]; then
-  find_image gpu
-  template=gpu.yaml kind=job
-  yaml="$(manifest "${common[@]}" IMAGE="$image" NODES="$nodes" GPUS="$gpus_per_node" \
-    ACCELERATOR="$gpu" COORDINATOR="$name-0.$name:8476" RETRIES=$((restarts * nodes)) -- "${train[@]}")"
-  pods="batch.kubernetes.io/job-name=$name"
-  first="$pods,batch.kubernetes.io/job-completion-index=0"
-else
-  die "give --topology=4x4x4 for TPU slices, or --gpu=nvidia-h100-80gb for GPU nodes"
+  tpu=true job=slice chips="$chips_per_host"
+  [ "$slices" -eq 1 ] || host_network=true
 fi
+example="launch/gke.sh ${config#own_config/} --topology=4x4x4 --workdir=gs://BUCKET/$name --build=REPOSITORY"
+check_run "${gpu:+gpu}${tpu:+tpu}" "${devices:-0}" "$hosts" "$slices" "$example"
+[ ${#missing[@]} -eq 0 ] || die "give ${missing[*]}" # where --unchecked left the check out
+needs kubectl
 
+# ---------------------------------------------------------------- what is applied
+
+make_room jobset
+find_image "${gpu:+gpu}${tpu:+tpu}"
+describe_pods
+template=train.yaml
+yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$priority" \
+  SERVICE_ACCOUNT="$service_account" GRACE="$grace" SPOT="$spot" FLEX_START="$flex_start" \
+  RESERVATION="$reservation" MAX_RUN_SECONDS="$max_run_seconds" RESTARTS="$restarts" IMAGE="$image" \
+  DESCRIPTION="$config in $workdir" TPU="$tpu" GPU="$gpu" JOB="$job" SLICES="$slices" HOSTS="$hosts" \
+  CHIPS="$chips" ACCELERATOR="$accelerator" GENERATION="$type" TOPOLOGY="$topology" \
+  COORDINATOR="$coordinator" HOST_NETWORK="$host_network" CLAIM="$pvc" MOUNT="$mount" \
+  CACHE_GIB="$cache_gib" DISK="$((cache_gib + 10))Gi" "${shared[@]}" \
+  -- --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})"
 apply <<<"$yaml"
-follow "$kind" "$pods" "$first"
+pods="jobset.sigs.k8s.io/jobset-name=$name"
+follow jobset "$pods" "$pods,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"

@@ -11,30 +11,41 @@
 #   --local_rank=L          likewise in the second form: this process has GPU L alone
 #   --project=DIR           where the project lies on the hosts, installed (default: as here)
 #   --port=8476             of process 0
-#   --restarts=100          starts at most so often again, after preemption or a lost connection
+#   --coordinator=HOST      the address of the first host, if it isn't its name in --hosts
+#   --ssh_config=FILE       as ssh -F takes it
+#   --env=KEY[=VALUE]       a variable for the run, given here or taken from this shell; several times
+#   --restarts=100          starts at most so often again, after preemption, a lost host or process
 #   --dry-run               prints the commands
 #
-# Project, workdir and data lie on a file system that the machines share.
+# Workdir and data lie on a file system that the machines share. The config is read on this machine, and
+# sent to the hosts.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 hosts="" rank="" size="" coordinator="" local_rank=all processes_per_host=1 port=8476 restarts=100
-project="$ROOT"
-parse_options "hosts rank size coordinator local_rank processes_per_host port restarts project" "" "$@"
+project="$ROOT" ssh_config=""
+parse_options "hosts rank size coordinator local_rank processes_per_host port restarts project ssh_config
+  env" "" "$@"
 numbers processes_per_host port restarts
 [ -n "$config" ] || die "give a config: launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
+absolute_config
 [ -n "$workdir" ] || die "give --workdir=DIR, on a file system that all machines see"
-train=(--config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
+absolute_workdir
+export_environment
+train=(--workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
 
 # ---------------------------------------------------------------- one process
 
 if [ -z "$hosts" ]; then
-  [[ "$rank" =~ ^[0-9]+$ ]] && [ -n "$coordinator" ] || die "give --hosts=a,b, or --rank, --size and --coordinator"
+  if ! [[ "$rank" =~ ^[0-9]+$ ]] || [ -z "$coordinator" ]; then
+    die "give --hosts=a,b, or --rank, --size and --coordinator"
+  fi
   numbers size
   [ -n "$dry_run" ] || setup gpu data gcs
   [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
-  run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing "${train[@]}"
+  run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing \
+    --config="$config" "${train[@]}"
   exit
 fi
 
@@ -42,18 +53,32 @@ fi
 
 needs ssh
 IFS=, read -r -a machines <<<"$hosts"
+for machine in "${machines[@]}"; do # a dash would make it an option of ssh
+  [[ "$machine" =~ ^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$ ]] || die "--hosts=$hosts: '$machine' is no host's name"
+done
+coordinator="${coordinator:-${machines[0]#*@}}"
+[[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
 count=$((${#machines[@]} * processes_per_host))
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 mkfifo "$scratch/hold"
-ssh=(ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 -o ServerAliveCountMax=4)
+ssh=(ssh ${ssh_config:+-F "$ssh_config"} -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15
+  -o ServerAliveCountMax=4 --)
+
+# What gpu_rank.sh reads first: on the command line, other users of the host would see the values.
+header() {
+  local name
+  printf '%s\0' "$(basename "$config")" "$(cat "${config%%:*}")"
+  for name in ${environment[@]+"${environment[@]}"}; do printf '%s=%s\0' "$name" "${!name}"; done
+  printf '\0'
+}
 
 # process N: starts it, and notes how it ended. Its standard input is held open: see gpu_rank.sh.
 process() {
   local machine="${machines[$1 / processes_per_host]}" gpu=all status=0
   [ "$processes_per_host" -eq 1 ] || gpu=$(($1 % processes_per_host))
   run "${ssh[@]}" "$machine" "$(quoted bash "$project/launch/gpu_rank.sh" \
-    "$1" "$count" "${machines[0]}:$port" "$gpu" stdin "${train[@]}")" || status=$?
+    "$1" "$count" "$coordinator" "$gpu" stdin "${train[@]}")" < <(header && exec cat) || status=$?
   echo "$status" >"$scratch/new-$1"
   mv "$scratch/new-$1" "$scratch/ended-$1"
 }
@@ -73,7 +98,7 @@ attempt() {
     [ -z "$dry_run" ] || wait
   done
   trap 'say "stopping: all save"; stopping=true; exec 9>&-' INT TERM
-  wait -n || true
+  until [ -n "$(ended)" ] || [ -n "$stopping" ]; do sleep 1; done
   while ! all_have && all_went_well && [ "$left" -gt 0 ]; do
     left=$((left - 1))
     sleep 1

@@ -3,10 +3,24 @@
 #
 #   gpu_rank.sh RANK SIZE COORDINATOR LOCAL_RANK WATCH [train's argument ...]
 #
-# LOCAL_RANK: the one GPU of this process, or `all`. WATCH: `stdin` ends the run, saved, when standard
-# input does, which is how a dropped ssh or a Ctrl-C at its other end is heard of; or `nothing`.
+# LOCAL_RANK: the one GPU of this process, or `all`. WATCH: `nothing`; or `stdin`, over ssh. Standard
+# input then begins with words that end in a NUL: the config's name, its text, variables as NAME=VALUE,
+# and an empty one. When standard input ends, which is how this side hears of a broken connection or a
+# Ctrl-C, the run saves and ends.
 
 set -euo pipefail
+# word: the next from standard input; without one the connection is lost.
+word() { IFS= read -r -d '' word || exit 255; }
+
+if [ "$5" = stdin ]; then
+  word; config_name="$word"
+  word; config_text="$word"
+  word
+  while [ -n "$word" ]; do
+    export "${word?}"
+    word
+  done
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
@@ -17,16 +31,22 @@ if [ "$size" -gt 1 ]; then
   export JAX_COORDINATOR_ADDRESS="$coordinator" JAX_NUM_PROCESSES="$size" JAX_PROCESS_ID="$rank"
 fi
 [ "$local_rank" = all ] || export JAX_LOCAL_DEVICE_IDS="$local_rank"
-XLA_FLAGS="$("$VENV/bin/python" launch/xla_flags.py)"
-export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+if [ "${JAX_PLATFORMS:-}" != cpu ]; then
+  XLA_FLAGS="$("$VENV/bin/python" launch/xla_flags.py)"
+  export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+  gpu_memory
+fi
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 
-train=("$VENV/bin/python" -m t5x_diffeq.train "$@")
-[ "$watch" = stdin ] || exec "${train[@]}"
+train=("$VENV/bin/python" -m t5x_diffeq.train)
+[ "$watch" = stdin ] || exec "${train[@]}" "$@"
 
+folder="$(mktemp -d)"
+trap 'rm -rf "$folder"' EXIT
+printf '%s\n' "$config_text" >"$folder/${config_name%%:*}"
 (while read -r _; do :; done; kill -TERM $$) <&0 2>/dev/null &
 watcher=$!
 status=0
-forwarding "${train[@]}" </dev/null || status=$?
+forwarding "${train[@]}" --config="$folder/$config_name" "$@" </dev/null || status=$?
 kill "$watcher" 2>/dev/null || true
 exit "$status"

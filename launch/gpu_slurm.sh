@@ -1,40 +1,117 @@
 #!/usr/bin/env bash
-# Trains on the GPUs of a SLURM cluster, one process per GPU; saves and goes on across time limits.
+# Trains on a SLURM cluster, one process per GPU; saves and goes on across time limits.
 #
 #   launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4 [--config.x=y ...]
 #
-#   --nodes=1 --gpus_per_node=8   one process per GPU
-#   --time=24:00:00               limit of one job; --grace seconds ahead of it the run saves, and
-#   --grace=300                   the job goes back into the queue
-#   --restarts=100                how many times it may
+#   --nodes=1 --gpus_per_node=8   one process per GPU; 0: CPU nodes, with one process each
+#   --tasks_per_node=N       processes per node, if not one per GPU
+#   --cpus_per_task=N        of each process (default: the node's CPUs, shared by its GPUs)
+#   --mem=400G, --exclusive  as sbatch takes them
+#   --time=24:00:00          limit of one job; --grace seconds ahead of it the run saves, and
+#   --grace=300              the job goes back into the queue
+#   --restarts=100           how often the job may start again: after it saved, a lost process or node,
+#                            a passed limit
+#   --env=KEY[=VALUE]        a variable for the run, given here or taken from this shell; several times
+#   --container=IMAGE        runs in this image of docker/gpu.Dockerfile (by pyxis and enroot)
+#   --container_mounts=A:B,C:D   folders in it, beside those of the workdir and the config
 #   --partition --account --qos --constraint --name    as sbatch takes them
-#   --dry-run                     prints the commands
+#   -- OPTION ...            further options of sbatch, last: -- --reservation=R --mail-type=END
+#   --dry-run                prints the commands
 #
-# The project and the workdir lie on a file system that the nodes share. scancel --signal=TERM JOBID.0
-# stops a run after it has saved (and requeues it); scancel JOBID ends it.
+# The project, the config and the workdir lie on a file system that the nodes share.
+# scancel --signal=TERM JOB makes a run save and go back into the queue; with --signal=INT it saves and
+# ends; scancel JOB ends it.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-nodes=1 gpus_per_node=8 time=24:00:00 grace=300 restarts=100
+own=() further=()
+while [ $# -gt 0 ]; do
+  if [ "$1" = -- ]; then
+    shift
+    further=("$@")
+    break
+  fi
+  own+=("$1")
+  shift
+done
+nodes=1 gpus_per_node=8 tasks_per_node="" cpus_per_task="" time=24:00:00 grace=300 restarts=100
+container="" container_mounts="" exclusive=""
 # shellcheck disable=SC2034 # read by name, below
-partition="" account="" qos="" constraint="" name=""
-parse_options "nodes gpus_per_node time grace restarts partition account qos constraint name" "" "$@"
-numbers nodes gpus_per_node grace restarts
+mem="" partition="" account="" qos="" constraint="" name=""
+parse_options "nodes gpus_per_node tasks_per_node cpus_per_task mem time grace restarts env container
+  container_mounts partition account qos constraint name" exclusive ${own[@]+"${own[@]}"}
+[ "$gpus_per_node" = 0 ] || numbers gpus_per_node
+tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
+numbers nodes tasks_per_node grace restarts
+[ -z "$cpus_per_task" ] || numbers cpus_per_task
 [ -n "$config" ] || die "give a config: launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR"
+absolute_config
 [ -n "$workdir" ] || die "give --workdir=DIR, on a file system that all nodes see"
+absolute_workdir
+export_environment
 name="${name:-$(name_of_config)}"
-needs sbatch
+needs sbatch sinfo srun
 
-options=(--job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus_per_node"
-  --gpus-per-node="$gpus_per_node" --time="$time" --requeue --open-mode=append
-  --signal="B:USR1@$grace" --output="$name-%j.log")
-for option in partition account qos constraint; do
+# The seconds that sbatch's --time means: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
+limit_seconds() {
+  awk -v time="$time" 'BEGIN {
+    days = (time ~ /-/) ? time + 0 : 0
+    count = split((time ~ /-/) ? substr(time, index(time, "-") + 1) : time, part, ":")
+    if (time ~ /-/ || count == 3) print days * 86400 + part[1] * 3600 + part[2] * 60 + part[3]
+    else print part[1] * 60 + part[2]
+  }'
+}
+
+# The CPUs of a process: its GPU's share of a node, of the least that the partition has. Nothing if
+# sinfo doesn't tell: the job then shares what it gets.
+cpus_of_task() {
+  run sinfo --noheader --Node --format='%c %G' ${partition:+--partition="$partition"} |
+    awk -v wanted="$gpus_per_node" -v tasks="$tasks_per_node" '{
+      gpus = 0
+      for (n = split($2, kinds, ","); n > 0; n--)
+        if (kinds[n] ~ /^gpu/) { sub(/\(.*/, "", kinds[n]); sub(/.*:/, "", kinds[n]); gpus += kinds[n] }
+      if (gpus < wanted) next
+      cpus = int($1 * (wanted ? wanted / gpus : 1) / tasks)
+      if (!least || cpus < least) least = cpus
+    } END { if (least) print least }'
+}
+
+if [[ "$time" =~ ^[0-9:-]+$ ]] && [ "$(limit_seconds)" -le "$grace" ]; then
+  die "--time=$time leaves nothing to train in: the run saves --grace=$grace seconds ahead of it"
+fi
+if [ -z "$cpus_per_task$exclusive" ]; then
+  cpus_per_task="$(cpus_of_task)"
+  [ -z "$dry_run" ] || cpus_per_task=CPUS # --dry-run asks nothing
+fi
+options=(--job-name="$name" --nodes="$nodes" --ntasks-per-node="$tasks_per_node" --time="$time"
+  --requeue --open-mode=append --signal="B:USR1@$grace" --output="$name-%j.log" ${exclusive:+--exclusive}
+  ${cpus_per_task:+--cpus-per-task="$cpus_per_task"})
+[ "$gpus_per_node" = 0 ] || options+=(--gpus-per-node="$gpus_per_node")
+for option in mem partition account qos constraint; do
   [ -z "${!option}" ] || options+=(--"$option=${!option}")
 done
+exported="$(IFS=,; echo "${environment[*]+"${environment[*]}"}")"
+[ -z "$exported" ] || options+=(--export="ALL,$exported")
+extras=(gpu data gcs)
+[ "$gpus_per_node" != 0 ] || extras=(data gcs)
 
-run setup gpu data gcs # here, once: the nodes see the same environment
-job="$(run sbatch --parsable "${options[@]}" "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" train \
+step=()
+if [ -n "$container" ]; then
+  [ -n "$dry_run" ] || srun --help | grep -q -e --container-image ||
+    die "--container=$container: the srun of this cluster has no --container-image (pyxis is not installed)"
+  folder="$(dirname "${config%%:*}")"
+  mounts="$folder:$folder${container_mounts:+,$container_mounts}"
+  if [[ "$workdir" != *://* ]]; then
+    run mkdir -p "$workdir"
+    mounts+=",$workdir:$workdir"
+  fi
+  step=(--container-image="$container" --container-mounts="$mounts" ${exported:+--container-env="$exported"})
+else
+  run setup "${extras[@]}" # here, once: the nodes see the same environment
+fi
+job="$(run sbatch --parsable "${options[@]}" ${further[@]+"${further[@]}"} \
+  "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" train ${step[@]+"${step[@]}"} -- \
   --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})" ||
   fail "sbatch did not take the job; the lines above say why"
 [ -n "$dry_run" ] || say "job ${job%%;*} is in the queue; its log: $name-${job%%;*}.log"

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by gke.sh and prepare_data.sh: images, manifests, and following what was applied.
+# shellcheck disable=SC2154 # common.sh sets environment and secrets
+# Sourced by gke.sh and prepare_data.sh, after common.sh: images, manifests, and following what was applied.
 
-namespace=default name="" template="" image="" build=""
+namespace=default name="" template="" image="" build="" replace=""
 
 kube() { run kubectl --namespace="$namespace" "$@"; }
 
@@ -12,11 +13,18 @@ find_image() {
   [ -n "$build" ] || return 0
   needs docker
   # The same sources have the same name, so that a running image is never replaced.
-  image="$build/t5x_diffeq-$1:$(sources | sha256sum | cut -c 1-12)"
-  run docker build --file="$ROOT/docker/$1.Dockerfile" --tag="$image" "$ROOT" >&2 ||
+  image="$build/t5x_diffeq-$1:$(sources | sha256 | cut -c 1-12)"
+  run docker build --platform=linux/amd64 --file="$ROOT/docker/$1.Dockerfile" --tag="$image" \
+    --build-arg=REVISION="$(revision)" "$ROOT" >&2 ||
     fail "the image can't be built; the lines above say why"
   run docker push "$image" >&2 || fail "the image $image can't be pushed; the lines above say why"
 }
+
+# The commit that the image is built from, for its label; `-dirty` where files differ from it.
+revision() { git -C "$ROOT" describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown; }
+
+# macOS has shasum instead of sha256sum.
+sha256() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi; }
 
 # What an image is made of.
 sources() {
@@ -31,13 +39,46 @@ sources() {
 # manifest NAME=VALUE ... -- ARGUMENT ...: `template` filled in.
 manifest() { "$(find_python)" "$ROOT/launch/gke/render.py" "$ROOT/launch/gke/$template" "$@"; }
 
+# Sets `shared`: the values that every manifest has for its run's config, variables and secrets.
+describe_pods() {
+  local each
+  resolve_environment
+  shared=(CONFIG_NAME="" CONFIG_TEXT="" CONFIG_MAP="")
+  if [ -n "$own_config" ]; then
+    shared=(CONFIG_NAME="$(basename "$own_config")" CONFIG_TEXT="$(cat "$own_config")" CONFIG_MAP="$name-config")
+    # shellcheck disable=SC2034 # the scripts use it
+    config="/own_config/$(basename "$own_config")$(variant)" # where the ConfigMap is mounted
+  fi
+  for each in ${environment[@]+"${environment[@]}"}; do shared+=("ENV+=$each"); done
+  for each in ${secrets[@]+"${secrets[@]}"}; do shared+=("SECRET+=$each"); done
+}
+
+# make_room KIND: looks for an earlier run of that name. Kubernetes does not change the pods of one that
+# is there, nor start a finished one again: --replace deletes it first.
+make_room() {
+  local object="$1/$name" earlier
+  if [ -n "$replace" ]; then
+    kube delete "$object" "configmap/$name-config" --ignore-not-found --wait ||
+      fail "$object can't be deleted; the lines above say why"
+    return
+  fi
+  [ -z "$dry_run" ] || return 0
+  earlier="$(asked "$object" --ignore-not-found --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
+    fail "the cluster can't be asked for $object; the lines above say why (launch/gke/README.md: is JobSet installed?)"
+  case "$earlier" in
+    *Failed*) fail "$object failed earlier; --replace deletes it and starts it again: the run continues in its workdir" ;;
+    *Complete*) [ "$1" = job ] || fail "$object is done already; --replace deletes it and starts it again" ;;
+  esac
+}
+
 # apply: what stands on standard input; --dry-run prints it.
 apply() {
   if [ -n "$dry_run" ]; then
     kube apply --filename=-
     cat >&3
   else
-    kube apply --filename=- || fail "kubectl did not take the manifest; the lines above say why"
+    kube apply --filename=- ||
+      fail "kubectl did not take the manifest; the lines above say why (if a field is immutable, $name is there with other options: --replace deletes it first)"
   fi
 }
 
@@ -60,7 +101,7 @@ follow() {
     ended="$(asked "$object" --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
       fail "the cluster can't be reached; the run goes on: kubectl --namespace=$namespace get $object"
     case "$ended" in
-      *Failed*) fail "$object failed: kubectl --namespace=$namespace describe $object" ;;
+      *Failed*) fail "$object failed: kubectl --namespace=$namespace describe $object; --replace starts it again" ;;
       *Complete*) say "$object is done"; return ;;
     esac
     waiting="$(asked pods --selector="$2" \

@@ -2,14 +2,16 @@
 # Trains a config on this machine, evaluates it, and prints a sample of its text.
 #
 #   launch/local.sh configs/tiny.py [--workdir=DIR] [--config.train.total_steps=50 ...]
-#   launch/local.sh --processes=2 --devices_per_process=4 configs/tiny.py
+#   launch/local.sh --processes=2 --devices_per_process=4 [--restarts=3] configs/tiny.py
 #
-# The second trains as several processes, each with virtual CPU devices: a real multi-process run.
+# The second trains as several processes, each with virtual CPU devices: a real multi-process run,
+# started again up to so often when a process is lost. SIGTERM and Ctrl-C save, and end it.
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 config=""
 workdir=""
@@ -17,10 +19,10 @@ arguments=()
 several=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --workdir=*) workdir="${1#--workdir=}" ;;
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
-    --processes=* | --devices_per_process=*) several+=("$1") ;;
+    --processes=* | --devices_per_process=* | --restarts=*) several+=("$1") ;;
     -*) arguments+=("$1") ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
   esac
@@ -45,8 +47,8 @@ train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${a
 if [ ${#several[@]} -gt 0 ]; then
   train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
 fi
-"${train[@]}"
+forwarding_all "${train[@]}"
 echo "--- evaluation on the whole validation split" >&2
-"$python" -m t5x_diffeq.evaluate --workdir="$workdir"
+forwarding_all "$python" -m t5x_diffeq.evaluate --workdir="$workdir"
 echo "--- a sample" >&2
-"$python" -m t5x_diffeq.generate --workdir="$workdir" --max_tokens=80
+forwarding_all "$python" -m t5x_diffeq.generate --workdir="$workdir" --max_tokens=80

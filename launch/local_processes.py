@@ -3,7 +3,8 @@
     python launch/local_processes.py --processes=2 --devices_per_process=4 -- COMMAND ...
 
 `launch/local.sh --processes=2 ...` calls this. If a process dies, the others are ended. The exit
-status is that of the process that failed, else of process 0.
+status is that of the process that failed first by itself, 175 if processes were lost, else that of
+process 0. After 175 all are started again, at most `--restarts` times.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import sys
 import time
 
 SAVED = (0, 42, 130)  # done; preempted and saved; stopped by Ctrl-C and saved
-GRACE_SECONDS = 5  # for the others to end by themselves when one died
+LOST = 175  # a process was lost, or a link: start all again
+GRACE_SECONDS = 15  # for the others to end by themselves when one died
 LEAVE_SECONDS = 60  # likewise when one ended well
 
 
@@ -24,18 +26,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="how many")
     parser.add_argument("--devices_per_process", type=int, default=1, help="virtual CPU devices")
+    parser.add_argument("--restarts", type=int, default=0, help="after a process was lost")
     parser.add_argument("command", nargs="+", help="after --, what each of them runs")
     arguments = parser.parse_args()
-    for name in ("processes", "devices_per_process"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name}={getattr(arguments, name)} must be at least 1")
-    count = arguments.processes
-    processes = start(arguments.command, count, arguments.devices_per_process)
+    for name, least in (("processes", 1), ("devices_per_process", 1), ("restarts", 0)):
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name}={getattr(arguments, name)} must be at least {least}")
+    for restarts_left in range(arguments.restarts, -1, -1):
+        status = run(arguments.command, arguments.processes, arguments.devices_per_process)
+        if status != LOST or not restarts_left:
+            break
+        print(f"starting again (at most {restarts_left} times)", file=sys.stderr, flush=True)
+    return status
+
+
+def run(command: list[str], count: int, devices: int) -> int:
+    """The exit status of one start of them all."""
+    stopping: list[int] = []
+    processes = start(command, count, devices)
+
+    def hand_on(number: int, frame: object) -> None:
+        stopping.append(number)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+
     # Ctrl-C reaches the processes from the terminal; SIGTERM is handed on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: [p.send_signal(signal.SIGTERM) for p in processes])
+    signal.signal(signal.SIGTERM, hand_on)
     failed = wait(processes)
-    return processes[0].returncode if failed is None else explain(failed, processes)
+    if failed is None:
+        return processes[0].returncode
+    status = explain(failed, processes)
+    return 128 + stopping[0] if stopping and status == LOST else status
 
 
 def start(command: list[str], count: int, devices: int) -> list[subprocess.Popen]:
@@ -65,9 +87,13 @@ def wait(processes: list[subprocess.Popen]) -> int | None:
 
 
 def first_failed(processes: list[subprocess.Popen]) -> int | None:
-    """The number of a process that ended, and neither well nor saved."""
-    ended = (n for n, process in enumerate(processes) if process.poll() is not None)
-    return next((n for n in ended if processes[n].returncode not in SAVED), None)
+    """The number of a process that ended, and neither well nor saved; of a lost one, if any."""
+    failed = [
+        n
+        for n, process in enumerate(processes)
+        if process.poll() is not None and process.returncode not in SAVED
+    ]
+    return min(failed, key=lambda n: processes[n].returncode, default=None)
 
 
 def end_after(processes: list[subprocess.Popen], seconds: float) -> None:
@@ -88,8 +114,9 @@ def explain(failed: int, processes: list[subprocess.Popen]) -> int:
     print(
         f"error: process {failed} of {len(processes)} {how}; the others were ended",
         file=sys.stderr,
+        flush=True,
     )
-    return code if code > 0 else 1
+    return code if code > 0 else LOST
 
 
 if __name__ == "__main__":

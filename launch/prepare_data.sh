@@ -8,9 +8,10 @@
 #   --shards=64          shards of each split (default: as many as parts)
 #   --cpus=8             of each job
 #   --dry-run            prints the commands and the YAML
+#   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
 #   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
-#        --retries=64 (of pods)
+#        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --replace
 #
 # When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
 
@@ -27,14 +28,15 @@ esac
 output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
 # shellcheck disable=SC2034 # read by name, below
 partition="" account="" qos=""
-queue="" service_account="" spot=""
+queue="" service_account="" spot="" pvc="" mount=/shared
 parse_options "output parts shards cpus time partition account qos name image build namespace queue
-  service_account retries" spot "$@"
+  service_account retries env secret pvc mount" "spot replace" "$@"
 shards="${shards:-$parts}"
 numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
 [ -n "$output" ] || die "give --output=DIR, where all machines see it"
 name="${name:-$(name_of_config)-data}"
+[ "$where" != slurm ] || absolute_config
 prepare=(--config="$config" --output="$output" --shards="$shards" --workers="$cpus"
   ${arguments[@]+"${arguments[@]}"})
 
@@ -47,12 +49,12 @@ on_slurm() {
   done
   run setup data gcs
   job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the jobs; the lines above say why"
   job="${job:-JOB}" # --dry-run has none
   last="$(run sbatch "${options[@]}" --job-name="$name-finish" --output="$name-finish-%j.log" \
     --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes \
-    "$ROOT/launch/slurm_job.sh" "$ROOT" 0 prepare_data "${prepare[@]}")" ||
+    "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the last job; run it when job ${job%%;*} is done"
   [ -n "$dry_run" ] || say "jobs ${job%%;*} and, to finish, ${last%%;*} are in the queue"
 }
@@ -60,8 +62,11 @@ on_slurm() {
 # job NAME PARTS SHARD: applied and followed to its end.
 job() {
   name="$1"
+  make_room job
+  describe_pods
   apply <<<"$(manifest NAME="$1" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account" \
-    SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" -- "${prepare[@]}")"
+    SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" CLAIM="$pvc" \
+    MOUNT="$mount" "${shared[@]}" -- --config="$config" "${prepare[@]:1}")"
   follow job "batch.kubernetes.io/job-name=$1" \
     "batch.kubernetes.io/job-name=$1,batch.kubernetes.io/job-completion-index=0"
 }

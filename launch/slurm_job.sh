@@ -1,42 +1,107 @@
 #!/usr/bin/env bash
 # What gpu_slurm.sh and prepare_data.sh give to sbatch; not called by hand.
 #
-#   slurm_job.sh PROJECT RESTARTS VERB [argument ...]
+#   slurm_job.sh PROJECT RESTARTS VERB [srun's option ...] -- [the verb's argument ...]
 #
-# `train` runs as one process per task, and the job is put back into the queue when it saved: on
-# preemption, or on the USR1 that SLURM sends ahead of the time limit. `prepare_data` makes the part
-# that the job array says.
+# `train` runs as one process per task, `prepare_data` as one process per element of a job array. The
+# job puts itself back into the queue, at most RESTARTS times, when the run saved (42), the machinery
+# failed (175), a signal ended a process, or the time limit passed.
 
 set -euo pipefail
 ROOT="$1" restarts="$2" verb="$3"
 shift 3
-# sbatch runs a copy of this file: its own folder says nothing.
-source "$ROOT/launch/setup.sh"
+# sbatch runs a copy of this file, so that its own folder says nothing.
+source "$ROOT/launch/common.sh"
 source "$ROOT/launch/forward.sh"
-python="$VENV/bin/python"
-export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+step=()
+while [ "$1" != -- ]; do
+  step+=("$1")
+  shift
+done
+shift
 
-if [ "$verb" = prepare_data ]; then
-  part=()
-  [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || part=(--shard="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT")
-  exec "$python" -m t5x_diffeq.prepare_data "$@" ${part[@]+"${part[@]}"}
-fi
-
-XLA_FLAGS="$("$python" "$ROOT/launch/xla_flags.py")"
-export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-
-# JAX finds the processes through srun's variables, and takes the GPU of its local number. srun hands
-# SIGTERM on to every process: they save after the same step, and end with 42.
-status=0
-forwarding srun --kill-on-bad-exit=1 "$python" -m "t5x_diffeq.$verb" "$@" || status=$?
-
-if [ "$status" -ne 42 ]; then
-  [ "$status" -eq 0 ] || echo "error: $verb ended with status $status; the lines above say why" >&2
+# task COMMAND ...: one task of the step. srun ends with the highest status of its tasks, but a failure
+# (1, or 2) must win over what it does to the other processes: so it becomes 251, or 252.
+# SLURM sends signals to every process of a task, and this one only waits.
+task() {
+  trap 'signalled=true' TERM USR1 INT
+  "$@" &
+  child=$!
+  local status=0
+  wait_for_child || status=$?
+  case "$status" in 1 | 2) status=$((250 + status)) ;; esac
   exit "$status"
-fi
-if [ "${SLURM_RESTART_COUNT:-0}" -ge "$restarts" ]; then
-  echo "error: saved, but already started again $restarts times (--restarts); submit it again to go on" >&2
-  exit 1
-fi
-echo "saved; back into the queue" >&2
-scontrol requeue "$SLURM_JOB_ID"
+}
+
+# Starts the processes in the background.
+start() {
+  local program=("$VENV/bin/python" -m "t5x_diffeq.$verb") tasks="${SLURM_NTASKS_PER_NODE:-1}"
+  if [ "$verb" = prepare_data ]; then
+    export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || set -- "$@" --shard="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
+    "${program[@]}" "$@" &
+    return
+  fi
+  if [[ " ${step[*]+"${step[*]}"}" == *" --container-image="* ]]; then
+    program=(/opt/t5x_diffeq/verb.sh "$verb") # sets the flags itself
+  else
+    export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    [ -z "${SLURM_GPUS_ON_NODE:-}" ] || set_gpu_flags
+  fi
+  # JAX finds the processes through srun's variables, and takes the GPU of its local number. srun must
+  # leave a process the time to save after another has ended (--kill-on-bad-exit, --wait). It does not
+  # take --cpus-per-task from the job (since 22.05), nor the environment after sbatch --export.
+  srun --export=ALL --kill-on-bad-exit=0 --wait=120 \
+    --cpus-per-task="${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / tasks))}" ${step[@]+"${step[@]}"} \
+    bash -c "$(declare -f wait_for_child task); task \"\$@\"" task "${program[@]}" "$@" &
+}
+
+set_gpu_flags() {
+  XLA_FLAGS="$("$VENV/bin/python" "$ROOT/launch/xla_flags.py")"
+  export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+  gpu_memory
+}
+
+# back_into_the_queue WHY
+back_into_the_queue() {
+  if [ "${SLURM_RESTART_COUNT:-0}" -ge "$restarts" ]; then
+    fail "$1, but the job was already started again $restarts times (--restarts); submit it again to go on"
+  fi
+  say "$1; the job goes back into the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+}
+
+# USR1 comes --grace seconds before the time limit. The steps get SIGTERM from SLURM itself: srun would
+# answer it by killing them.
+save() {
+  signalled=true
+  say "the time limit is near: the run saves"
+  scancel --signal=TERM "$SLURM_JOB_ID" || true
+}
+
+# SIGTERM means that SLURM is ending the job: at the time limit, when a person cancelled it, or when it
+# was preempted (SLURM then requeues it).
+end() {
+  signalled=true ending=true
+  if [ "$(squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --format=%r)" = TimeLimit ]; then
+    back_into_the_queue "the time limit has passed"
+  fi
+}
+
+ending="" child=""
+trap save USR1
+trap end TERM
+start "$@"
+child=$!
+status=0
+wait_for_child || status=$?
+[ -z "$ending" ] || exit "$status"
+case "$status" in
+  0) exit 0 ;;
+  130) say "stopped and saved; submit it again to go on"; exit 130 ;;
+  251 | 252) status=$((status - 250)) ;; # see `task`
+  1) [ "$verb" = prepare_data ] || status=175 ;; # not a task's, but srun's own: it lost a node
+esac
+restartable "$status" || { echo "error: $verb ended with status $status; the lines above say why" >&2; exit "$status"; }
+[ "$status" -eq 42 ] && why="saved" || why="$verb ended with status $status"
+back_into_the_queue "$why"

@@ -3,14 +3,18 @@
 #
 #   launch/test.sh [--slow] [pytest arguments ...]
 #
-# --slow adds the tests that train and kill whole processes; CI=true does too, and installs libtpu,
-# the TPU's compiler, for the tests that need it (they need no TPU).
+# --slow adds the tests that train and kill whole processes; CI=true does too, and installs what they
+# run against where it may: libtpu (the TPU's compiler; no TPU is needed), and the packages of
+# launch/ci_packages.sh.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 extras=(test)
-case "${CI:-}" in "" | 0 | false) ;; *) extras+=(tpu); set -- --slow "$@" ;; esac
+case "${CI:-}" in
+  "" | 0 | false) ;;
+  *) extras+=(tpu); set -- --slow "$@"; "$ROOT/launch/ci_packages.sh" ;;
+esac
 setup "${extras[@]}"
 cd "$ROOT"
 "$VENV/bin/ruff" check .

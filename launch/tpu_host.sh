@@ -3,10 +3,15 @@
 #
 #   tpu_host.sh install            makes the environment, once
 #   tpu_host.sh start ID ARG ...   trains in the background: a dropped ssh does it no harm
+#   tpu_host.sh resume             goes on with what ran when the machine was started anew
 #   tpu_host.sh status             one line: absent, running, lost, `ended STATUS`, `stopped STATUS`
 #   tpu_host.sh follow [LINES]     prints the log until training ends
 #   tpu_host.sh stop               SIGTERM, and waits: it saves
 #   tpu_host.sh report             status and the last line of the log
+#
+# When the machinery fails (status 175) or a signal ends the training, every host starts it again by
+# itself. `settings`, beside the project, holds what tpu_pod.sh was told: variables (KEY=VALUE, quoted
+# for a shell), and the names of secrets, which are read anew at every start.
 
 set -euo pipefail
 VENV="${VENV:-$HOME/t5x_diffeq_venv}" # beside the project, which is replaced as a whole
@@ -18,8 +23,10 @@ mkdir -p "$state"
 # TPU machines come with Python 3.10 and pip: uv brings the Python that the constraints are for.
 install_host() {
   export PATH="$HOME/.local/bin:$PATH"
-  export UV_CONSTRAINT="$ROOT/docker/constraints.txt" PIP_CONSTRAINT="$ROOT/docker/constraints.txt"
-  command -v uv >/dev/null || python3 -m pip install --quiet --user uv
+  export UV_CONSTRAINT="$ROOT/docker/constraints.txt"
+  # As a requirement: older versions of pip don't take the hashes of constraints.
+  sed -n '/^uv==/,/[^\\]$/p' "$UV_CONSTRAINT" >"$state/uv.txt"
+  command -v uv >/dev/null || python3 -m pip install --quiet --user --requirement "$state/uv.txt"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs
 }
@@ -36,22 +43,86 @@ start() {
   shift
   [ "$(cat "$state/id" 2>/dev/null)" != "$id" ] || return 0
   end_running 120
-  rm -f "$state/status" "$state/stopped"
+  printf '%s\0' "$@" >"$state/arguments"
   [ ! -e "$state/log" ] || mv "$state/log" "$state/log.before"
   : >"$state/log"
+  begin "$@"
+  echo "$id" >"$state/id"
+}
+
+# begin ARG ...: training in the background.
+begin() {
+  rm -f "$state/status" "$state/stopped"
   setsid nohup bash "${BASH_SOURCE[0]}" run "$@" >>"$state/log" 2>&1 </dev/null &
   echo $! >"$state/pid"
-  echo "$id" >"$state/id"
+}
+
+# At boot: the run was cut off, or it saved because the machine was shut down.
+resume() {
+  local arguments=() each
+  case "$(status)" in lost | "ended 42") ;; *) return 0 ;; esac
+  while IFS= read -r -d '' each; do arguments+=("$each"); done <"$state/arguments"
+  echo "the machine was started anew; the run goes on" >>"$state/log"
+  begin "${arguments[@]}"
+}
+
+# Sets the variables and the secrets that tpu_pod.sh was told.
+set_up_environment() {
+  local each value
+  [ -e "$ROOT/settings" ] || return 0
+  # shellcheck disable=SC1091
+  set -a && source "$ROOT/settings" && set +a
+  for each in ${T5X_DIFFEQ_SECRETS:-}; do
+    value="$(gcloud secrets versions access latest --secret="${each#*=}")" ||
+      die "the secret ${each#*=} (--secret=$each) can't be read; this machine's service account needs the role roles/secretmanager.secretAccessor"
+    export "${each%%=*}=$value"
+  done
 }
 
 # In the background: trains, and leaves the exit status for the other commands to find.
 run_training() {
-  local status=0
+  local status=0 restarts=0 keeper=""
   cd "$ROOT"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-  forwarding "$VENV/bin/python" -m t5x_diffeq.train "$@" || status=$?
+  set_up_environment
+  LIBTPU_INIT_ARGS="$("$VENV/bin/python" launch/xla_flags.py tpu "${T5X_DIFFEQ_TPU:-}")"
+  export LIBTPU_INIT_ARGS
+  keep_log "$@"
+  while :; do
+    status=0
+    forwarding "$VENV/bin/python" -m t5x_diffeq.train "$@" || status=$?
+    again "$status" || break
+    restarts=$((restarts + 1))
+    echo "ended with status $status; starting again on this host ($restarts of at most ${T5X_DIFFEQ_RESTARTS:-100})"
+  done
+  # The keeper of the log may have failed: that is no reason to lose the status.
+  if [ -n "$keeper" ]; then
+    kill -TERM "$keeper" 2>/dev/null || true
+    wait "$keeper" || true
+  fi
   echo "$status" >"$state/status.new"
   mv "$state/status.new" "$state/status"
+}
+
+# keep_log ARG ...: sets `keeper`, which copies the log to the workdir: this machine may be taken away.
+keep_log() {
+  local each workdir=""
+  for each in "$@"; do
+    [[ "$each" != --workdir=* ]] || workdir="${each#--workdir=}"
+  done
+  "$VENV/bin/python" launch/keep_log.py "$state/log" \
+    "$workdir/logs/$(date -u +%Y-%m-%dT%H-%M-%S)-$(hostname).log" &
+  keeper=$!
+}
+
+# again STATUS: whether every host starts the training again: the machinery failed (175), or a signal
+# ended it; unless it was told to end.
+again() {
+  [ "$1" -ge 129 ] && [ "$1" -ne 130 ] && [ "$restarts" -lt "${T5X_DIFFEQ_RESTARTS:-100}" ] || return 1
+  signalled=false # a signal while nothing trains; forward.sh sets it
+  sleep "${LAUNCH_POLL_SECONDS:-10}" &
+  wait $! || true
+  [ "$signalled" = false ] && [ ! -e "$state/stopped" ]
 }
 
 # end_running SECONDS: SIGTERM; SIGKILL after so long.
@@ -75,6 +146,8 @@ status() {
     echo "$word $(cat "$state/status")"
   elif is_running; then
     echo running
+  elif [ -e "$state/status" ]; then # it ended between the two looks
+    echo "$word $(cat "$state/status")"
   else
     echo lost # the machine was started anew, or the process was killed
   fi
@@ -90,6 +163,7 @@ shift || true
 case "$command" in
   install) install_host ;;
   start) start "$@" ;;
+  resume) resume ;;
   run) run_training "$@" ;;
   status) status ;;
   follow) follow "$@" ;;

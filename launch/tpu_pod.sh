@@ -7,31 +7,48 @@
 #
 #   --name --zone --project --type --workdir   or TPU_NAME, TPU_ZONE, TPU_PROJECT, TPU_TYPE, WORKDIR;
 #                     zone and project otherwise as gcloud is configured
+#   --mounted         --workdir is a folder that is mounted on every host, as /mnt/filestore/run
 #   --slices=2        several of that type, as one run
-#   --spot, --reserved, --service_account=EMAIL, --network=NAME, --version=RUNTIME
-#   --restarts=100    starts at most so often again
+#   --spot, --reserved, --flex_start with --max_run_duration=24h    what the TPU is; on demand without
+#   --service_account=EMAIL, --network=NAME, --subnetwork=NAME, --version=RUNTIME, --labels=KEY=VALUE,...
+#   --internal_ips    the hosts have no addresses outside; ssh goes through Google's proxy (IAP)
+#   --env=KEY[=VALUE], --secret=KEY[=SECRET]   variables of the training; the latter of Secret Manager,
+#                     read on the hosts. Several may be given. Without VALUE: as set here
+#   --restarts=100    starts at most so often again: after preemption, and when a host, a link or a
+#                     bucket failed (status 175)
 #   --wait_hours=24   for the TPU to be granted
 #   --worker=0        whose log `logs` shows
-#   --dry-run         prints every command
+#   --unchecked       leaves out the check of config, data and mesh on this machine
+#   --dry-run         checks, and prints every command
 #
 # `stop` saves and ends the run, and leaves the TPU; `delete` gives the TPU back.
+#
+# If this machine sleeps or loses its network, training goes on: the hosts start it again by themselves
+# when the machinery fails and when Google starts a host anew, and write their logs to WORKDIR/logs/. But
+# a TPU that is preempted, or whose --max_run_duration ends, is gone for good, and its request can't be
+# granted twice: a new request needs this script. The same command later goes on from the last save; for
+# runs of days start it where nothing sleeps (tmux on a small VM).
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 verb=start
 case "${1:-}" in start | status | logs | stop | delete) verb="$1"; shift ;; esac
+mounted=""
 name="${TPU_NAME:-}" zone="${TPU_ZONE:-}" project="${TPU_PROJECT:-}" type="${TPU_TYPE:-}"
-slices=1 spot="" reserved="" service_account="" network="" version="" restarts=100 wait_hours=24
-worker=0
+slices=1 spot="" reserved="" flex_start="" max_run_duration="" labels="" internal_ips=""
+service_account="" network="" subnetwork="" version="" restarts=100 wait_hours=24
+worker=0 unchecked=""
 workdir="${WORKDIR:-}"
-parse_options "name zone project type slices service_account network version restarts wait_hours worker" \
-  "spot reserved" "$@"
+parse_options "name zone project type slices max_run_duration labels service_account network subnetwork
+  version restarts wait_hours worker env secret" "spot reserved flex_start internal_ips mounted unchecked" "$@"
 numbers slices restarts wait_hours
 name="${name:-${config:+$(name_of_config)}}"
 name="${name:-t5x-diffeq}"
 check_name
-[ -z "$spot" ] || [ -z "$reserved" ] || die "--spot and --reserved exclude each other"
+case "$spot$reserved$flex_start" in
+  truetrue*) die "--spot, --reserved and --flex_start exclude each other" ;;
+esac
 needs gcloud tar
 where=(${zone:+--zone="$zone"} ${project:+--project="$project"})
 scratch="$(mktemp -d)"
@@ -49,11 +66,19 @@ slice_names() {
   if [ "$slices" -eq 1 ]; then echo "$name"; else seq -f "$name-%.0f" 0 $((slices - 1)); fi
 }
 
-# on SLICE WORKERS COMMAND: a shell's command on these of its workers.
-on() {
-  run gcloud compute tpus tpu-vm ssh "$1" --worker="$2" ${where[@]+"${where[@]}"} \
-    --command="$3" </dev/null
+# machines VERB ...: ssh or scp. Only gcloud's alpha version knows the way through IAP.
+machines() {
+  local command="$1"
+  shift
+  if [ -n "$internal_ips" ]; then
+    run gcloud alpha compute tpus tpu-vm "$command" --tunnel-through-iap ${where[@]+"${where[@]}"} "$@"
+  else
+    run gcloud compute tpus tpu-vm "$command" ${where[@]+"${where[@]}"} "$@"
+  fi
 }
+
+# on SLICE WORKERS COMMAND: a shell's command on these of its workers.
+on() { machines ssh "$1" --worker="$2" --command="$3" </dev/null; }
 
 # hosts COMMAND: on all.
 hosts() {
@@ -96,14 +121,39 @@ runtime_version() {
   esac
 }
 
+# Sets `chip`, `chips`, `hosts` and `devices` of a slice of this type. The number in a type counts
+# cores up to v5p, of which a chip has two, and chips since then.
+describe_type() {
+  local number="${type##*-}" per_host=4
+  [[ "$type" =~ ^v[0-9a-z]+-[1-9][0-9]*$ ]] ||
+    die "--type=$type must be a kind of TPU and its size, such as v5p-128, v6e-256 or v5litepod-64"
+  case "$type" in
+    v2-* | v3-*) chips=$((number / 2)) devices="$number" ;;
+    v4-* | v5p-*) chips=$((number / 2)) devices="$chips" ;;
+    v5litepod-* | v6e-*) chips="$number" devices="$number" ;;
+    *) die "--type=$type is not known to this script; it knows v2, v3, v4, v5litepod, v5p and v6e (a TPU7x is had through GKE alone: launch/gke.sh --type=tpu7x)" ;;
+  esac
+  case "$type" in v5litepod-8 | v6e-8) per_host=8 ;; esac
+  hosts=$(((chips + per_host - 1) / per_host))
+}
+
 request_tpu() {
-  local nodes=(--node-id="$name")
+  local nodes=(--node-id="$name") track=() duration=""
   [ "$slices" -eq 1 ] || nodes=(--node-count="$slices" --node-prefix="$name")
-  [ -n "$type" ] || die "there is no TPU $name yet; give --type, such as v5p-128, to request it"
+  if [ -n "$flex_start" ]; then
+    # Only gcloud's alpha version knows these two.
+    track=(alpha)
+    duration="$(seconds_of max_run_duration "$max_run_duration")s"
+  fi
   say "requesting $slices x $type as $name"
-  resource create "${nodes[@]}" --accelerator-type="$type" \
+  run gcloud ${track[@]+"${track[@]}"} compute tpus queued-resources create "$name" \
+    ${where[@]+"${where[@]}"} "${nodes[@]}" --accelerator-type="$type" \
     --runtime-version="${version:-$(runtime_version)}" --async \
-    ${spot:+--spot} ${reserved:+--reserved} ${network:+--network="$network"} \
+    --metadata-from-file=startup-script="$ROOT/launch/tpu_boot.sh" \
+    ${spot:+--spot} ${reserved:+--reserved} \
+    ${flex_start:+--provisioning-model=flex-start --max-run-duration="$duration"} \
+    ${network:+--network="$network"} ${subnetwork:+--subnetwork="$subnetwork"} \
+    ${internal_ips:+--internal-ips} ${labels:+--labels="$labels"} \
     ${service_account:+--service-account="$service_account"} ||
     fail "the TPU $name can't be requested; the lines above say why (quota, zone, type?)"
 }
@@ -134,13 +184,32 @@ wait_for_tpu() {
 
 # ---------------------------------------------------------------- the run
 
+# What the hosts are told, a file beside the project; only its owner reads it.
+write_settings() {
+  local each
+  umask 077
+  {
+    for each in ${environment[@]+"${environment[@]}"}; do quoted "$each"; echo; done
+    echo "T5X_DIFFEQ_TPU=$type"
+    echo "T5X_DIFFEQ_RESTARTS=$restarts"
+    quoted "T5X_DIFFEQ_SECRETS=${secrets[*]+"${secrets[*]}"}"
+    echo
+  } >"$scratch/settings"
+}
+
 copy_project() {
-  local slice
-  run tar -C "$ROOT" --exclude=__pycache__ -czf "$scratch/t5x_diffeq.tar.gz" \
-    LICENSE README.md pyproject.toml configs docker launch t5x_diffeq
+  local slice own=()
+  write_settings
+  if [ -n "$own_config" ]; then
+    mkdir -p "$scratch/own_config"
+    cp "$own_config" "$scratch/own_config/"
+    own=(own_config)
+  fi
+  run tar --exclude=__pycache__ -czf "$scratch/t5x_diffeq.tar.gz" \
+    -C "$ROOT" LICENSE README.md pyproject.toml configs docker launch t5x_diffeq \
+    -C "$scratch" settings ${own[@]+"${own[@]}"}
   for slice in $(slice_names); do
-    run gcloud compute tpus tpu-vm scp "$scratch/t5x_diffeq.tar.gz" "$slice:t5x_diffeq.tar.gz" \
-      --worker=all ${where[@]+"${where[@]}"} || return
+    machines scp "$scratch/t5x_diffeq.tar.gz" "$slice:t5x_diffeq.tar.gz" --worker=all || return
   done
 }
 
@@ -194,9 +263,27 @@ give_up() {
 }
 
 start() {
+  local missing=() each chips=0 hosts=1 devices=0
   attempt=0
   project_config
-  [[ "$workdir" =~ ^(gs://|/) ]] || die "give --workdir=gs://BUCKET/FOLDER (or a folder mounted on all hosts): every host needs it"
+  resolve_environment
+  local secret_form='^[A-Za-z_][A-Za-z0-9_]*(=[-A-Za-z0-9_]+)?$' # bash 3.2 takes no parentheses after =~
+  for each in ${secrets[@]+"${secrets[@]}"}; do
+    [[ "$each" =~ $secret_form ]] || die "--secret=$each must be VARIABLE or VARIABLE=SECRET"
+  done
+  [ -z "$type" ] || describe_type
+  [ -n "$type" ] || missing+=("--type=v5p-128, the kind of TPU and its size")
+  [ -z "$flex_start" ] || [ -n "$max_run_duration" ] || missing+=("--max_run_duration=24h, for which a flex-start TPU is yours (7d at most)")
+  [ -n "$workdir" ] || missing+=("--workdir=gs://BUCKET/FOLDER (or a folder mounted on all hosts, with --mounted): every host needs it")
+  case "$workdir" in
+    "" | gs://*) ;;
+    *) [[ -n "$mounted" && "$workdir" == /* ]] ||
+      die "--workdir=$workdir: give --workdir=gs://BUCKET/FOLDER, or a path from / with --mounted if every host has it mounted: all hosts write there" ;;
+  esac
+  [ -z "$max_run_duration" ] || seconds_of max_run_duration "$max_run_duration" >/dev/null
+  check_run tpu "$devices" "$hosts" "$slices" \
+    "launch/tpu_pod.sh ${config#own_config/} --type=v5p-128 --zone=us-east5-a --workdir=gs://BUCKET/$name"
+  [ ${#missing[@]} -eq 0 ] || die "give ${missing[*]}" # where --unchecked left the check out
   if [ -z "$dry_run" ] && [ "$(tpu_state)" = ACTIVE ] && [ "$(first "$(here status)")" = running ]; then
     say "a run is there already: its log (stop it with '$0 stop --name=$name')"
   else

@@ -1,47 +1,103 @@
-"""Prints the XLA flags of a GPU run: those of $XLA_FLAGS, and ours, as far as jaxlib knows them.
+"""Prints the compiler flags of a run on GPUs or TPUs: the user's, and ours as far as they are
+known.
 
-    export XLA_FLAGS="$(python launch/xla_flags.py)"
+    export XLA_FLAGS="$(python launch/xla_flags.py gpu)"
+    export LIBTPU_INIT_ARGS="$(python launch/xla_flags.py tpu v6e)"
 
 XLA ends the process at a flag that it doesn't know, and drops flags from one release to the next.
-So the installed jaxlib is asked; what it doesn't know is left out, with a warning.
+So the installed jaxlib, or libtpu, is asked; what it doesn't know is left out, with a warning.
 """
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 # Hide communication behind computation: FSDP's gathers and scatters beside the step that uses them.
-OURS = (
+GPU = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_enable_pipelined_all_gather=true",
     "--xla_gpu_enable_pipelined_reduce_scatter=true",
     "--xla_gpu_enable_pipelined_all_reduce=true",
     "--xla_gpu_enable_while_loop_double_buffering=true",
 )
-PROBE = [sys.executable, "-c", "import jax; jax.devices()"]  # reads the flags, needs no GPU
+# The same on TPUs, and gradients that cross slices summed while the backward pass goes on.
+TPU = (
+    "--xla_enable_async_all_gather=true",
+    "--xla_tpu_overlap_compute_collective_tc=true",
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+)
+GENERATIONS = {
+    "v4": ("--xla_tpu_megacore_fusion_allow_ags=false",),  # two cores work as one
+    "v5e": (  # on all others the compiler refuses to fuse all-gathers so
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    ),
+    "v5p": ("--xla_tpu_megacore_fusion_allow_ags=false",),
+    "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB
+    "tpu7x": (),
+}
+# Neither touches an accelerator; the second loads libtpu as a compiler alone.
+ASK_JAXLIB = "import jax; jax.devices()"
+ASK_LIBTPU = (
+    "from jax.experimental import topologies as t; "
+    "t.get_topology_desc(platform='tpu', topology_name='v5e:2x2')"
+)
+COMPILER_ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
-def complaint(flags: list[str]) -> str:
-    """What jaxlib says of the flags; nothing if it takes them."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
-    ended = subprocess.run(PROBE, env=environment, capture_output=True, text=True)
+def ask(code: str, variables: dict[str, str]) -> str:
+    """What the library says when it starts with these variables; nothing if it takes them."""
+    environment = {**os.environ, **variables, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     return ended.stderr if ended.returncode else ""
 
 
-def known(flags: list[str]) -> list[str]:
-    """The flags that jaxlib takes."""
-    said = complaint(flags)
+def ask_jaxlib(flags: list[str]) -> str:
+    """What jaxlib says of flags for XLA_FLAGS."""
+    return ask(ASK_JAXLIB, {"XLA_FLAGS": " ".join(flags)})
+
+
+def ask_libtpu(flags: list[str]) -> str:
+    """What libtpu says of flags for LIBTPU_INIT_ARGS."""
+    return ask(ASK_LIBTPU, {**COMPILER_ALONE, "LIBTPU_INIT_ARGS": " ".join(flags), "XLA_FLAGS": ""})
+
+
+def unknown_among(flags: list[str], said: str) -> set[str]:
+    """The flags that a library's message names as unknown: `--name=value`, or the name alone."""
+    named = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", said)
+    words = set(" ".join(named).split())
+    words |= set(re.findall(r"Unknown command line flag '(\w+)'", said))
+    return {flag for flag in flags if flag in words or name_of(flag) in words}
+
+
+def name_of(flag: str) -> str:
+    """`xla_name` of `--xla_name=value`."""
+    return flag.lstrip("-").partition("=")[0]
+
+
+def known(flags: list[str], ours: list[str], ask_library: Callable[[list[str]], str]) -> list[str]:
+    """The flags that the library takes."""
+    said, library = ask_library(flags), ask_library.__name__.removeprefix("ask_")
     if not said:
         return flags
-    named = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", said)
-    unknown = set(named.group(1).split()) & set(flags) if named else set()
+    unknown = unknown_among(flags, said)
     if not unknown:
-        warn(f"jaxlib does not take XLA_FLAGS={' '.join(flags)!r}; none of ours is set")
-        return [flag for flag in flags if flag not in OURS]
+        last = (said.strip().splitlines() or [""])[-1]
+        warn(f"{library} does not start with {' '.join(flags)!r} ({last}); none of ours is set")
+        return [flag for flag in flags if flag not in ours]
     for flag in sorted(unknown):
-        warn(f"{flag} is unknown to the installed jaxlib, and left out")
-    return known([flag for flag in flags if flag not in unknown])
+        warn(f"{flag} is unknown to the installed {library}, and left out")
+    return known([flag for flag in flags if flag not in unknown], ours, ask_library)
 
 
 def warn(message: str) -> None:
@@ -49,12 +105,23 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def main() -> None:
+def generation_of(text: str) -> str:
+    """v5p of `v5p-128`, v5e of `v5litepod-16`; as it is without a number."""
+    word = text.partition("-")[0].lower()
+    return {"v5litepod": "v5e"}.get(word, word)
+
+
+def main(kind: str = "gpu", generation: str = "") -> None:
     """Prints them; the user's come last, so that they win."""
-    given = os.environ.get("XLA_FLAGS", "").split()
-    names = {flag.partition("=")[0] for flag in given}
-    print(" ".join(known([flag for flag in OURS if flag.partition("=")[0] not in names] + given)))
+    variable, ours, ask_library = "XLA_FLAGS", GPU, ask_jaxlib
+    if kind == "tpu":
+        ours = TPU + GENERATIONS.get(generation_of(generation), ())
+        variable, ask_library = "LIBTPU_INIT_ARGS", ask_libtpu
+    given = os.environ.get(variable, "").split()
+    names = {name_of(flag) for flag in given}
+    ours = [flag for flag in ours if name_of(flag) not in names]
+    print(" ".join(known(ours + given, ours, ask_library)))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,11 +1,13 @@
 """Analyses a trained run: analyze spectra|lyapunov|clustering|all --workdir=DIR [--output=DIR].
 
 Writes arrays, figures (PNG and PDF) and a page that shows them all: report.html for `all`, else
-spectra.html and so on. Needs matplotlib: pip install -e '.[analysis]'. Clustering is of particles,
-not of the run: with --output it needs no --workdir.
+spectra.html and so on. Prints how spectra grow with depth, as JSON, and then the page's path. Needs
+matplotlib: pip install -e '.[analysis]'. Clustering is of particles, not of the run: with --output
+it needs no --workdir.
 """
 
 import importlib
+import json
 import sys
 from itertools import islice, pairwise
 
@@ -16,6 +18,7 @@ from absl import flags
 from t5x_diffeq import __version__, command_line
 from t5x_diffeq.analysis.lyapunov import CONVENTIONS
 from t5x_diffeq.analysis.report import Section, write_report
+from t5x_diffeq.config_keys import INT32, STEPS
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
@@ -55,14 +58,19 @@ MEMORY = flags.DEFINE_float(
     "memory", 1.0, "GiB that Lyapunov's tangents may take, about.", flag_values=FLAGS
 )
 TIMES = flags.DEFINE_integer(
-    "times", 201, "Times at which an ODE's spectra are taken between its nodes.", flag_values=FLAGS
+    "times",
+    201,
+    "Times at which an ODE's spectra are taken between its nodes.",
+    2,
+    100_000,
+    flag_values=FLAGS,
 )
-SEEDS = flags.DEFINE_integer("seeds", 20, "Draws of the clustering.", flag_values=FLAGS)
+SEEDS = flags.DEFINE_integer("seeds", 20, "Draws of the clustering.", 1, 100_000, flag_values=FLAGS)
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps; the trained one.", flag_values=FLAGS
+    "num_steps", None, "Number of steps; the trained one.", 1, STEPS, flag_values=FLAGS
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
 )
 
 
@@ -75,17 +83,12 @@ def check_flags() -> None:
     if WHAT.value not in (*KINDS, "all"):
         what = f"not {WHAT.value!r}" if WHAT.value else "as its first argument"
         raise InputError(f"analyze takes {', '.join(KINDS)} or all, {what}")
-    if "" in (PROMPT.value or []):
-        raise InputError("--prompt is empty; give at least one character")
     if CONVENTION.value not in CONVENTIONS:
         raise InputError(
             f"--convention={CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
         )
     if not MEMORY.value > 0:
         raise InputError(f"--memory={MEMORY.value} must be above 0, in GiB")
-    for flag, least in ((TIMES, 2), (SEEDS, 1), (NUM_STEPS, 1)):
-        if flag.value is not None and flag.value < least:
-            raise InputError(f"--{flag.name}={flag.value} must be at least {least}")
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
@@ -93,18 +96,10 @@ def check_flags() -> None:
 
 
 def output_folder() -> AnyPath:
-    """Where to write: --output, or a folder of the run.
-
-    Raises:
-      InputError: if it can't be one.
-    """
+    """Where to write: --output, or a folder of the run."""
     if OUTPUT.value:
-        folder = command_line.folder(OUTPUT, "analyze")
-    else:
-        folder = command_line.folder(WORKDIR, "analyze") / "analysis"
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output={folder} is a file; name a folder")
-    return folder
+        return command_line.folder(OUTPUT, "analyze")
+    return command_line.folder(WORKDIR, "analyze") / "analysis"
 
 
 def load(workdir: AnyPath, num_steps: int | None) -> tuple[Corpus, Run]:
@@ -200,6 +195,8 @@ def main() -> None:
         from t5x_diffeq.analysis.clustering_section import clustering_section
 
         sections.append(clustering_section(SEEDS.value))
+    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
+        print(json.dumps(numbers))
     page = "report.html" if WHAT.value == "all" else f"{WHAT.value}.html"
     print(write_report(folder, page, f"Analysis: {WHAT.value}", facts, sections), flush=True)
 

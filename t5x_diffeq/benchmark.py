@@ -23,13 +23,13 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_keys import INT32, KEYS
 from t5x_diffeq.data.throughput import measure
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.models.config import CHOICES
 from t5x_diffeq.report import count, say
 from t5x_diffeq.training.coordinate_check import coordinate_check
 from t5x_diffeq.training.generation_rate import generation_rates
-from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
 
@@ -42,7 +42,9 @@ COORDINATE_CHECK = flags.DEFINE_bool(
 )
 DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
 GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
-ROUNDS = flags.DEFINE_integer("rounds", 20, "Timed steps, or seconds, of each.", flag_values=FLAGS)
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 20, "Timed steps, or seconds, of each.", 1, INT32, flag_values=FLAGS
+)
 
 
 class Contestant:
@@ -51,6 +53,8 @@ class Contestant:
     def __init__(self, name: str, config: ConfigDict):
         self.name, self.batch_size = name, config.train.batch_size
         self.setup: Setup = make_setup(config, vocab_size(config))
+        check_new(config)
+        check_fits(self.setup, self.batch_size)
         with self.setup.context():
             self.compiled = compile_train_step(self.setup, self.batch_size)
             self.state: TrainState = self.setup.init_state()
@@ -150,7 +154,7 @@ def show_coordinate_check(config: ConfigDict) -> None:
     model = make_setup(config, vocab_size(config)).model.config
     if model.weights != "time_dependent":
         raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
-    for init in CHOICES["init"]:
+    for init in KEYS["model.init"].choices:
         rows = coordinate_check(replace(model, init=init))
         say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
         for row in rows:
@@ -184,8 +188,9 @@ def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
-    if ROUNDS.value < 1:
-        raise InputError(f"--rounds={ROUNDS.value} must be at least 1")
+    chosen = [f"--{flag.name}" for flag in (DATA, GENERATION, COORDINATE_CHECK) if flag.value]
+    if len(chosen) > 1:
+        raise InputError(f"{' and '.join(chosen)} measure different things; give one of them")
     if DATA.value:
         show_data(CONFIG.value, ROUNDS.value)
         return

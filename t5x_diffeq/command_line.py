@@ -5,27 +5,37 @@
 2    the arguments, the config or the input can't be used
 42   saved on preemption: start me again
 130  stopped by Ctrl-C, saved
+175  a process, a link, a device or a bucket failed: start me again
+
+Of several processes, all end with the status and the line of the first that fails (see `peers`).
 """
 
 import logging as python_logging
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from difflib import get_close_matches
+from math import inf
+from pathlib import Path
 
-import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import __version__, processes
 from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, place
+from t5x_diffeq.config_keys import Key, check_values
+from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.files import AnyPath, place, told
+from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
+
+FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
+SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
 
 
 def run(
@@ -47,9 +57,9 @@ def run(
         print(doc.strip(), help_on(own), sep="\n\n")
         sys.exit(0)
     try:
-        parse(sys.argv, own)
         if several:
-            processes.initialise()
+            processes.initialise()  # first, so that the others hear of what is refused
+        parse(sys.argv, own)
         status = verb() or 0
     except InputError as error:
         status = fail(2, error)
@@ -58,11 +68,12 @@ def run(
     except KeyboardInterrupt:
         status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
     except Exception as error:
-        traceback.print_exc()
-        status = fail(1, f"{type(error).__name__}: {error}")
+        status = fail_unforeseen(error)
     sys.stdout.flush()
-    if status in (1, 2) and jax.distributed.is_initialized():
-        os._exit(status)  # leaving in order would wait for the others, who wait for this one
+    if processes.peers:
+        processes.peers.leave()
+        if status in (1, 2, EXIT_MACHINERY):
+            os._exit(status)  # leaving in order would wait for the others
     sys.exit(status)
 
 
@@ -73,18 +84,31 @@ def help_on(own: flags.FlagValues) -> str:
 
 
 def fail(status: int, error: object) -> int:
-    """Prints the one last line, saying whose it is if it isn't process 0's; returns the status."""
-    message = " ".join(str(error).split())
-    if jax.distributed.is_initialized() and jax.process_index() > 0:
-        message = f"process {jax.process_index()}: {message}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    """Prints the one last line, and tells the other processes; returns the status."""
+    failure = Failure(0, status, str(error))
+    if processes.peers:
+        failure = Failure(processes.peers.index, status, str(error))
+        processes.peers.tell(failure)
+    LAST_WORD.say(failure)
     return status
+
+
+def fail_unforeseen(error: Exception) -> int:
+    """`fail` for what no code of ours has put into words."""
+    if processes.peers:
+        time.sleep(SECONDS_FOR_OTHERS)  # another process may have failed first, and end this one
+    if isinstance(error, MachineryError):
+        return fail(EXIT_MACHINERY, error)
+    if is_of_machinery(error):
+        return fail(EXIT_MACHINERY, f"{told(error)}; the same command continues the run")
+    traceback.print_exception(error)
+    return fail(1, f"{type(error).__name__}: {error}")
 
 
 def quieten() -> None:
     """A normal run shows our lines and none of the libraries'; warnings come with -W."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)  # Orbax's errors reach us as exceptions
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
     for library in ("asyncio", "gcsfs", "google"):
         python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
@@ -101,12 +125,15 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     offer_configs()
     argv = [argv[0], *map(located, argv[1:])]
     check_keys(argv)
+    check_repeated(argv, own)
     try:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
         rest = own(argv)[1:]
-        configs = [own[name].value for name in own if config_flags.is_config_flag(own[name])]
-        for config in filter(None, configs):
+        check_flags(own)
+        names = [name for name in own if config_flags.is_config_flag(own[name])]
+        for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)
+            check_values(flatten(config), unset=FROM_INIT)
     except flags.UnrecognizedFlagError as error:
         near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see --help"
@@ -114,9 +141,10 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     except InputError:
         raise
     except flags.Error as error:
-        raise InputError(explain(str(error))) from error
+        raise InputError(out_of_range(str(error), own) or explain(str(error))) from error
     except Exception as error:  # whatever a config file may raise
-        raise InputError(f"--config: {explain(str(error) or type(error).__name__)}") from error
+        line = explain(str(error) or type(error).__name__)
+        raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
 
@@ -135,7 +163,55 @@ def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     """
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
-    return place(flag.value, f"--{flag.name}")
+    path = place(flag.value, f"--{flag.name}")
+    if isinstance(path, Path):
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise InputError(f"--{flag.name}={path}: {there} is a file; name a folder")
+    return path
+
+
+def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
+    """No flag is given twice, of which one would be ignored.
+
+    Raises:
+      InputError: naming one that is.
+    """
+    names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
+    for name, times in Counter(name[1] for name in names if name).items():
+        if times > 1 and name in own and not isinstance(own[name], flags.MultiFlag):
+            raise InputError(f"--{name} is given {times} times; give it once")
+
+
+def check_flags(own: flags.FlagValues) -> None:
+    """No flag is given without a value, and every number is one.
+
+    Raises:
+      InputError: naming the flag.
+    """
+    for name in own:
+        if not own[name].present or "." in name:
+            continue
+        value = own[name].value
+        if value in ("", []) or (isinstance(value, list) and "" in value):
+            raise InputError(f"--{name} is empty; give it a value or leave it out")
+        if isinstance(value, float) and not -inf < value < inf:
+            raise InputError(f"--{name}={value} must be a finite number")
+
+
+def out_of_range(message: str, own: flags.FlagValues) -> str | None:
+    """One line for a flag whose value is out of its bounds; None if that isn't what is wrong."""
+    found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
+    parser = own[found[1]].parser if found and found[1] in own else None
+    if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
+        return None
+    kind = int if isinstance(parser, flags.IntegerParser) else float
+    least = -inf if parser.lower_bound is None else parser.lower_bound
+    try:
+        fault = Key(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
+    except ValueError:
+        fault = Key(kind).fault(found[2])
+    return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
 
 
 def check_keys(argv: list[str]) -> None:
@@ -166,16 +242,22 @@ def explain(message: str) -> str:
         return "--config: this file has no variants; leave out the colon and what follows"
     if missing := re.search(r"No such file or directory: '(.*?)'", message):
         return f"--config={missing.group(1)}: there is no such file"
+    if "config file is an empty string" in message:
+        return "--config is empty; name a config file"
+    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
+        return f"--config={folder_named.group(1)} is a folder; name a config file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
     return f"{raised.group(1)}: {raised.group(2)}" if raised else message
 
 
-def check_complete(config: ConfigDict) -> None:
-    """A config has exactly the keys of `configs/default.py`.
+def check_complete(config: object) -> None:
+    """What a config file makes is a config, with exactly the keys of `configs/default.py`.
 
     Raises:
       InputError: naming one that is missing or unknown.
     """
+    if config is None:
+        raise InputError("--config: its get_config() returns None, not a ConfigDict")
     known, given = flatten(default_config()).keys(), flatten(config).keys()
     for key in sorted(known ^ given):
         wrong = "is missing" if key in known else "does not exist"

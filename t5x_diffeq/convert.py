@@ -16,6 +16,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
 from t5x_diffeq.config_files import CONFIGS
+from t5x_diffeq.config_keys import INT32
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import check_data, eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
@@ -38,7 +39,8 @@ from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.step import make_eval_step
 
 ROWS, BATCHES = 8, 4  # of the validation text on which the perplexity is measured
-FREE = {"dtype", "attention", "remat", "dropout_rate", "time_embedding"}  # not the folder's
+# Keys that the folder doesn't decide.
+FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}
 
 FLAGS = flags.FlagValues()
 INPUT = flags.DEFINE_string(
@@ -49,10 +51,15 @@ TO_ODE = flags.DEFINE_bool(
     "to_ode", False, "Make it a neural ODE, the same on its own grid.", flag_values=FLAGS
 )
 TIME_EMBED_DIM = flags.DEFINE_integer(
-    "time_embed_dim", None, "T of the ODE, the layers or more; the layers.", flag_values=FLAGS
+    "time_embed_dim",
+    None,
+    "T of the ODE, the layers or more; the layers.",
+    1,
+    INT32,
+    flag_values=FLAGS,
 )
 SEQUENCE_LENGTH = flags.DEFINE_integer(
-    "sequence_length", None, "A shorter length than the folder's.", flag_values=FLAGS
+    "sequence_length", None, "A shorter length than the folder's.", 1, INT32, flag_values=FLAGS
 )
 CONFIG = config_flags.DEFINE_config_file(
     "config",

@@ -14,6 +14,7 @@ import jax
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_keys import INT32, STEPS
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
@@ -42,15 +43,22 @@ SCHEME = flags.DEFINE_list(
 PLOT = flags.DEFINE_string(
     "plot", None, "Figure to write, .png, .pdf or .svg: perplexity over depth.", flag_values=FLAGS
 )
-RTOL = flags.DEFINE_float("rtol", 1e-3, "Tolerance of an adaptive solver.", flag_values=FLAGS)
+RTOL = flags.DEFINE_float(
+    "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
+)
 MAX_SOLVER_STEPS = flags.DEFINE_integer(
-    "max_solver_steps", 512, "Steps after which an adaptive solver gives up.", flag_values=FLAGS
+    "max_solver_steps",
+    512,
+    "Steps after which an adaptive solver gives up.",
+    1,
+    STEPS,
+    flag_values=FLAGS,
 )
 BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Sequences of a batch, over all devices.", flag_values=FLAGS
+    "batch_size", 32, "Sequences of a batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
 )
 ADAPTERS = flags.DEFINE_string(
     "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
@@ -59,13 +67,18 @@ TASKS = flags.DEFINE_list(
     "tasks", None, "Tasks of lm-evaluation-harness, or paper: its eleven.", flag_values=FLAGS
 )
 NUM_FEWSHOT = flags.DEFINE_integer(
-    "num_fewshot", None, "Examples in a task's context; the task's own number.", flag_values=FLAGS
+    "num_fewshot",
+    None,
+    "Examples in a task's context; the task's own number.",
+    0,
+    INT32,
+    flag_values=FLAGS,
 )
 INCLUDE_PATH = flags.DEFINE_string(
     "include_path", None, "Folder of task files of your own.", flag_values=FLAGS
 )
 LIMIT = flags.DEFINE_integer(
-    "limit", None, "Only so many of each task's documents, the first.", flag_values=FLAGS
+    "limit", None, "Only so many of each task's documents, the first.", 1, INT32, flag_values=FLAGS
 )
 OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for the tasks' JSON; lm_eval/ in the workdir.", flag_values=FLAGS
@@ -138,9 +151,6 @@ def check_tasks(adaptive: bool) -> None:
         return
     if adaptive or PLOT.value:
         raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
-    for flag, least in ((NUM_FEWSHOT, 0), (LIMIT, 1)):
-        if flag.value is not None and flag.value < least:
-            raise InputError(f"--{flag.name}={flag.value} must be at least {least}")
     check_harness("--tasks")
 
 
@@ -169,17 +179,19 @@ def check_plot() -> None:
     plots()
     if not PLOT.value.endswith((".png", ".pdf", ".svg")):
         raise InputError(f"--plot={PLOT.value} must end in .png, .pdf or .svg")
+    if place(PLOT.value, "--plot").is_dir():
+        raise InputError(f"--plot={PLOT.value} is a folder; name a file")
 
 
 def parse_num_steps(values: list[str] | None) -> list[int | None]:
     """The numbers of `--num_steps`; [None] for the trained one.
 
     Raises:
-      InputError: if one isn't a positive number.
+      InputError: if one isn't a number of steps.
     """
     for value in values or ():
-        if not value.isdecimal() or int(value) < 1:
-            raise InputError(f"--num_steps={value!r} is not a number of steps, 1 or more")
+        if not (value.isdecimal() and 1 <= int(value) <= STEPS):
+            raise InputError(f"--num_steps={value!r} is not a number of steps, from 1 to {STEPS}")
     return [int(value) for value in values] if values else [None]
 
 
@@ -202,8 +214,6 @@ def evaluate_tasks(workdir: AnyPath, grids: list[tuple[str | None, int | None]])
 def main() -> None:
     """The verb."""
     workdir = command_line.folder(WORKDIR, "evaluate")
-    if BATCH_SIZE.value < 1:
-        raise InputError(f"--batch_size={BATCH_SIZE.value} must be at least 1")
     adaptive = [scheme for scheme in SCHEME.value or () if scheme in SOLVERS]
     if adaptive and (NUM_STEPS.value or PLOT.value or len(SCHEME.value) > 1):
         raise InputError(

@@ -8,6 +8,7 @@ trust_remote_code=True). Needs safetensors: pip install -e '.[export]'.
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_keys import INT32, STEPS
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.folder import local, need_safetensors
@@ -21,13 +22,13 @@ FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
 OUTPUT = flags.DEFINE_string("output", None, "Folder to make; new, or empty.", flag_values=FLAGS)
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps, or layers; the trained one.", flag_values=FLAGS
+    "num_steps", None, "Number of steps, or layers; the trained one.", 1, STEPS, flag_values=FLAGS
 )
 PEFT = flags.DEFINE_bool(
     "peft", False, "Adapters apart from their base, in PEFT's form in adapter/.", flag_values=FLAGS
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
 )
 
 
@@ -35,8 +36,6 @@ def main() -> None:
     """The verb."""
     workdir = command_line.folder(WORKDIR, "export")
     output = local(command_line.folder(OUTPUT, "export"), "output")
-    if NUM_STEPS.value is not None and NUM_STEPS.value < 1:
-        raise InputError(f"--num_steps={NUM_STEPS.value} must be at least 1")
     need_safetensors("export")
     as_run = read_config(workdir)
     tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed

@@ -20,7 +20,7 @@ import fsspec
 import numpy as np
 from etils import epath
 
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.errors import InputError, MachineryError, RunError
 from t5x_diffeq.report import say
 
 BUCKETS = "gs://"
@@ -148,12 +148,22 @@ def upload(local: Path, path: AnyPath) -> None:
     """Makes an object of a local file.
 
     Raises:
-      RunError: if it can't be.
+      RunError: if the bucket refuses it.
+      MachineryError: if it doesn't answer.
     """
     try:
         bucket_files().put_file(str(local), str(path), consistency="md5")
     except Exception as error:  # of every library below
-        raise RunError(f"{path} can't be written: {told(error)}") from error
+        kind = RunError if is_refusal(error) else MachineryError
+        raise kind(f"{path} can't be written: {told(error)}") from error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a bucket has answered, and said no: asking again would be no use."""
+    code = getattr(error, "code", None) or getattr(error, "status", None)
+    if isinstance(code, int):
+        return 400 <= code < 500 and code not in (408, 429)
+    return isinstance(error, FileNotFoundError | PermissionError)
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
@@ -188,10 +198,13 @@ class Growing:
     def write(self, content: bytes) -> None:
         """Adds to the end."""
         if not is_in_bucket(self.path):
-            with self.path.open("ab") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with self.path.open("ab") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunError(f"{self.path} can't be written: {told(error)}") from error
             return
         self.content += content
         if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
@@ -201,7 +214,7 @@ class Growing:
         """`flush`, or a warning: it can be uploaded later."""
         try:
             Growing.flush(self)
-        except RunError as error:
+        except (RunError, MachineryError) as error:
             say(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
@@ -225,6 +238,14 @@ def save_array(path: AnyPath, array: np.ndarray) -> None:
 def load_array(path: AnyPath) -> np.ndarray:
     """What `save_array` wrote."""
     return np.load(io.BytesIO(path.read_bytes()))
+
+
+def remove_folder(folder: AnyPath) -> None:
+    """Removes a folder and all that it holds."""
+    if is_in_bucket(folder):
+        bucket_files().rm(str(folder), recursive=True)
+    else:
+        shutil.rmtree(folder)
 
 
 def move_folder(source: AnyPath, target: AnyPath) -> None:

@@ -16,7 +16,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq import command_line
 from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.corpus import check_tokenizers, load_corpus
-from t5x_diffeq.data.preparation import adopt_tokenizer
+from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place
@@ -39,7 +39,8 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the new run; made, or continued.", flag_values=FLAGS
 )
 
-OF_TUNING = ("num_steps", "scheme", "weights", "adapter_rank", "adapter_alpha", "adapter_kernels")
+OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_kernels")
+OF_TUNING = ("num_steps", "scheme", "weights", "state_dtype", *OF_ADAPTERS)
 OF_COMPUTING = ("dropout_rate", "dtype", "attention", "remat")  # the run's own if left as they are
 OF_TOKENIZER = ("tokenizer", "tokenizer_vocab_size", "end_of_text")
 
@@ -108,7 +109,9 @@ def take_over(config: ConfigDict, workdir: AnyPath, first: bool) -> ConfigDict:
 def keep_adapters(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes the small files of what was trained."""
     setup = make_setup(config, load_corpus(workdir).tokenizer.vocab_size)
-    params, _ = restore_params(workdir, setup.abstract_state.params)
+    params, _ = restore_params(
+        workdir, setup.abstract_state.params, verify=config.train.verify_checkpoints
+    )
     trained = [name for name in params if setup.trains(name)]
     save_adapters(config, params, trained, workdir)
 

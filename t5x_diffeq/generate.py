@@ -10,6 +10,7 @@ import jax
 from absl import flags
 
 from t5x_diffeq import command_line
+from t5x_diffeq.config_keys import INT32, STEPS
 from t5x_diffeq.continuation import Continuation
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ PROMPT = flags.DEFINE_multi_string(
     flag_values=FLAGS,
 )
 MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 64, "At most so many tokens more.", flag_values=FLAGS
+    "max_tokens", 64, "At most so many tokens more.", 1, INT32, flag_values=FLAGS
 )
 STOP = flags.DEFINE_multi_string(
     "stop", [], "Text at which to end, once for each.", flag_values=FLAGS
@@ -39,17 +40,17 @@ TEMPERATURE = flags.DEFINE_float(
     "temperature", 0.8, "0: always the likeliest token.", flag_values=FLAGS
 )
 TOP_K = flags.DEFINE_integer(
-    "top_k", None, "Draw among so many likeliest tokens; all.", flag_values=FLAGS
+    "top_k", None, "Draw among so many likeliest tokens; all.", 1, INT32, flag_values=FLAGS
 )
 TOP_P = flags.DEFINE_float(
     "top_p", 1.0, "Draw among the likeliest that have this probability.", flag_values=FLAGS
 )
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps; the trained one.", flag_values=FLAGS
+    "num_steps", None, "Number of steps; the trained one.", 1, STEPS, flag_values=FLAGS
 )
-SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.", flag_values=FLAGS)
+SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.", 0, 2**32 - 1, flag_values=FLAGS)
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
 )
 ADAPTERS = flags.DEFINE_string(
     "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
@@ -62,19 +63,10 @@ def check_flags() -> None:
     Raises:
       InputError: naming one that isn't.
     """
-    if "" in (PROMPT.value or []):
-        raise InputError("--prompt is empty; give at least one character")
-    if "" in STOP.value:
-        raise InputError("--stop is empty; give the text at which to end")
     if not 0 < TOP_P.value <= 1:
         raise InputError(f"--top_p={TOP_P.value} must be above 0, and at most 1")
-    for flag in (MAX_TOKENS, TOP_K):
-        if flag.value is not None and flag.value < 1:
-            raise InputError(f"--{flag.name}={flag.value} must be at least 1")
     if TEMPERATURE.value != 0 and not 1e-3 <= TEMPERATURE.value <= 1e3:
         raise InputError(f"--temperature={TEMPERATURE.value} must be 0, or from 0.001 to 1000")
-    if not 0 <= SEED.value < 2**32:
-        raise InputError(f"--seed={SEED.value} must be in [0, 2^32)")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:

@@ -132,6 +132,9 @@ def evaluate_run(
 ) -> dict[str, float | int | str]:
     """Runs the tasks; shows the harness's table, and keeps its JSON in the folder.
 
+    The JSON also holds each document's accuracy, for paired tests: `documents`, by task, in the
+    order of the task's documents.
+
     Returns:
       The grid, and every number of the results.
     """
@@ -156,9 +159,19 @@ def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
             task_manager=tasks.manager,
             limit=tasks.limit,
             bootstrap_iters=BOOTSTRAP,
-            log_samples=False,
+            log_samples=True,
         )
+    results["documents"] = accuracies(results.pop("samples", None) or {})
     return json.loads(json.dumps(results, default=handle_non_serializable))
+
+
+def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
+    """Each task's accuracy of every document, of tasks that measure one."""
+    return {
+        task: [float(each["acc"]) for each in sorted(of_task, key=lambda each: each["doc_id"])]
+        for task, of_task in samples.items()
+        if all("acc" in each for each in of_task)
+    }
 
 
 @contextlib.contextmanager

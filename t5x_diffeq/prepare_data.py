@@ -11,13 +11,18 @@ import json
 import os
 
 from absl import flags
+from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.data.preparation import prepare, tokenizer_in
-from t5x_diffeq.data.shards import SPLITS
+from t5x_diffeq.config_keys import THREADS
+from t5x_diffeq.data.manifest import SPLITS
+from t5x_diffeq.data.preparation import prepare
+from t5x_diffeq.data.recipe import tokenizer_in
+from t5x_diffeq.data.shards import MOST_SHARDS
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import digest
 from t5x_diffeq.locks import held
 from t5x_diffeq.report import count, say
 
@@ -26,9 +31,13 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file; its `data` says what to prepare.", flag_values=FLAGS
 )
 OUTPUT = flags.DEFINE_string("output", None, "Folder of the shards.", flag_values=FLAGS)
-SHARDS = flags.DEFINE_integer("shards", 16, "Shards of each split.", flag_values=FLAGS)
+SHARDS = flags.DEFINE_integer(
+    "shards", 16, "Shards of each split.", 1, MOST_SHARDS, flag_values=FLAGS
+)
 SHARD = flags.DEFINE_string("shard", None, "i/n: only the i-th of n parts.", flag_values=FLAGS)
-WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes.", flag_values=FLAGS)
+WORKERS = flags.DEFINE_integer(
+    "workers", os.cpu_count(), "Processes.", 1, THREADS, flag_values=FLAGS
+)
 
 
 def parse_part(value: str | None) -> tuple[int, int]:
@@ -43,13 +52,24 @@ def parse_part(value: str | None) -> tuple[int, int]:
     return int(index), int(parts)
 
 
+def check_ahead(data: ConfigDict) -> None:
+    """The config asks for tokens that are made ahead.
+
+    Raises:
+      InputError: if not.
+    """
+    if data.tokenize != "ahead":
+        raise InputError(
+            f"data.tokenize={data.tokenize} is for training without shards, and prepare_data makes "
+            "shards; leave it out"
+        )
+
+
 def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
-    for flag in (SHARDS, WORKERS):
-        if flag.value < 1:
-            raise InputError(f"--{flag.name}={flag.value} must be at least 1")
+    check_ahead(CONFIG.value.data)
     folder, part = command_line.folder(OUTPUT, "prepare_data"), parse_part(SHARD.value)
     if part[1] > 2 * SHARDS.value:
         raise InputError(
@@ -59,7 +79,8 @@ def main() -> None:
     lock = folder / f".lock-{part[0]}-of-{part[1]}"
     with held(lock, f"--output={folder}"):
         source = load_source(CONFIG.value.data)
-        tokenizer = tokenizer_in(folder / "tokenizer", CONFIG.value.data, source.train)
+        text = digest([source.fingerprint.encode()])
+        tokenizer = tokenizer_in(folder / "tokenizer", CONFIG.value.data, source.train, text)
         manifest = prepare(source, tokenizer, folder, SHARDS.value, WORKERS.value, part)
     if manifest is not None:
         say(

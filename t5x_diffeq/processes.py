@@ -12,30 +12,41 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
+import numpy as np
+from jax._src.clusters import ClusterEnv
 from jax.experimental import multihost_utils
 
 from t5x_diffeq import tpu_hosts
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.errors import InputError, MachineryError
+from t5x_diffeq.peers import Peers, relayed
 
 DEFAULT_PORT = 8476
-HEARTBEAT_SECONDS = 30  # after which the others give up on a process that died
 ALL_HERE = b"all are here"
 ARRIVAL_SECONDS = 300  # for all to be there; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
+peers: Peers | None = None  # of this process, if there are several
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one process stands among all: the coordinator is process 0's `host:port`."""
+    """Where one process stands among all.
+
+    Attributes:
+      coordinator: process 0's `host:port`.
+      count: of all processes.
+      index: of this one.
+      devices: the local ones that are this process's; None: as JAX finds them.
+    """
 
     coordinator: str
     count: int
     index: int
+    devices: Sequence[int] | None = None
 
 
 def initialise() -> None:
@@ -43,27 +54,43 @@ def initialise() -> None:
 
     Raises:
       InputError: if the environment says only half of what is needed.
-      RunError: naming the processes that did not arrive in time.
+      MachineryError: naming the processes that did not arrive in time.
     """
-    place = place_in(os.environ)
-    if place is None and (told := tpu_hosts.place(os.environ)):
-        place = Place(*told)
-    if place is not None:
-        spare_stdout()
-        meet(place, float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", ARRIVAL_SECONDS)))
-        arguments = (place.coordinator, place.count, place.index)
-    elif cluster_in(os.environ):
-        spare_stdout()
-        arguments = ()
-    else:
+    global peers
+    place = found_place(os.environ)
+    if place is None:
         return
+    spare_stdout()
+    seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", ARRIVAL_SECONDS))
+    peers = Peers(place.index, place.count, meet(place, seconds))
+    coordinator = place.coordinator if place.index == 0 else relayed(place.coordinator)
     try:
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        jax.distributed.initialize(
+            coordinator,
+            place.count,
+            place.index,
+            place.devices,
+            heartbeat_timeout_seconds=round(10 * peers.silence),  # ours is to find out first
+        )
     except (ValueError, RuntimeError) as error:
-        raise RunError(
+        raise MachineryError(
             f"the processes found through {cluster_in(os.environ) or place} could not join: "
             f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error
+
+
+def found_place(environment: Mapping[str, str]) -> Place | None:
+    """Where this process stands among several; None if it is alone.
+
+    Raises:
+      InputError: if the environment says only half of what is needed.
+    """
+    place = place_in(environment)
+    if place is None and (told := tpu_hosts.place(environment)):
+        return Place(*told)
+    if place is None and cluster_in(environment):
+        return Place(*ClusterEnv.auto_detect_unset_distributed_params(*[None] * 5, ARRIVAL_SECONDS))
+    return place
 
 
 def spare_stdout() -> None:
@@ -113,68 +140,81 @@ def cluster_in(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def meet(place: Place, seconds: float) -> None:
-    """Returns when all processes have called it.
+def meet(place: Place, seconds: float) -> dict[int, socket.socket]:
+    """Returns when all processes have called it, with the open connections of this one.
 
     JAX's own service ends a process that waits in vain without saying for whom. So process 0
     listens on the coordinator's port before that service does.
 
     Raises:
-      RunError: naming who did not arrive within `seconds`.
+      MachineryError: naming who did not arrive within `seconds`.
     """
     host, _, port = place.coordinator.rpartition(":")
     deadline = time.monotonic() + seconds
     if place.index == 0:
-        receive(place, int(port), deadline, seconds)
-    else:
-        report_to(host.strip("[]"), int(port), place, deadline, seconds)
+        return receive(place, int(port), deadline, seconds)
+    return {0: report_to(host.strip("[]"), int(port), place, deadline, seconds)}
 
 
-def receive(place: Place, port: int, deadline: float, seconds: float) -> None:
+def receive(place: Place, port: int, deadline: float, seconds: float) -> dict[int, socket.socket]:
     """Process 0's part: waits for each of the others to say its number."""
-    missing, arrived = set(range(1, place.count)), []
-    try:
-        server = socket.create_server(("", port), backlog=place.count)
-    except OSError as error:
-        raise RunError(
-            f"process 0 can't listen on port {port}: {error.strerror}; set JAX_COORDINATOR_PORT "
-            "(or the port in JAX_COORDINATOR_ADDRESS) to a free one, for all processes"
-        ) from error
-    with server:
-        while missing:
+    arrived: dict[int, socket.socket] = {}
+    with listening(port, place.count, deadline) as server:
+        while len(arrived) < place.count - 1:
             server.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection, _ = server.accept()
                 connection.settimeout(5)
-                missing.discard(int(connection.recv(16)))
-                arrived.append(connection)
+                number = int(connection.recv(16))
+                if number in range(1, place.count):
+                    arrived[number] = connection
             except (TimeoutError, ValueError, OSError) as error:
                 if time.monotonic() < deadline:
                     continue
-                absent = ", ".join(map(str, sorted(missing)))
-                raise RunError(
-                    f"of {place.count} processes, {absent} did not arrive within {seconds:.0f} s; "
-                    "see their logs, or whether they can reach "
+                absent = sorted(set(range(1, place.count)) - arrived.keys())
+                raise MachineryError(
+                    f"of {place.count} processes, {', '.join(map(str, absent))} did not arrive "
+                    f"within {seconds:.0f} s; see their logs, or whether they can reach "
                     f"{place.coordinator}"
                 ) from error
-    for connection in arrived:
-        with connection:
-            connection.sendall(ALL_HERE)
+    for connection in arrived.values():
+        connection.sendall(ALL_HERE)
+    return arrived
 
 
-def report_to(host: str, port: int, place: Place, deadline: float, seconds: float) -> None:
+def listening(port: int, count: int, deadline: float) -> socket.socket:
+    """A socket that listens on the port; one that a run before still holds is waited for.
+
+    Raises:
+      MachineryError: if it isn't free in time.
+    """
+    while True:
+        try:
+            return socket.create_server(("", port), backlog=count)
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.5)
+                continue
+            raise MachineryError(
+                f"process 0 can't listen on port {port}: {error.strerror}; set "
+                "JAX_COORDINATOR_PORT (or the port in JAX_COORDINATOR_ADDRESS) to a free one, for "
+                "all processes"
+            ) from error
+
+
+def report_to(host: str, port: int, place: Place, deadline: float, seconds: float) -> socket.socket:
     """The other processes' part: says its number to process 0, and waits for its word."""
     while time.monotonic() < deadline:
         try:
-            with socket.create_connection((host, port), timeout=5) as connection:
-                connection.sendall(str(place.index).encode())
-                connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
-                if connection.recv(16) == ALL_HERE:
-                    return
+            connection = socket.create_connection((host, port), timeout=5)
+            connection.sendall(str(place.index).encode())
+            connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
+            if connection.recv(len(ALL_HERE)) == ALL_HERE:
+                return connection
         except OSError:
             pass
         time.sleep(0.2)  # it isn't there yet, or still the service of a run that is ending
-    raise RunError(
+    raise MachineryError(
         f"process {place.index} did not hear from process 0 at {place.coordinator} within "
         f"{seconds:.0f} s; see its log, or whether that address can be reached from here"
     )
@@ -189,6 +229,18 @@ def wait_for_all(what: str) -> None:
     """Returns when all processes have come to `what`."""
     if are_several():
         multihost_utils.sync_global_devices(what)
+
+
+def first_told(text: str | None) -> str | None:
+    """The text of the first process that has one, on all processes; None if none has."""
+    if not are_several():
+        return text
+    letters = np.zeros(512, np.uint8)
+    encoded = (text or "").encode()[: letters.size]
+    letters[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows = multihost_utils.process_allgather(letters)
+    texts = (bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows)
+    return next(filter(None, texts), None)
 
 
 def first_then_others(work: Callable[[bool], Result], what: str) -> Result:

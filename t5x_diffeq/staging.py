@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import google_crc32c
+
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import (
     AnyPath,
@@ -239,8 +241,6 @@ def fetch(copy: Copy) -> None:
 
 def crc32c_of(file: Path) -> str:
     """The checksum that Google Cloud Storage keeps of every object."""
-    import google_crc32c  # comes with gcsfs
-
     checksum = google_crc32c.Checksum()
     with file.open("rb") as opened:
         for _ in checksum.consume(opened, 2**20):

@@ -30,11 +30,12 @@ from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.compilation_cache import keep_compiled
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate
-from t5x_diffeq.training.metrics import MetricWriter
-from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
+from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
 from t5x_diffeq.training.stop import StopSignals
+from t5x_diffeq.training.watchdog import Watchdog
 from t5x_diffeq.training.workdir import check_config, save_config
 
 FLAGS = flags.FlagValues()
@@ -69,12 +70,16 @@ def train(
     started = time.perf_counter()
     new = check_config(config, workdir)
     stated = config.model.vocab_size
-    make_setup(config, 1 if stated is None else stated)  # refuses what it can before data is read
+    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can before data
+    check_fits(setup, config.train.batch_size)
+    if new:
+        check_new(config)
     check_depths(config)
     check_data(config.data)
     downstream = Downstream(config.tasks)
     corpus = first_then_others(
-        lambda first: prepare_corpus(config.data, workdir, new and first), "the data is prepared"
+        lambda first: prepare_corpus(config.data, workdir, new and first, stated),
+        "the data is prepared",
     )
     setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
@@ -87,9 +92,14 @@ def train(
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # -------------------------------------------------------------- state, new or restored
-        checkpoints = stack.enter_context(Checkpoints(workdir, config.train.keep_checkpoints))
+        limits = config.train
+        watchdog = stack.enter_context(Watchdog(workdir))
+        checkpoints = stack.enter_context(
+            Checkpoints(workdir, limits.keep_checkpoints, limits.verify_checkpoints)
+        )
         restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-        state, start, places = restored or (begun(setup), 0, None)
+        state, start, places, reports = restored or (begun(setup), 0, None, None)
+        say_if_lost(workdir, start, reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
         progress.write_overview(setup.abstract_state.params, workdir)
@@ -100,7 +110,7 @@ def train(
             return 0
 
         # -------------------------------------------------------------- compiled steps
-        cache, compiling = keep_compiled(workdir), time.perf_counter()
+        cache, compiling = keep_compiled(), time.perf_counter()
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         depths = depths_to_come(config, start)
         train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
@@ -119,7 +129,8 @@ def train(
 
         def report(step: int, metrics: TrainMetrics) -> None:
             values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
-            progress.check_finite(step, values, checkpoints.latest_step)
+            progress.check_finite(step, values, checkpoints.latest_step, start)
+            watchdog.expect(f"step {step + 1}", limits.hang_timeout)
             if step == start + 1:
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
@@ -131,7 +142,8 @@ def train(
                 say(clock.line(step, values["loss"], rate))
 
         def evaluate_now(step: int) -> None:
-            with clock.paused():
+            evaluation = watchdog.during(f"evaluation at step {step}", limits.eval_timeout)
+            with clock.paused(), evaluation:
                 rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
                 batches = eval_batches(eval_parts, rows, setup.rows, config.train.eval_batches)
                 values = evaluate(eval_step, state.params, batches)
@@ -139,10 +151,17 @@ def train(
                 say(progress.eval_line(step, values))
 
         def tasks_now(step: int) -> None:
-            with clock.paused():
+            with clock.paused(), watchdog.during(f"tasks at step {step}", limits.eval_timeout):
                 rows = config.train.eval_batch_size
                 values = downstream.run(setup, state.params, corpus.tokenizer, rows)
                 writer.write(step, values)
+
+        def save_now(step: int) -> None:
+            saving = watchdog.during(f"saving checkpoint {step}", limits.save_timeout)
+            with clock.paused(), saving:
+                writer.flush()
+                reports = writer.reports
+                checkpoints.save(step, state, corpus.fingerprint, gathered(places), reports)
 
         # -------------------------------------------------------------- loop
         threads = config.data.read_threads
@@ -151,6 +170,7 @@ def train(
         )
         if start == 0:
             evaluate_now(0)
+        watchdog.expect(f"step {start + 1}", limits.hang_timeout)
         in_flight = None
         for step in range(start + 1, total_steps + 1):
             batch, places = next(batches)
@@ -158,7 +178,7 @@ def train(
             if in_flight:
                 report(*in_flight)  # the step before, while this one runs
             in_flight = (step, metrics)
-            stopping = stop.after(step)
+            stopping = stop.after_step()
             evaluating = due(step, config.train.eval_every)
             on_tasks = downstream and due(step, downstream.every) and not stopping
             saving = due(step, config.train.checkpoint_every) or stopping
@@ -170,11 +190,11 @@ def train(
             if on_tasks:
                 tasks_now(step)
             if saving:
-                with clock.paused():
-                    writer.flush()
-                    checkpoints.save(step, state, corpus.fingerprint, gathered(places))
+                save_now(step)
             if stopping:
                 break
+            checkpoints.check()
+        watchdog.expect("saving the last checkpoint", limits.save_timeout)
 
     # ------------------------------------------------------------------ end: all is on disk
     if step < total_steps:

@@ -9,7 +9,7 @@ from conftest import small_config
 from language_model_test import LLAMA, TOKENS, random_params, small
 from numpy_model import norm, rotary, softmax
 
-from t5x_diffeq import analyze
+from t5x_diffeq import analyze, command_line
 from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
@@ -32,7 +32,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     analyze.FLAGS.unparse_flags()
-    analyze.FLAGS(["analyze", *arguments])
+    command_line.parse(["analyze", *arguments], analyze.FLAGS)
     return analyze.main()
 
 
@@ -44,10 +44,16 @@ def test_all(workdir, capsys, monkeypatch):
     prompts = ["--prompt=line 1\n", "--prompt=<b>&$x$"]
     call("--what=all", f"--workdir={workdir}", *prompts, "--seeds=2", "--times=9")
     page = workdir / "analysis" / "report.html"
-    assert capsys.readouterr().out.strip() == str(page)
+    numbers, path = capsys.readouterr().out.splitlines()
+    assert path == str(page)
+    assert json.loads(numbers).keys() == {
+        f"{product}/{number}"
+        for product in ("qk", "ov", "mlp")
+        for number in ("first", "last", "ratio", "rank_correlation", "radius_ratio")
+    }
     text = page.read_text()
     assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
-    assert text.count("data:image/png;base64,") == 7 + 4 + 3
+    assert text.count("data:image/png;base64,") == 7 + 4 + 4
     assert "&lt;" in text and "<b>" not in text
     for link in set(re.findall(r'href="([\w.]+)"', text)):
         assert (page.parent / link).stat().st_size > 0

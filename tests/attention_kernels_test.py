@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from language_model_test import SMALL
 
-from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers import attention_kernels
+from t5x_diffeq.layers.attention_kernels import (
+    causal_attention,
+    check,
+    choose,
+    splash_attention,
+    splash_blocks,
+)
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.partitioning import sharded, unbox
 from t5x_diffeq.training.state import declared_params
@@ -21,8 +29,12 @@ def qkv(heads, kv_heads, head_dim):
     return [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 128), (4, 2, 16)])
-def test_splash_equals_xla(heads, kv_heads, head_dim):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "copies"), [(2, 2, 128, 8), (4, 2, 16, 8), (2, 2, 16, 0)]
+)
+def test_splash_equals_xla(heads, kv_heads, head_dim, copies, monkeypatch):
+    """With its backward pass in one kernel, and in two."""
+    monkeypatch.setattr(attention_kernels, "MOST_COPIES", copies)
     inputs = qkv(heads, kv_heads, head_dim)
     expected = causal_attention(*inputs, "xla")
     np.testing.assert_allclose(splash_attention(*inputs, interpret=True), expected, atol=2e-5)
@@ -71,13 +83,63 @@ def test_a_model_with_splash_is_lowered_for_a_tpu(weights):
 
 
 @pytest.mark.parametrize(
+    ("remat", "kernels"),
+    [("full", 3), ("keep:mlp", 3), ("keep:attention", 2), ("keep:attention,qkv,mlp", 2)],
+)
+def test_what_is_kept_of_splash_is_not_computed_again(remat, kernels):
+    """Forward, forward again, and backward; or forward and backward alone."""
+    config = dataclasses.replace(SMALL, max_length=128, attention="splash", remat=remat)
+    model = LanguageModel(config)
+    tokens = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+    params = unbox(declared_params(model))
+    step = jax.jit(jax.grad(lambda p, t: model.apply({"params": p}, t)[..., :50].sum()))
+    module = jax.export.export(step, platforms=["tpu"])(params, tokens).mlir_module()
+    assert module.count("tpu_custom_call") == kernels
+
+
+@pytest.mark.parametrize(
+    ("kernel", "length", "head_dim", "size", "fused"),
+    [
+        ("splash", 128, 128, 128, True),
+        ("splash", 2048, 64, 1024, True),
+        ("splash", 8192, 128, 1024, True),
+        ("splash", 16384, 128, 1024, False),
+        ("splash", 2304, 128, 256, False),
+        ("splash", 2048, 256, 512, True),
+        ("splash:512", 2048, 128, 512, True),
+        ("splash:512", 8192, 128, 512, False),
+    ],
+)
+def test_blocks_follow_length_and_width(kernel, length, head_dim, size, fused):
+    blocks = splash_blocks(kernel, length, head_dim)
+    assert (blocks.size, blocks.fused) == (size, fused)
+    assert f"blocks of {size}, backward in {'one' if fused else 'two'}" in blocks.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("splash:100", "a multiple of 128, as in splash:512"),
+        ("splash:many", "a multiple of 128, as in splash:512"),
+        ("splash:1536", "the block doesn't divide the length, 2048"),
+        ("xla:512", "splash alone takes a block"),
+        ("cudnn", "set it to auto or splash"),
+        ("stand-in", "set it to auto or splash"),
+    ],
+)
+def test_what_attention_can_not_be(kernel, message):
+    with pytest.raises(InputError, match=f"model.attention={kernel}.*{message}"):
+        check(kernel, "tpu", "bfloat16", 128, 2048)
+
+
+@pytest.mark.parametrize(
     ("arguments", "kernel", "reason"),
     [
         (("cpu", "float32", 64, 1024), "xla", "no other for cpu"),
         (("gpu", "bfloat16", 64, 1024), "cudnn", "cuDNN"),
         (("gpu", "float32", 64, 1024), "xla", "takes 16-bit numbers, not float32"),
         (("gpu", "bfloat16", 256, 1024), "xla", "up to 128 wide, not 256"),
-        (("tpu", "bfloat16", 128, 2048), "splash", "flash attention"),
+        (("tpu", "bfloat16", 128, 2048), "splash", "flash attention; blocks of 1024"),
         (("tpu", "bfloat16", 128, 100), "xla", "divisible by 128, not 100"),
     ],
 )

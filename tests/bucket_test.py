@@ -14,6 +14,7 @@ from t5x_diffeq.data import shards
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import place
+from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy, whole_steps
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 WAYS = ("/upload/", "/resume")  # to write an object
@@ -220,3 +221,24 @@ def test_shards(small, store, monkeypatch, gib):
         with pytest.raises(InputError, match=f"{damaged} is damaged"):
             shards.ShardedDocuments(place("gs://bucket/run/data/0", "it"), "train")
     assert os.environ["T5X_DIFFEQ_CACHE_GIB"] == gib
+
+
+def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
+    """Orbax takes those for saves that were cut off, and would delete them."""
+    folder = place("gs://bucket/run/checkpoints", "it")
+    committed = json.dumps({"commit_timestamp_nsecs": 17}).encode()
+    cut_off = json.dumps({"commit_timestamp_nsecs": None}).encode()
+    for step, metadata in (("2", committed), ("4", committed), ("6", cut_off), ("8", None)):
+        files.write_whole(folder / step / "state" / "x", b"array")
+        if metadata:
+            files.write_whole(folder / step / METADATA, metadata)
+    files.write_whole(folder / "4" / MARKER, b"")
+    assert whole_steps(folder) == [2, 4]
+    tidy(folder)
+    assert whole_steps(folder) == [2, 4]
+    assert content(store, f"run/checkpoints/2/{MARKER}")
+    assert store.names("run/checkpoints/6") == []  # a save that was cut off
+    assert store.names("run/unreadable") == ["run/unreadable_checkpoints/8/state/x"]
+    told = capsys.readouterr().err
+    assert "checkpoint 2 lacks commit_success.txt, and is whole: marked anew" in told
+    assert "warning: checkpoint 8 lacks commit_success.txt and _CHECKPOINT_METADATA; moved" in told

@@ -116,7 +116,7 @@ def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
     assert json.loads(out)["eval/loss"] == pytest.approx(bucket.lines()[-1]["eval/loss"], rel=1e-6)
     assert bucket.run("generate", f"--workdir={RUN}", "--max_tokens=4")[0].strip()
     names = bucket.store.names("runs/a/")
-    assert any("compilation_cache" in name for name in names)
+    assert not any("compilation" in name for name in names)  # native code, which others could write
     assert any("events" in name for name in names)
     assert not any("partial" in name or ".lock" in name for name in names)
     assert not (ROOT / "gs:").exists()

@@ -62,7 +62,9 @@ def test_seeds_are_the_same_for_every_power():
 def test_what_constant_and_growing_weights_do():
     """20 seeds, 40 particles, 200 steps: the paper's outcome, and that equal work undoes it."""
     few = {
-        (power, scale): ending(simulate_clustering(power, seeds=20, scale=scale))["few"]
+        (power, scale): ending(simulate_clustering(power, seeds=20, scale=scale, horizon=10.0))[
+            "few"
+        ]
         for power, scale in ((0, "peak"), (4, "peak"), (4, "work"))
     }
     assert few[0, "peak"] >= 10
@@ -71,7 +73,7 @@ def test_what_constant_and_growing_weights_do():
 
 
 def test_what_leaves_the_numbers_is_counted():
-    found = ending(simulate_clustering(4, seeds=3, scale="time"))
+    found = ending(simulate_clustering(4, seeds=3, scale="time", horizon=10.0))
     assert found["finite"] < 3 and found["one"] <= found["few"] <= found["finite"]
 
 

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from configs import default
 from t5x_diffeq.training.collectives import (
+    BETWEEN_SLICES,
     KINDS,
     Traffic,
     collectives,
@@ -97,7 +98,7 @@ def program(body):
 
 
 def moved(text):
-    return {kind: tuple(t) for kind, t in traffic(collectives(text)).items() if t.executions}
+    return {kind: t[:2] for kind, t in traffic(collectives(text)).items() if t.executions}
 
 
 def test_nested_loops_multiply():
@@ -238,6 +239,63 @@ def test_groups(groups, devices):
     reduced = f"%r = f32[4]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add"
     (only,) = collectives(program(f"  %x = f32[4]{{0}} parameter(0)\n  ROOT {reduced}"))
     assert only.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("groups", "first"),
+    [
+        ("{{1,3},{0,2}}", (1, 3)),
+        ("[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
+        ("mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", (0, 2, 4, 6)),
+        ("mesh['a'=2,'b'=4] {'a','b':(2)2}", (0, 1, 4, 5)),
+        ("mesh['b'=8] {'b':(2)2}", (0, 2)),
+    ],
+)
+def test_who_is_in_a_group(groups, first):
+    reduced = f"%r = f32[4]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add"
+    (only,) = collectives(program(f"  %x = f32[4]{{0}} parameter(0)\n  ROOT {reduced}"))
+    assert only.group == first
+
+
+def test_what_hosts_exchange_between_slices():
+    body = """
+  %x = bf16[16,8]{1,0} parameter(0)
+  %t = token[] after-all()
+  %s = (bf16[16,8]{1,0}, u32[], token[]) send(%x, %t), channel_id=1, is_host_transfer=true, HANDLER
+  %sd = token[] send-done(%s), channel_id=1, is_host_transfer=true
+  %r = (bf16[16,8]{1,0}, u32[], token[]) recv(%t), channel_id=2, is_host_transfer=true, HANDLER
+  %rd = (bf16[16,8]{1,0}, token[]) recv-done(%r), channel_id=2, is_host_transfer=true
+  ROOT %y = bf16[16,8]{1,0} get-tuple-element(%rd), index=0"""
+    handler = 'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
+    (only,) = collectives(program(body.replace("HANDLER", handler)))
+    assert (only.kind, only.bytes, only.asynchronous) == (BETWEEN_SLICES, 16 * 8 * 2, True)
+    assert collectives(program(body.replace(", HANDLER", ""))) == []
+
+
+def test_zeros_around_a_part_are_padding():
+    """A device's part, put into a buffer of zeros and summed over all: a gather by other means."""
+    padded = """
+%pad (z: f32[8,4], p: f32[2,4], i: s32[]) -> f32[8,4] {
+  %z = f32[8,4]{1,0} parameter(0)
+  %p = f32[2,4]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %d = f32[8,4]{1,0} dynamic-update-slice(%z, %p, %i, %i)
+}
+"""
+    body = """
+  %x = f32[8,4]{1,0} parameter(0)
+  %n = s32[] partition-id()
+  %mine = f32[2,4]{1,0} slice(%x), slice={[0:2], [0:4]}
+  %b = f32[8,4]{1,0} fusion(%x, %mine, %n), kind=kLoop, calls=%pad
+  %c = bf16[8,4]{1,0} convert(%b)
+  %whole = bf16[8,4]{1,0} all-reduce(%c), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %sum = f32[8,4]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add"""
+    text = program(body).replace("ENTRY", padded + "\nENTRY", 1)
+    gathered, summed = collectives(text)
+    assert (gathered.padding, summed.padding) == (6 * 4 * 4, 0)  # of the buffer as it was filled
+    found = traffic([gathered, summed])["all-reduce"]
+    assert (found.executions, found.synchronous, found.padded, found.padding) == (2, 2, 1, 96)
 
 
 def test_a_text_without_a_program():

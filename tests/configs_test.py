@@ -8,6 +8,7 @@ import jax
 import pytest
 from conftest import ROOT
 
+from t5x_diffeq import __version__
 from t5x_diffeq.benchmark import vocab_size
 from t5x_diffeq.command_line import check_complete
 from t5x_diffeq.config_files import default_config
@@ -15,7 +16,7 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.workdir import as_json, check_config, read_config
+from t5x_diffeq.training.workdir import as_json, check_config, read_config, save_config
 
 # finetune.py's models are those of other runs: see finetune_test.py.
 OTHERS = ("paper", "finetune")
@@ -27,6 +28,8 @@ BILLIONS = {  # parameters, embeddings and the padding of the vocabulary include
     ("gpt_large", "baseline"): 0.774,
     ("llama1b", "ode"): 6.6,
     ("llama1b", "baseline"): 1.21,
+    ("llama7b", "ode"): 19.9,
+    ("llama7b", "baseline"): 6.74,
 }
 
 
@@ -59,10 +62,50 @@ def test_unknown_variant():
 def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
     config = default_config()
     before = as_json(config)
-    del before["tasks"], before["optimizer"]["moment_dtype"]
+    del before["tasks"], before["optimizer"]["moment_dtype"], before["model"]["state_dtype"]
     (tmp_path / "config.json").write_text(json.dumps(before))
     assert read_config(tmp_path) == as_json(config)
     assert not check_config(config, tmp_path)
     config.optimizer.moment_dtype = "bfloat16"
     with pytest.raises(InputError, match=r"optimizer.moment_dtype was 'float32', is 'bfloat16'"):
         check_config(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda c: c["model"].update(warp=3),
+            r"by t5x_diffeq 9\.1, .* its key model\.warp does",
+        ),
+        (lambda c: c.update(parts={"a": 1}), r"by t5x_diffeq 9\.1, .* its key parts\.a does not"),
+        (
+            lambda c: c["model"].update(num_heads="4"),
+            r"by t5x_diffeq 9\.1, .* model\.num_heads is '4'; it must be a whole number",
+        ),
+        (
+            lambda c: c["train"].update(batch_size=None),
+            r"9\.1, .* train\.batch_size is None; it",
+        ),
+        (lambda c: c.update(model=[1]), r"model is \[1\], and must be keys with values"),
+        (lambda c: c.pop("mesh"), "is not the config of a run: it lacks mesh; restore it"),
+    ],
+)
+def test_what_is_wrong_in_a_workdirs_config_is_named(tmp_path, change, message):
+    save_config(default_config(), tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    assert content.pop("t5x_diffeq") == __version__
+    change(content)
+    path.write_text(json.dumps({"t5x_diffeq": "9.1", **content}))
+    with pytest.raises(InputError, match=message):
+        read_config(tmp_path)
+
+
+def test_a_workdir_with_values_that_were_taken_before(tmp_path):
+    """Keys that say nothing of the model, and that a run could once set to anything."""
+    before = as_json(default_config())
+    before["data"]["read_threads"], before["tasks"]["every"] = 0, -1
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    assert read_config(tmp_path) == as_json(default_config())
+    assert not check_config(default_config(), tmp_path)

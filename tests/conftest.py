@@ -1,8 +1,11 @@
 """Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
 
 import os
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")
+os.environ["T5X_DIFFEQ_CACHE"] = CACHE.name
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import sys

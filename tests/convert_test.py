@@ -12,7 +12,7 @@ from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_ru
 from safetensors.numpy import load_file, save_file
 
 from configs import default
-from t5x_diffeq import convert, evaluate, export
+from t5x_diffeq import command_line, convert, evaluate, export
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, set_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
@@ -53,13 +53,21 @@ def real_rows(params, vocab_size):
     return cut | ({"head": params["head"][:, :vocab_size]} if "head" in params else {})
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize("name", ["llama", "gpt", "gpt_relu"])
 def test_round_trip_is_exact(name, tmp_path):
     run = saved(name, tmp_path / "out")
     before = run.setup.model.config
     found = read(run, tmp_path / "out")
     assert_same(*(real_rows(tree, before.vocab_size) for tree in (found, run.params)))
-    for key in ("num_steps", "embed_dim", "num_heads", "kv_heads", "mlp_dim", "norm_eps"):
+    for key in (
+        "num_steps",
+        "embed_dim",
+        "num_heads",
+        "kv_heads",
+        "mlp_dim",
+        "norm_eps",
+        "activation",
+    ):
         key = "num_kv_heads" if key == "kv_heads" else key
         assert run.config.model[key] == getattr(before, key)
     assert run.config.data.sequence_length == LENGTH
@@ -173,7 +181,7 @@ def test_a_bad_time_embedding_is_refused():
 
 def call(verb, *arguments):
     verb.FLAGS.unparse_flags()
-    verb.FLAGS(["verb", *arguments])
+    command_line.parse(["verb", *arguments], verb.FLAGS)
     return verb.main()
 
 
@@ -245,6 +253,16 @@ BAD = {
     "rotary base": ({"rope_parameters": {"rope_theta": 5e5}}, "with base 500000.0; here they are"),
     "rotary scaling": ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is"),
     "head width": ({"head_dim": 16}, "4 heads of head_dim 16 don't make hidden_size 16"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0 in config.json; it must be"),
+    "a text": (
+        {"hidden_size": "16"},
+        "hidden_size is '16' in config.json; it must be a who",
+    ),
+    "no number": (
+        {"rms_norm_eps": float("nan")},
+        "rms_norm_eps is nan in config.json; it must be",
+    ),
+    "a rope": ({"rope_parameters": 7}, "rope_parameters is 7 in config.json; restore it"),
     "shapes": ({"intermediate_size": 48}, r"is of shape \(16, 40\), and config.json makes it"),
     "missing layers": ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
     "left over": ({"num_hidden_layers": 2}, "holds model.layers.2.* which a plain llama"),

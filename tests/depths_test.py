@@ -52,9 +52,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train.depths": (2, 0)}, r"train.depths is \(2, 0\)"),
         ({"train.depths": (2, 2), "train.depths_per_step": 2}, "from 1 to the 1 different"),
-        ({"train.depths": (2,), "train.depths_until": 1.5}, "train.depths_until is 1.5"),
         ({"train.depths": (2,), "model.weights": "per_layer"}, "set model.weights to"),
     ],
     ids=str,

@@ -10,8 +10,9 @@ import pytest
 from t5x_diffeq import command_line, reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.experiments.paper import EXPERIMENTS
-from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
+from t5x_diffeq.experiments.experiment import Experiment
+from t5x_diffeq.experiments.laptop import LAPTOP
+from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import (
     Run,
     StoppedError,
@@ -22,6 +23,8 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.make_tasks import documents, passage
 
+EXPERIMENTS = reproduce.EXPERIMENTS
+SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
 
@@ -77,7 +80,7 @@ def test_failed_and_stopped(commands, tmp_path):
 
 
 def test_parts_keep_together_what_needs_each_other():
-    runs = EXPERIMENTS["figure5"].runs("laptop", TEXTS, {})
+    runs = LAPTOP["figure5"].runs(TEXTS, SEEDS, {})
     parts = [part_of(runs, i, 3) for i in range(3)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
     for part in parts:
@@ -86,10 +89,10 @@ def test_parts_keep_together_what_needs_each_other():
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", LAPTOP)
 def test_every_run_comes_after_what_it_needs(name, scale):
-    experiment = EXPERIMENTS[name]
-    runs = experiment.runs(scale, TEXTS, {})
+    experiment = EXPERIMENTS[scale][name]
+    runs = experiment.runs(TEXTS, SEEDS, {})
     names = [run.name for run in runs]
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
@@ -101,33 +104,10 @@ def test_every_run_comes_after_what_it_needs(name, scale):
         command_line.check_keys(run.command(Path("out"))[2:])
 
 
-def test_a_table_of_means_at_their_best():
-    outcomes = [
-        {"model": model, "text": "t", "rate": rate, "seed": seed, "loss": loss + seed / 100}
-        for model, rate, loss in (
-            ("a", 1, 3.0),
-            ("a", 2, 1.0),
-            ("a", 4, 2.0),
-            ("b", 1, 5.0),
-            ("b", 2, 6),
-        )
-        for seed in (0, 2)
-    ]
-    layout = Layout(row=("model",), column="text", value="loss", best_of="rate")
-    found = cells([*outcomes, {"other": 1}], layout)
-    a, b = found["a",]["t"], found["b",]["t"]
-    assert (a.at, a.interior, b.at, b.interior) == (2, True, 1, False)
-    assert a.mean == pytest.approx(1.01)
-    assert a.error == pytest.approx(0.01)
-    table = markdown(outcomes, layout).splitlines()
-    assert table[2] == "| a | 1.0100 ± 0.0100 (2) |"
-    assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
-
-
-def lowest_at(sweep, scale, best):
+def lowest_at(sweep, best):
     """Rounds of a sweep whose loss is lowest at a learning rate of each variant."""
     done, rounds = {}, []
-    while new := [run for run in sweep.runs(scale, TEXTS, done) if run.name not in done]:
+    while new := [run for run in sweep.runs(TEXTS, SEEDS, done) if run.name not in done]:
         rounds.append(new)
         for run in new:
             labels = run.labels
@@ -144,49 +124,38 @@ def rates(runs, seed=0, **labels):
 
 
 def test_a_sweep_goes_on_until_its_best_is_interior():
-    best = {"baseline": 4.9e-3, "ode": 1e-4, "shared": 6e-4}
-    rounds = lowest_at(EXPERIMENTS["table1"], "paper", best)
-    first = [3e-4, 6e-4, 1.2e-3]
+    best = {"baseline": 3.1e-2, "ode": 6e-4, "shared": 4e-3}
+    rounds = lowest_at(LAPTOP["table1"], best)
+    first = [2e-3, 4e-3, 8e-3]
     assert [rates(new, model="shared") for new in rounds] == [first, [], [], [], []]
-    assert [rates(new, model="ode") for new in rounds] == [first, [1.5e-4], [7.5e-5], [3.75e-5], []]
+    assert [rates(new, model="ode") for new in rounds] == [first, [1e-3], [5e-4], [2.5e-4], []]
     assert [rates(new, model="baseline") for new in rounds] == [
-        first,
-        [2.4e-3],
-        [4.8e-3],
-        [9.6e-3],
+        [4e-3, 8e-3],
+        [1.6e-2],
+        [3.2e-2],
+        [6.4e-2],
         [],
     ]
     for seed in (1, 2):
         assert all(rates(new, seed) == [] for new in rounds[:-1])
-        assert sorted(rates(rounds[-1], seed)) == [7.5e-5, 6e-4, 4.8e-3]
+        assert sorted(rates(rounds[-1], seed)) == [5e-4, 4e-3, 3.2e-2]
 
 
 def test_a_round_leaves_the_runs_before_where_they_are():
     """So that jobs of an array agree, whenever they look."""
-    sweep = EXPERIMENTS["table1"]
-    first = sweep.runs("paper", TEXTS, {})
+    sweep = LAPTOP["table1"]
+    first = sweep.runs(TEXTS, SEEDS, {})
     some = {run.name: {"loss": 1.0} for run in first[1:]}
-    assert sweep.runs("paper", TEXTS, some) == first
+    assert sweep.runs(TEXTS, SEEDS, some) == first
     every = {run.name: {"loss": run.labels["learning_rate"]} for run in first}
-    assert sweep.runs("paper", TEXTS, every)[: len(first)] == first
-
-
-def test_of_a_sweep_the_best_is_what_several_seeds_had():
-    tried = ((1, 3.0, (0,)), (2, 2.0, (0, 1)), (4, 1.9, (0,)), (8, 5.0, (0,)))
-    outcomes = [
-        {"model": "a", "text": "t", "rate": rate, "seed": seed, "loss": loss + seed}
-        for rate, loss, seeds in tried
-        for seed in seeds
-    ]
-    cell = cells(outcomes, Layout(("model",), "text", "loss", best_of="rate"))["a",]["t"]
-    assert (cell.at, cell.values, cell.interior) == (2, (2.0, 3.0), True)
+    assert sweep.runs(TEXTS, SEEDS, every)[: len(first)] == first
 
 
 def test_experiments_share_runs():
     """What the config's file says anyhow is no other run."""
     texts = {"shakespeare": {"data.path": "/s"}}
     runs = {
-        name: {run.name: run.arguments for run in EXPERIMENTS[name].runs("laptop", texts, {})}
+        name: {run.name: run.arguments for run in LAPTOP[name].runs(texts, SEEDS, {})}
         for name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
     }
     own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
@@ -201,11 +170,12 @@ def test_experiments_share_runs():
 
 def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, capsys):
     carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
-    layouts = (Layout(("model",), "rate", "loss"),)
+    shown = Experiment(layouts=(Layout(("model",), "rate", "loss"),))
     runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    reproduce.present(layouts, runs, tmp_path, tmp_path / "own")
+    reproduce.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
+    assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")
     assert (tmp_path / "own" / "figure1.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -221,19 +191,10 @@ def test_training_takes_what_its_steps_took():
 
 def test_figure5_takes_two_texts():
     with pytest.raises(InputError, match="needs two texts"):
-        EXPERIMENTS["figure5"].runs("laptop", {}, {})
-    laptop = EXPERIMENTS["figure5"].runs("laptop", {"shakespeare": {"data.path": "/s"}}, {})
+        LAPTOP["figure5"].runs({}, SEEDS, {})
+    laptop = LAPTOP["figure5"].runs({"shakespeare": {"data.path": "/s"}}, SEEDS, {})
     assert {run.labels["trained on"] for run in laptop if run.labels} == {"stdlib", "shakespeare"}
     assert json.dumps([run.labels for run in laptop])
-
-
-def test_tasks_become_rows():
-    outcomes = [
-        {"model": model, "tasks/a/acc": score, "tasks/b/acc": 1, "tasks/b/perplexity": 9}
-        for model, score in (("x", 0.25), ("y", 0.5))
-    ]
-    table = markdown(scores(outcomes), Layout(("task",), "model", "score")).splitlines()
-    assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
 
 
 def test_own_tasks_ask_for_what_stands_in_the_text():
@@ -255,18 +216,21 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiment=table9"], "there are table1, budgets"),
+        (["--experiment=table9"], "there are table1, table2"),
         (["--experiment=table1", "--scale=phone"], "--scale=phone is laptop or paper"),
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
         (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
+        (["--experiment=table1", "--text=a=/x"], "--text=a=/x: there is no such file or folder"),
+        (["--experiment=table1", "--text=a=books:/x"], "'books' is no source; there are stdlib"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
+        (["--experiment=table1", "--text=stdlib", "--seeds=0"], "--seeds=0 must be at least 1"),
     ],
 )
 def test_what_reproduce_refuses(arguments, message, tmp_path):
     for name in reproduce.FLAGS:
         reproduce.FLAGS[name].unparse()
-    reproduce.FLAGS(["reproduce", f"--output={tmp_path}", *arguments])
+    command_line.parse(["reproduce", f"--output={tmp_path}", *arguments], reproduce.FLAGS)
     with pytest.raises(InputError, match=message):
         reproduce.main()
     assert list(tmp_path.iterdir()) == []

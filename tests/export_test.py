@@ -14,7 +14,7 @@ from exported_models import tokenizer_of as tokenizer
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
-from t5x_diffeq import export
+from t5x_diffeq import command_line, export
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.exchange import folder as folders
 from t5x_diffeq.exchange import save_pretrained as saving
@@ -77,7 +77,8 @@ def gpt2(W, c, tokens):
         q, k, v = np.split(linear(p + "attn.c_attn", layer_norm(p + "ln_1", y)), 3, axis=1)
         y = y + linear(p + "attn.c_proj", attention(q, k, v, c["n_head"]))
         h = linear(p + "mlp.c_fc", layer_norm(p + "ln_2", y))
-        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        h = {"gelu_new": gelu, "relu": np.maximum(h, 0)}[c["activation_function"]]
         y = y + linear(p + "mlp.c_proj", h)
     return layer_norm("transformer.ln_f", y) @ W["transformer.wte.weight"].T
 
@@ -90,7 +91,7 @@ def exported(name, folder, reports=()):
 
 @pytest.mark.parametrize(
     ("name", "formula"),
-    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2)],
+    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
 )
 def test_plain_models_by_their_names(name, formula, tmp_path):
     run, told = exported(name, tmp_path / "out")
@@ -209,7 +210,7 @@ def workdir(tmp_path_factory):
 
 def call(*arguments):
     export.FLAGS.unparse_flags()
-    export.FLAGS(["export", *arguments])
+    command_line.parse(["export", *arguments], export.FLAGS)
     export.main()
 
 
@@ -224,7 +225,8 @@ def test_the_verb(workdir, tmp_path, capsys):
         ([f"--output={tmp_path / 'out' / 'config.json'}"], "is a file; name a folder"),
     ):
         with pytest.raises(InputError, match=message):
-            call(f"--workdir={workdir}", f"--output={tmp_path / 'new'}", *arguments)
+            new = [] if "--output" in arguments[0] else [f"--output={tmp_path / 'new'}"]
+            call(f"--workdir={workdir}", *new, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -29,6 +29,8 @@ MODELS = {
     "llama": ({**LLAMA, **CLASSIC}, "sentencepiece"),
     "gpt": (CLASSIC, "json"),
     "llama_lie_trotter_ode": ({**LLAMA, "scheme": "lie_trotter"}, "bytes"),
+    "gpt_relu": ({**CLASSIC, "activation": "relu"}, "bytes"),
+    "gpt_relu_euler_ode": ({"activation": "relu"}, "bytes"),
     "gpt_shared": ({"weights": "shared", "scheme": "lie_trotter"}, "bytes"),
     "gpt_euler_ode": ({}, "bytes"),
     "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),

@@ -1,6 +1,12 @@
-"""launch/gke.sh: its manifests against Kubernetes' own schemas, and what it calls."""
+"""launch/gke.sh: its manifests against the schemas of Kubernetes and of JobSet, and what it calls.
+
+There is no cluster in these tests. `kubectl` stands in; what it answers is what its documentation
+says: a condition of a finished JobSet or Job has the type Completed, Complete or Failed and the
+status True.
+"""
 
 import importlib.util
+import json
 import re
 
 import kubernetes_validate
@@ -11,56 +17,29 @@ from jsonschema import ValidationError, validate
 from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
 
 KUBERNETES = "1.34"
-TPU = ("configs/llama1b.py", "--topology=4x4x4", "--slices=2", "--workdir=gs://bucket/run")
-GPU = ("configs/llama1b.py", "--gpu=nvidia-h100-80gb", "--nodes=3", "--workdir=gs://bucket/run")
+CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
+TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")
+GPU = (CONFIG, "--gpu=nvidia-h100-80gb", "--nodes=3", WORKDIR, "--unchecked")
 OPTIONAL = (
     "--queue=q",
+    "--priority=urgent",
     "--service-account=robot",
     "--spot",
-    "--reservation=mine",
     "--namespace=ns",
+    "--max_run_duration=2h",
+    "--pvc=claim",
+    "--env=KEY=value",
+    "--secret=hidden",
 )
-DONE = {"call": r"get (jobset|job)/", "out": "Completed Complete"}
-
-
-def closed(required, **properties):
-    """An object of these fields and no others."""
-    return {
-        "type": "object",
-        "required": required.split(),
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-NUMBER = {"type": "integer", "minimum": 1}
-METADATA = closed("name", name={"type": "string"}, namespace={}, labels=TEXTS, annotations=TEXTS)
-RULE = closed(
-    "action",
-    name={"type": "string"},
-    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
-    onJobFailureReasons={
-        "type": "array",
-        "items": {"enum": ["BackoffLimitExceeded", "PodFailurePolicy"]},
-    },
-)
-REPLICATED = closed(
-    "name template", name={"type": "string"}, replicas=NUMBER, template=closed("spec", spec={})
-)
-JOBSET = closed(  # as far as ours goes; the Job inside is checked by Kubernetes' schema
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
-    kind={"const": "JobSet"},
-    metadata=METADATA,
-    spec=closed(
-        "replicatedJobs",
-        failurePolicy=closed(
-            "maxRestarts", maxRestarts=NUMBER, rules={"type": "array", "items": RULE}
-        ),
-        replicatedJobs={"type": "array", "items": REPLICATED},
-    ),
-)
+DATA_OPTIONAL = ("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", "--queue=q")
+DONE = {"call": r"get (jobset|job)/.*status==", "out": "Completed Complete"}
+NEW = {"call": "ignore-not-found", "out": ""}
+JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
+# Constants of Kueue (pkg/controller/constants/constants.go): QueueLabel,
+# WorkloadPriorityClassLabel, and ProvReqAnnotationPrefix, whose annotations become parameters of
+# a ProvisioningRequest.
+KUEUE_LABELS = {"kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"}
+KUEUE_PARAMETERS = "provreq.kueue.x-k8s.io/"
 
 
 def render():
@@ -95,30 +74,46 @@ def expanded(argument):
     return re.sub(r"\$(\$|\(\w+\))", lambda m: "$" if m[1] == "$" else "WRONG", argument)
 
 
+def pods_of(document):
+    """The Job of a JobSet, its pods and their container."""
+    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    return job, job["template"]["spec"], container
+
+
 @pytest.mark.parametrize("optional", [(), OPTIONAL])
 @pytest.mark.parametrize("arguments", [TPU, GPU])
 def test_manifests_are_valid(stand_ins, arguments, optional):
-    documents = manifests(stand_ins, *arguments, *optional, "--image=image")
-    assert [d["kind"] for d in documents] == (
-        ["JobSet"] if arguments is TPU else ["Service", "Job"]
-    )
-    for document in documents:
-        check(document)
-    text = yaml.safe_dump(documents)
+    (document,) = manifests(stand_ins, *arguments, *optional, "--image=image")
+    assert document["kind"] == "JobSet"
+    check(document)
+    text = yaml.safe_dump(document)
+    assert ("XLA_CLIENT_MEM_FRACTION" in text) == (arguments is GPU)
     for value in (
         "robot",
-        "mine",
         "kueue.x-k8s.io/queue-name: q",
+        "kueue.x-k8s.io/priority-class: urgent",
+        f"{KUEUE_PARAMETERS}maxRunDurationSeconds: '7200'",
         "gke-spot: 'true'",
         "namespace: ns",
+        "claimName: claim",
+        "fsGroup: 1000",
+        "name: hidden",
+        "value: value",
     ):
         assert (value in text) == bool(optional), value
+    labels = {key for key in document["metadata"]["labels"] if "kueue" in key}
+    assert labels == (KUEUE_LABELS if optional else set())
 
 
 def test_unknown_fields_fail(stand_ins):
     (jobset,) = manifests(stand_ins, *TPU, "--image=image")
     jobset["spec"]["failurePolicy"]["maxRestart"] = 3
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="maxRestart"):
+        check(jobset)
+    (jobset,) = manifests(stand_ins, *TPU, "--image=image")
+    jobset["spec"]["failurePolicy"]["rules"][0]["action"] = "Fail"
+    with pytest.raises(ValidationError, match="Fail"):
         check(jobset)
     (jobset,) = manifests(stand_ins, *TPU, "--image=image")
     jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completion"] = 3
@@ -128,42 +123,131 @@ def test_unknown_fields_fail(stand_ins):
 
 def test_slices_hosts_and_chips(stand_ins):
     (jobset,) = manifests(stand_ins, *TPU, "--image=image", "--restarts=7", "--grace=99")
-    (slices,) = jobset["spec"]["replicatedJobs"]
-    job = slices["template"]["spec"]
-    pod = job["template"]["spec"]
-    assert (slices["replicas"], job["completions"], job["parallelism"]) == (2, 16, 16)
-    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    job, pod, container = pods_of(jobset)
+    assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
+    assert (job["completions"], job["parallelism"]) == (16, 16)
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
         "cloud.google.com/gke-tpu-topology": "4x4x4",
     }
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 7
     assert pod["terminationGracePeriodSeconds"] == 99
-    (one,) = manifests(stand_ins, *TPU[:1], "--topology=1x1", *TPU[3:], "--type=v6e", "--image=i")
-    job = one["spec"]["replicatedJobs"][0]["template"]["spec"]
+    small = (CONFIG, "--topology=1x1", WORKDIR, "--type=v6e", "--unchecked")
+    (one,) = manifests(stand_ins, *small, "--image=i")
+    job, _, container = pods_of(one)
     assert job["completions"] == 1
-    assert job["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": 1}
+    assert container["resources"]["limits"] == {"google.com/tpu": 1}
+
+
+def test_nodes_and_gpus(stand_ins):
+    """All pods of all nodes are one Job of a JobSet: if one ends, all start again."""
+    (jobset,) = manifests(stand_ins, *GPU, "--image=image")
+    job, pod, container = pods_of(jobset)
+    assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (3, 3, 0)
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    # JobSet names its pods JOBSET-REPLICATED_JOB-INDEX-POD_INDEX, in a subdomain of its own name.
+    assert variables["JAX_COORDINATOR_ADDRESS"] == "llama1b-node-0-0.llama1b:8476"
+    assert variables["JAX_NUM_PROCESSES"] == "3"
+
+
+def test_several_slices_use_the_network_of_their_hosts(stand_ins):
+    for count, wanted in ((1, None), (2, True)):
+        (jobset,) = manifests(stand_ins, *TPU, f"--slices={count}", "--image=image")
+        pod = pods_of(jobset)[1]
+        assert pod.get("hostNetwork") is wanted
+        assert ("dnsPolicy" in pod) == bool(wanted)
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
-def test_restarts_only_after_42_and_signals(stand_ins, arguments):
-    document = manifests(stand_ins, *arguments, "--image=image")[-1]
-    spec = document["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"] if arguments is TPU else spec
+@pytest.mark.parametrize(
+    ("kind", "label", "taints"),
+    [
+        ("--spot", "gke-spot", {"gke-spot"}),
+        ("--flex_start", "gke-flex-start", {"gke-flex-start", "gke-queued"}),
+    ],
+)
+def test_cheaper_nodes(stand_ins, arguments, kind, label, taints):
+    """Their labels, and the taints by which GKE keeps other pods off them."""
+    (jobset,) = manifests(stand_ins, *arguments, kind, "--image=image")
+    pod = pods_of(jobset)[1]
+    assert pod["nodeSelector"][f"cloud.google.com/{label}"] == "true"
+    accelerator = "google.com/tpu" if arguments is TPU else "nvidia.com/gpu"
+    tolerated = {each["key"] for each in pod["tolerations"]}
+    assert tolerated == {accelerator, *(f"cloud.google.com/{taint}" for taint in taints)}
+
+
+def test_spot_nodes_give_fifteen_seconds(stand_ins):
+    """GKE: "the first 15 seconds for shutting down your Pods", 120 where the pool is set so."""
+    (jobset,) = manifests(stand_ins, *TPU, "--spot", "--image=image")
+    assert pods_of(jobset)[1]["terminationGracePeriodSeconds"] == 15
+    ended = stand_ins.run("gke.sh", *TPU, "--spot", "--grace=60", "--image=i", "--dry-run")
+    assert ended.returncode == 0
+    assert "by default they give 15" in ended.stderr
+    ended = stand_ins.run("gke.sh", *TPU, "--spot", "--grace=300", "--image=i", "--dry-run")
+    assert_one_error(ended, 2, "15 seconds, and 120 at the most")
+
+
+def test_disk_for_copies_of_shards(stand_ins):
+    (jobset,) = manifests(stand_ins, *TPU, "--cache_gib=50", "--image=image")
+    _, pod, container = pods_of(jobset)
+    assert container["resources"]["requests"] == {"ephemeral-storage": "60Gi"}
+    (cache,) = (volume for volume in pod["volumes"] if volume["name"] == "cache")
+    assert cache["emptyDir"]["sizeLimit"] == "60Gi"
+    assert {"name": "T5X_DIFFEQ_CACHE_GIB", "value": "50"} in container["env"]
+
+
+def test_variables_and_secrets(stand_ins):
+    given = ("--env=HERE", "--env=A=$(HOME) 'x'=$y", "--secret=one", "--secret=two")
+    ended = stand_ins.run("gke.sh", *TPU, *given, "--image=i", "--dry-run", HERE="from outside")
+    (_, text) = ended.stdout.split("--filename=-\n")
+    jobset = yaml.safe_load(re.split(r"(?m)^\+ ", text)[0])
+    container = pods_of(jobset)[2]
+    variables = {each["name"]: expanded(each["value"]) for each in container["env"]}
+    assert variables["HERE"] == "from outside"
+    assert variables["A"] == "$(HOME) 'x'=$y"
+    assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize("variant", ["", ":ode"])
+def test_a_config_of_ones_own_is_sent_along(stand_ins, tmp_path, variant):
+    """The file itself, though the project has one of that name."""
+    mine = tmp_path / "elsewhere" / "llama1b.py"
+    mine.parent.mkdir()
+    mine.write_text('# mine: ${NAME} $(x) "quoted" é 😀\n')
+    words = (f"{mine}{variant}", *TPU[1:], "--image=i")
+    config, jobset = manifests(stand_ins, *words)
+    check(config)
+    check(jobset)
+    assert config["data"]["llama1b.py"] == mine.read_text().rstrip("\n")
+    _, pod, container = pods_of(jobset)
+    assert container["args"][1] == f"--config=/own_config/llama1b.py{variant}"
+    (mounted,) = (each for each in container["volumeMounts"] if each["name"] == "config")
+    assert mounted["mountPath"] == "/own_config"
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "config")
+    assert volume["configMap"]["name"] == config["metadata"]["name"]
+
+
+@pytest.mark.parametrize("arguments", [TPU, GPU])
+def test_restarts_only_after_42_175_and_signals(stand_ins, arguments):
+    (document,) = manifests(stand_ins, *arguments, "--image=image")
+    job, _, container = pods_of(document)
     rule = job["podFailurePolicy"]["rules"][-1]
     codes = rule["onExitCodes"]
     assert (rule["action"], codes["operator"]) == ("FailJob", "NotIn")
-    assert codes["values"] == sorted([42, *(128 + n for n in (6, 7, 8, 9, 11, 15))])
-    assert codes["containerName"] == job["template"]["spec"]["containers"][0]["name"]
+    assert codes["values"] == sorted([42, 175, *(128 + n for n in (6, 7, 8, 9, 11, 15))])
+    assert codes["containerName"] == container["name"]
+    (rule,) = document["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
 def test_arguments_reach_the_program_as_written(stand_ins, arguments):
     odd = "--config.data.tokenizer=$$(HOME) ${HOME} $$ - : # 'x' {y} 😀"
-    document = manifests(stand_ins, *arguments, ODD, odd, "--image=image")[-1]
-    spec = document["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"] if arguments is TPU else spec
-    args = job["template"]["spec"]["containers"][0]["args"]
+    (document,) = manifests(stand_ins, *arguments, ODD, odd, "--image=image")
+    args = pods_of(document)[2]["args"]
     assert [expanded(argument) for argument in args] == [
         *("train", "--config=configs/llama1b.py", "--workdir=gs://bucket/run", ODD, odd),
     ]
@@ -175,25 +259,40 @@ def test_data_as_an_indexed_job(stand_ins):
     parts, finish = manifests(stand_ins, *arguments, ODD, script="prepare_data.sh")
     check(parts)
     check(finish)
+    full = manifests(stand_ins, *arguments, *DATA_OPTIONAL, script="prepare_data.sh")
+    for document in full:
+        check(document)
+    assert "claimName: claim" in yaml.safe_dump(full)
     assert (parts["spec"]["completions"], finish["spec"]["completions"]) == (4, 1)
     (container,) = parts["spec"]["template"]["spec"]["containers"]
     (last,) = finish["spec"]["template"]["spec"]["containers"]
     assert container["args"].pop(1) == "--shard=$(PART)/4"
     assert container["args"] == last["args"]
     assert "PART" in [variable["name"] for variable in container["env"]]
-    stand_ins.rules(DONE)
+    stand_ins.rules(NEW, DONE)
     assert stand_ins.run("prepare_data.sh", *arguments).returncode == 0
-    assert [call[2] for call in stand_ins.calls("kubectl")] == ["apply", "get"] * 2
+    assert [call[2] for call in stand_ins.calls("kubectl")] == ["get", "apply", "get"] * 2
 
 
 def test_placeholders_and_values_match():
     filled = render()
     with pytest.raises(ValueError, match="'B', 'C'"):
         filled("a: ${A}\nb: ${B}", {"A": "1", "C": "2"}, [])
-    text = filled(
-        "a: ${A}\nb: ${B}\nc: ${C}\n- ${ARGUMENTS}", {"A": "007", "B": "", "C": "7"}, ["x"]
-    )
-    assert text == 'a: "007"\nc: 7\n- "x"\n'
+    with pytest.raises(ValueError, match="'ENV'"):
+        filled("a: 1", {}, [], {"ENV": ["x=1"]})
+    with pytest.raises(ValueError, match="has no `# end`"):
+        filled("# if A\na: 1", {"A": "1"}, [])
+    text = "a: ${A}\nb: ${B}\nc: ${C}\n# each ARGUMENTS\n- ${VALUE}\n# end"
+    values = {"A": "007", "B": "", "C": "7"}
+    assert filled(text, values, ["x", "y"]) == 'a: "007"\nc: 7\n- "x"\n- "y"\n'
+
+
+def test_blocks():
+    filled = render()
+    text = "# if A\na\n  # each E\n  ${KEY}: ${VALUE}\n  # end\n# end\n# if E\nb\n# end"
+    assert filled(text, {"A": "1"}, [], {"E": ["k=$v", "l="]}) == 'a\n  "k": "$$v"\n  "l": ""\nb\n'
+    assert filled(text, {"A": ""}, [], {"E": ["k=v"]}) == "b\n"
+    assert filled(text, {"A": "1"}, []) == "a\n"
 
 
 # ---------------------------------------------------------------- what is called
@@ -206,13 +305,15 @@ def verbs(stand_ins):
 
 def test_builds_applies_and_follows(stand_ins):
     running = {"call": "get jobset/", "out": "", "times": 2}
-    stand_ins.rules(running, DONE)
+    stand_ins.rules(NEW, running, DONE)
     ended = stand_ins.run("gke.sh", *TPU, "--build=repository")
     assert ended.returncode == 0, ended.stderr
     look = ["get", "get", "logs"]
-    assert verbs(stand_ins) == ["build", "push", "apply", *look, *look, "get"]
+    assert verbs(stand_ins) == ["get", "build", "push", "apply", *look, *look, "get"]
     build, push = stand_ins.calls("docker")
-    assert push[2] == build[3].removeprefix("--tag=")
+    assert "--platform=linux/amd64" in build
+    assert any(re.fullmatch(r"--build-arg=REVISION=[0-9a-f]{40}(-dirty)?", word) for word in build)
+    assert f"--tag={push[2]}" in build
     assert re.fullmatch(r"repository/t5x_diffeq-tpu:[0-9a-f]{12}", push[2])
 
 
@@ -222,27 +323,49 @@ def test_builds_applies_and_follows(stand_ins):
         ({"call": "docker build", "status": 1}, "the image can't be built", "build"),
         ({"call": "docker push", "status": 1}, "can't be pushed", "push"),
         ({"call": "apply", "status": 1}, "kubectl did not take the manifest", "apply"),
-        ({"call": "get jobset/", "out": "Failed"}, "jobset/llama1b failed", "get"),
-        ({"call": "get jobset/", "status": 1}, "the cluster can't be reached", "get"),
+        ({"call": "output=json.*status==", "out": "Failed"}, "jobset/llama1b failed", "get"),
+        ({"call": "output=json.*status==", "status": 1}, "the cluster can't be reached", "get"),
     ],
 )
 def test_failures_end_clearly(stand_ins, rule, message, last):
-    stand_ins.rules(rule)
+    stand_ins.rules(NEW, rule)
     ended = stand_ins.run("gke.sh", *TPU, "--build=repository")
     assert_one_error(ended, 1, message)
     assert verbs(stand_ins)[-1] == last
-    assert len(verbs(stand_ins)) <= 8
+    assert len(verbs(stand_ins)) <= 9
+
+
+@pytest.mark.parametrize("earlier", ["Failed", "Completed"])
+def test_a_run_of_that_name_has_ended(stand_ins, earlier):
+    """Kubernetes would leave it as it is; --replace deletes it, and its config, and starts anew."""
+    stand_ins.rules({"call": "ignore-not-found", "out": earlier}, DONE)
+    ended = stand_ins.run("gke.sh", *TPU, "--image=i")
+    assert_one_error(ended, 1, "--replace deletes it and starts it again")
+    assert verbs(stand_ins) == ["get"]
+    stand_ins.rules(DONE)
+    assert stand_ins.run("gke.sh", *TPU, "--image=i", "--replace").returncode == 0
+    assert verbs(stand_ins)[1:] == ["delete", "apply", "get"]
+    delete = stand_ins.calls("kubectl")[1]
+    assert {"jobset/llama1b", "configmap/llama1b-config", "--wait"} <= set(delete)
+
+
+def test_jobset_is_not_installed(stand_ins):
+    """kubectl: `error: the server doesn't have a resource type "jobset"`."""
+    said = "error: the server doesn't have a resource type\n"
+    stand_ins.rules({"call": "ignore-not-found", "status": 1, "error": said.upper()})
+    ended = stand_ins.run("gke.sh", *TPU, "--image=i")
+    assert_one_error(ended, 1, "is JobSet installed?")
 
 
 def test_image_is_missing(stand_ins):
-    stand_ins.rules({"call": "get pods", "out": "ImagePullBackOff ErrImagePull"})
+    stand_ins.rules(NEW, {"call": "get pods", "out": "ImagePullBackOff ErrImagePull"})
     ended = stand_ins.run("gke.sh", *GPU, "--image=nowhere")
     assert_one_error(ended, 1, "can't start: ImagePullBackOff ErrImagePull (image nowhere)")
-    assert verbs(stand_ins) == ["apply", *["get", "get"] * 5]
+    assert verbs(stand_ins) == ["get", "apply", *["get", "get"] * 5]
 
 
 def test_the_cluster_is_out_of_reach_for_a_moment(stand_ins):
-    stand_ins.rules({"call": "get job/", "status": 1, "times": 3}, DONE)
+    stand_ins.rules(NEW, {"call": "get jobset/", "status": 1, "times": 3}, DONE)
     assert stand_ins.run("gke.sh", *GPU, "--image=image").returncode == 0
 
 
@@ -252,10 +375,15 @@ def test_the_cluster_is_out_of_reach_for_a_moment(stand_ins):
         (TPU, "give --image=IMAGE, or --build=REPOSITORY"),
         ((*TPU, "--image=i", "--build=r"), "--image and --build exclude each other"),
         ((*TPU, "--gpu=x", "--image=i"), "--topology (TPU) and --gpu exclude each other"),
-        ((TPU[0], TPU[3], "--image=i"), "give --topology=4x4x4 for TPU slices"),
-        ((TPU[0], TPU[3], "--topology=4xx", "--image=i"), "give --topology=4x4x4"),
+        ((CONFIG, WORKDIR, "--unchecked", "--image=i"), "give --topology=4x4x4 for TPU slices"),
+        ((CONFIG, WORKDIR, "--topology=4xx", "--image=i"), "--topology=4xx must be like 4x4"),
         ((*TPU, "--chips-per-host=3", "--image=i"), "has 64 chips, which are not whole hosts"),
         ((*TPU, "--name=" + "x" * 41, "--image=i"), "at most 40"),
+        ((*TPU, "--spot", "--flex_start", "--image=i"), "exclude each other"),
+        ((*TPU, "--workdir=/folder", "--image=i"), "a pod loses its own folders when it ends"),
+        ((*TPU, "--workdir=/shared/run", "--image=i"), "give --pvc=CLAIM, the volume"),
+        ((*TPU, "--env=NOT_SET_HERE", "--image=i"), "there is no variable NOT_SET_HERE here"),
+        ((*TPU, "--max_run_duration=2", "--image=i"), "must be like 90s, 30m, 24h or 7d"),
     ],
 )
 def test_bad_arguments(stand_ins, arguments, message):

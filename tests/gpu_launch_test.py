@@ -1,10 +1,11 @@
-"""launch/gpu_slurm.sh, its batch job, launch/gpu_nodes.sh: with stand-ins for what they call."""
+"""launch/gpu_slurm.sh and launch/gpu_nodes.sh: their arguments, and the commands that --dry-run
+prints. `slurm_test.py` and `ssh_test.py` run them against a real SLURM and a real sshd."""
 
 import os
-import signal
+import re
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -12,165 +13,146 @@ from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
 
 SLURM = ("configs/llama1b.py", "--workdir=/shared/run")
 NODES = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b")
+CONFIG = f"--config={ROOT / 'configs' / 'llama1b.py'}"
+
+
+def printed(stand_ins, script, *arguments):
+    """The commands that --dry-run prints, as words; nothing is called."""
+    ended = stand_ins.run(script, *arguments, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert stand_ins.calls() == []
+    # A word with a line's end in it is quoted over lines.
+    commands = re.split(r"^\+ ", ended.stdout, flags=re.MULTILINE)[1:]
+    return [words_in(command) for command in commands]
+
+
+def words_in(command):
+    """The words that a bash reads: `printf %q` writes $'...' too."""
+    script = f"printf '%s\\0' {command.rstrip()}"
+    words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return words.stdout.split("\0")[:-1]
 
 
 # ---------------------------------------------------------------- SLURM
 
 
-def test_submits(stand_ins):
-    stand_ins.rules({"call": "^sbatch", "out": "77;cluster\n"})
-    ended = stand_ins.run("gpu_slurm.sh", *SLURM, "--nodes=4", "--account=me", ODD)
-    assert ended.returncode == 0, ended.stderr
-    assert "job 77 is in the queue" in ended.stderr
-    (call,) = stand_ins.calls()
+def test_submission(stand_ins):
+    *_, call = printed(stand_ins, "gpu_slurm.sh", *SLURM, "--nodes=4", "--account=me", ODD)
     assert call == [
         *("sbatch", "--parsable", "--job-name=llama1b", "--nodes=4", "--ntasks-per-node=8"),
-        *("--gpus-per-node=8", "--time=24:00:00", "--requeue", "--open-mode=append"),
-        *("--signal=B:USR1@300", "--output=llama1b-%j.log", "--account=me"),
-        *(str(ROOT / "launch" / "slurm_job.sh"), str(ROOT), "100", "train"),
-        *("--config=configs/llama1b.py", "--workdir=/shared/run", ODD),
+        *("--time=24:00:00", "--requeue", "--open-mode=append", "--signal=B:USR1@300"),
+        *("--output=llama1b-%j.log", "--cpus-per-task=CPUS", "--gpus-per-node=8", "--account=me"),
+        *(str(ROOT / "launch" / "slurm_job.sh"), str(ROOT), "100", "train", "--"),
+        *(CONFIG, "--workdir=/shared/run", ODD),
     ]
 
 
-def test_sbatch_refuses(stand_ins):
-    stand_ins.rules({"call": "^sbatch", "status": 1, "error": "Invalid account\n"})
-    assert_one_error(stand_ins.run("gpu_slurm.sh", *SLURM), 1, "sbatch did not take the job")
+def test_submission_with_options(stand_ins):
+    options = ("--gpus_per_node=0", "--tasks-per-node=2", "--exclusive", "--mem=9G", "--env=A=x y")
+    more = (*SLURM, *options, "--env=HOME")
+    install, call = printed(stand_ins, "gpu_slurm.sh", *more)
+    assert install == ["setup", "data", "gcs"]
+    assert {"--exclusive", "--mem=9G", "--ntasks-per-node=2", "--export=ALL,A,HOME"} < set(call)
+    assert not any("gpu" in word or "cpus" in word for word in call[:-7])
 
 
-@pytest.mark.parametrize("script", ["gpu_slurm.sh", "gpu_nodes.sh", "gke.sh"])
+def test_container(stand_ins):
+    words = (*SLURM, "--container=IMAGE", "--container_mounts=/data:/data", "--env=A=1")
+    _, folder, call = printed(stand_ins, "gpu_slurm.sh", *words)
+    assert folder == ["mkdir", "-p", "/shared/run"]
+    configs = ROOT / "configs"
+    assert call[call.index("train") + 1 : call.index("--")] == [
+        "--container-image=IMAGE",
+        f"--container-mounts={configs}:{configs},/data:/data,/shared/run:/shared/run",
+        "--container-env=A",
+    ]
+
+
+def test_further_options_of_sbatch_come_last(stand_ins):
+    """After `--`, and after ours, so that they win. --dry-run stands before."""
+    words = (*SLURM, "--dry-run", "--", "--requeue", "--comment=two words")
+    ended = stand_ins.run("gpu_slurm.sh", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "--gpus-per-node=8 --requeue --comment=two\\ words " in ended.stdout
+
+
+@pytest.mark.parametrize("script", ["gpu_slurm.sh", "gpu_nodes.sh"])
+def test_the_users_own_config_is_taken(stand_ins, script):
+    """Not the project's of the same name; that one, where there is no other."""
+    own = stand_ins.folder / "configs" / "llama1b.py"
+    for exists, taken in ((False, ROOT / "configs" / "llama1b.py"), (True, own)):
+        if exists:
+            own.parent.mkdir()
+            own.write_text("")
+        words = ("configs/llama1b.py:shared", "--workdir=run", "--rank=0", "--size=2")
+        words = words if script == "gpu_nodes.sh" else words[:2]
+        *_, call = printed(stand_ins, script, *words, *(["--coordinator=a"] * (len(words) > 2)))
+        assert f"--config={taken}:shared" in call
+        assert f"--workdir={stand_ins.folder / 'run'}" in call
+
+
+@pytest.mark.parametrize("script", ["gpu_slurm.sh", "gpu_nodes.sh"])
 def test_bad_arguments(stand_ins, script):
     for arguments, message in (
         ([], "give a config"),
-        (["configs/tiny.py"], "give --workdir=DIR"),
+        (["configs/tiny.py"], "give --workdir="),
         (["configs/tiny.py", "--what=1"], "--what is no option of this script"),
         (["configs/tiny.py", "--restarts=0"], "--restarts=0 must be a number, at least 1"),
     ):
-        ended = stand_ins.run(script, *arguments)
-        assert_one_error(ended, 2, message.replace("DIR", "") if script == "gke.sh" else message)
+        assert_one_error(stand_ins.run(script, *arguments), 2, message)
     assert stand_ins.calls() == []
 
 
-def job(stand_ins, *arguments, **more):
-    """The batch job, as SLURM runs it: a copy of the script, elsewhere."""
-    spooled = stand_ins.folder / "slurm_script"
-    spooled.write_text((ROOT / "launch" / "slurm_job.sh").read_text())
-    return subprocess.Popen(
-        ["bash", spooled, ROOT, "3", *arguments],
-        env=stand_ins.environment(SLURM_JOB_ID="77", **more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.parametrize(
-    ("status", "restarts", "requeued", "exit_status"),
-    [(0, 0, False, 0), (42, 0, True, 0), (42, 2, True, 0), (42, 3, False, 1), (1, 0, False, 1)],
+    ("script", "arguments", "message"),
+    [
+        (
+            "gpu_slurm.sh",
+            ("configs/nope.py", "--workdir=/run"),
+            "configs/nope.py: there is no such",
+        ),
+        ("gpu_slurm.sh", (*SLURM, "--time=5"), "--time=5 leaves nothing to train in"),
+        ("gpu_slurm.sh", (*SLURM, "--time=4:59"), "--time=4:59 leaves nothing to train in"),
+        ("gpu_slurm.sh", (*SLURM, "--time=0-0:5"), "--time=0-0:5 leaves nothing to train in"),
+        ("gpu_slurm.sh", (*SLURM, "--cpus_per_task=0"), "--cpus_per_task=0 must be a number"),
+        ("gpu_slurm.sh", (*SLURM, "--env=NOT_SET"), "there is no variable NOT_SET here"),
+        ("gpu_slurm.sh", (*SLURM, "--env=a b=1"), "a b is no name of a variable"),
+        ("gpu_nodes.sh", ("configs/no.py", *NODES[1:]), "configs/no.py: there is no such"),
+        ("gpu_nodes.sh", (*SLURM, "--hosts=a,-oProxyCommand=x"), "'-oProxyCommand=x' is no host"),
+        ("gpu_nodes.sh", (*SLURM, "--hosts=a,,b"), "'' is no host's name"),
+        ("gpu_nodes.sh", SLURM, "give --hosts=a,b, or --rank"),
+    ],
 )
-def test_job_requeues_what_saved(stand_ins, status, restarts, requeued, exit_status):
-    stand_ins.rules({"call": "^srun", "status": status})
-    process = job(stand_ins, "train", ODD, SLURM_RESTART_COUNT=str(restarts))
-    _, log = process.communicate()
-    assert process.returncode == exit_status, log
-    assert ("error:" in log) == (exit_status != 0)
-    python = str(stand_ins.installed() / "bin" / "python")
-    srun = ["srun", "--kill-on-bad-exit=1", python, "-m", "t5x_diffeq.train", ODD]
-    requeue = [["scontrol", "requeue", "77"]] if requeued else []
-    assert stand_ins.calls("s") == [srun, *requeue]
-
-
-def test_job_hands_the_signal_on_and_requeues(stand_ins):
-    """USR1 ahead of the limit: SIGTERM for srun, which ends with 42 a little later."""
-    (stand_ins.folder / "bin" / "srun").write_text(
-        "#!/usr/bin/env bash\ntrap 'sleep 0.5; exit 42' TERM\ntouch $STAND_INS/runs\n"
-        "while :; do sleep 0.1; done\n"
-    )
-    process = job(stand_ins, "train")
-    while not (stand_ins.folder / "runs").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGUSR1)
-    _, log = process.communicate(timeout=30)
-    assert process.returncode == 0, log
-    assert stand_ins.calls("s") == [["scontrol", "requeue", "77"]]
+def test_what_is_refused(stand_ins, script, arguments, message):
+    assert_one_error(stand_ins.run(script, *arguments, "--dry-run"), 2, message)
+    assert stand_ins.calls() == []
 
 
 def test_data_as_an_array(stand_ins):
-    stand_ins.rules({"call": "--array", "out": "5\n"}, {"call": "^sbatch", "out": "6\n"})
-    arguments = ("slurm", "configs/tiny.py", "--output=/shards", "--parts=4", ODD)
-    ended = stand_ins.run("prepare_data.sh", *arguments)
-    assert ended.returncode == 0, ended.stderr
-    first, last = stand_ins.calls("sbatch")
+    words = ("slurm", "configs/tiny.py", "--output=/shards", "--parts=4", ODD)
+    _, first, last = printed(stand_ins, "prepare_data.sh", *words)
     assert "--array=0-3" in first
-    assert "--dependency=afterok:5" in last
-    told = ["--config=configs/tiny.py", "--output=/shards", "--shards=4", "--workers=8", ODD]
-    assert first[-6:] == last[-6:] == ["prepare_data", *told]
-    array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4"}
-    for variables, part in ((array, ["--shard=3/4"]), ({}, [])):
-        assert job(stand_ins, *first[-6:], **variables).wait() == 0
-        assert stand_ins.calls("python")[-1][1:] == ["-m", "t5x_diffeq.prepare_data", *told, *part]
+    assert "--dependency=afterok:JOB" in last
+    told = [f"--config={ROOT / 'configs' / 'tiny.py'}", "--output=/shards", "--shards=4"]
+    assert first[-7:] == last[-7:] == ["prepare_data", "--", *told, "--workers=8", ODD]
 
 
 # ---------------------------------------------------------------- ssh, or any launcher
 
 
-def hosts(stand_ins, *rules):
-    """ssh that runs its command; rules for ssh and for the trainings come first."""
-    stand_ins.rules(*rules, {"call": "^ssh", "homes": [str(stand_ins.folder / "home")]})
-
-
-def trainings(stand_ins):
-    return [call for call in stand_ins.calls("python") if "t5x_diffeq.train" in call]
-
-
 def test_over_ssh(stand_ins):
-    hosts(stand_ins)
-    ended = stand_ins.run("gpu_nodes.sh", *NODES, "--processes-per-host=2", ODD)
-    assert ended.returncode == 0, ended.stderr
-    assert len(stand_ins.calls("ssh")) == 4
-    told = ["--config=configs/llama1b.py", "--workdir=/shared/run", ODD]
-    assert [call[1:] for call in trainings(stand_ins)] == [["-m", "t5x_diffeq.train", *told]] * 4
-    assert not list(stand_ins.folder.rglob("pwned"))
-
-
-def test_one_host_is_not_reachable(stand_ins):
-    """The others are ended; after so many tries, so is all."""
-    hosts(stand_ins, {"call": r"^ssh .* b ", "status": 255})
-    ended = stand_ins.run("gpu_nodes.sh", *NODES, "--restarts=2")
-    assert_one_error(ended, 1, "started again 2 times (--restarts), last status 255")
-    assert ended.stderr.count("process 1: ssh to b failed") == 3
-    assert len(stand_ins.calls("ssh")) == 6
-
-
-def test_preempted_and_connection_dropped(stand_ins):
-    once = {"call": "python -m t5x_diffeq.train", "status": 42, "times": 2}
-    hosts(stand_ins, once, {"call": "^ssh .* a ", "status": 255, "times": 1})
-    ended = stand_ins.run("gpu_nodes.sh", *NODES)
-    assert ended.returncode == 0, ended.stderr
-    assert "starting again (1 of at most 100)" in ended.stderr
-
-
-@pytest.mark.parametrize("status", [1, 2])
-def test_a_failed_run_is_not_started_again(stand_ins, status):
-    hosts(stand_ins, {"call": "python -m t5x_diffeq.train", "status": status})
-    ended = stand_ins.run("gpu_nodes.sh", *NODES)
-    assert ended.returncode == 1
-    assert f"error: the run ended with status {status}" in ended.stderr
-    assert len(stand_ins.calls("ssh")) == 2
-
-
-def test_dropped_connection_ends_the_process_saved(stand_ins):
-    """gpu_rank.sh hears the end of its input, and sends SIGTERM."""
-    python = stand_ins.installed() / "bin" / "python"
-    python.write_text(
-        "#!/usr/bin/env bash\n[ \"$1\" = -m ] || exit 0\ntrap 'exit 42' TERM\n"
-        "touch $STAND_INS/runs\nwhile :; do sleep 0.1; done\n"
-    )
-    rank = [ROOT / "launch" / "gpu_rank.sh", "0", "1", "here:1", "all", "stdin"]
-    process = subprocess.Popen(rank, env=stand_ins.environment(), stdin=subprocess.PIPE)
-    while not (stand_ins.folder / "runs").exists():
-        time.sleep(0.05)
-    process.stdin.close()
-    assert process.wait(timeout=30) == 42
+    """One ssh for each process; what a shell on the host reads; no secret on the command line."""
+    words = (*NODES[:2], "--hosts=me@a,b", "--processes-per-host=2", "--env=KEY=secret", ODD)
+    _, *calls = printed(stand_ins, "gpu_nodes.sh", *words)
+    assert [call[-2] for call in calls] == ["me@a", "me@a", "b", "b"]
+    assert all(call[-3] == "--" for call in calls)
+    for rank, call in enumerate(calls):
+        words = words_in(call[-1])
+        assert words[1:] == [
+            str(ROOT / "launch" / "gpu_rank.sh"),
+            *(str(rank), "4", "a:8476", str(rank % 2), "stdin", "--workdir=/shared/run", ODD),
+        ]
+        assert "secret" not in call[-1]
 
 
 def test_one_process_under_a_launcher(stand_ins):
@@ -186,16 +168,60 @@ def test_one_process_under_a_launcher(stand_ins):
         "JAX_NUM_PROCESSES=2",
         "JAX_PROCESS_ID=1",
     ]
-    assert_one_error(stand_ins.run("gpu_nodes.sh", *SLURM), 2, "give --hosts=a,b, or --rank")
 
 
-@pytest.mark.parametrize("arguments", [("gpu_slurm.sh", *SLURM), ("gpu_nodes.sh", *NODES)])
-def test_dry_run_calls_nothing(stand_ins, arguments):
-    script, *rest = arguments
-    ended = stand_ins.run(script, *rest, ODD, "--dry-run")
-    assert ended.returncode == 0, ended.stderr
-    assert stand_ins.calls() == []
-    assert all(line.startswith("+ ") for line in ended.stdout.splitlines())
+# ---------------------------------------------------------------- the bash of macOS
+
+
+# What bash 3.2 doesn't know: it is macOS's.
+TOO_NEW = (
+    r"\$\{\w+(\[[@*\w]+\])?(\^|,|@[A-Za-z]\})",  # ${name,,} ${name^} ${name@Q}
+    r"\bwait -n\b",
+    r"\b(declare|local|typeset) -\w*[An]",
+    r"\b(mapfile|readarray|coproc)\b",
+    r"\|&|&>>",
+    r"\[-[0-9]+\]\}",  # ${array[-1]}
+    r"\[\[ -v ",
+    r"\b(BASHPID|EPOCHSECONDS|globstar)\b",
+    r"printf +(-v \w+ +)?['\"]%\(",
+    r"\{\w+\}[<>]",  # {fd}>file
+    r"=~ [^$\s]*\(",  # parentheses after =~, but in a variable
+)
+# Run on hosts of clusters and clouds, which are Linux.
+ON_HOSTS = ("gpu_rank.sh", "slurm_job.sh", "tpu_host.sh")
+SCRIPTS = [p for p in sorted((ROOT / "launch").rglob("*.sh")) if p.name not in ON_HOSTS]
+
+
+def too_new(script: Path) -> list[str]:
+    lines = [re.sub(r"(^|\s)#.*", "", line) for line in script.read_text().splitlines()]
+    return [line for line in lines if any(re.search(pattern, line) for pattern in TOO_NEW)]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_for_bash_3_2(script):
+    found = too_new(script)
+    assert not found, found
+
+
+def test_what_is_too_new_is_found(tmp_path):
+    lines = ("${a,,}", "wait -n", "local -A x", "mapfile a", "a |& b", "${a[-1]}", "[[ a =~ (b) ]]")
+    (tmp_path / "x.sh").write_text(
+        "".join(f"{line}\n" for line in (*lines, "# wait -n", "${a#*,}"))
+    )
+    assert too_new(tmp_path / "x.sh") == list(lines)
+
+
+@pytest.mark.skipif("BASH_3" not in os.environ, reason="BASH_3 names no bash 3.2")
+@pytest.mark.parametrize(
+    "words", [("gpu_slurm.sh", *SLURM), ("gpu_nodes.sh", *NODES), ("gke.sh", "--help")]
+)
+def test_bash_3_2_itself(stand_ins, words):
+    script, *rest = words
+    command = [os.environ["BASH_3"], ROOT / "launch" / script, *rest, "--dry-run"]
+    options = {"capture_output": True, "text": True, "env": stand_ins.environment()}
+    found, expected = (subprocess.run(c, **options) for c in (command, ["bash", *command[1:]]))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout != ""
 
 
 # ---------------------------------------------------------------- XLA's flags
@@ -222,3 +248,18 @@ def test_flags_that_cannot_be_read_are_not_fatal():
     ended = flags("--xla_gpu_enable_pipelined_all_gather=perhaps")
     assert ended.stdout.split() == ["--xla_gpu_enable_pipelined_all_gather=perhaps"]
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, "0.92"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "0.5"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}, ""),  # jaxlib refuses both at once
+    ],
+)
+def test_jax_takes_most_of_a_gpus_memory(given, taken):
+    script = f'source {ROOT}/launch/setup.sh; gpu_memory; echo "${{XLA_CLIENT_MEM_FRACTION:-}}"'
+    environment = {k: v for k, v in os.environ.items() if "MEM_FRACTION" not in k} | given
+    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == (taken, 0)

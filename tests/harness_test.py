@@ -98,6 +98,10 @@ def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch)
     kept = json.loads(file.read_text())
     assert kept["results"]["local_choice"]["acc,none"] == at_two["tasks/local_choice/acc"]
     assert kept["n-shot"]["local_choice"] == 1
+    documents = kept["documents"]
+    assert documents.keys() == {"local_choice", "local_cloze"}  # those that have an accuracy
+    assert len(documents["local_choice"]) == 5 and set(documents["local_choice"]) <= {0, 1}
+    assert np.mean(documents["local_choice"]) == pytest.approx(at_two["tasks/local_choice/acc"])
     assert "torch" not in sys.modules
 
 
@@ -166,10 +170,7 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
 
 def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
     config = small_config(tmp_path / "text.txt").tasks
-    config.update(names=("local_cloze",), include_path=str(tasks), every=0)
-    with pytest.raises(InputError, match=r"tasks.every is 0; it must be at least 1"):
-        Downstream(config)
-    config.update(names=("gone",), every=1)
+    config.update(names=("gone",), include_path=str(tasks))
     with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
         Downstream(config)
 

@@ -1,5 +1,5 @@
-"""The images' files, and the wheel that they install. There is no Docker in these tests: what the
-Dockerfiles run is run in a virtual environment instead.
+"""The images' files, and the wheel that they install. What the Dockerfiles run is run in a virtual
+environment here; tests/built_image_test.py builds one.
 """
 
 import os
@@ -14,18 +14,26 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from images import python_of_images
 from packaging.requirements import Requirement
 from packaging.version import Version
 from stand_ins import stand_ins_fixture  # noqa: F401
 
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 TOOLS = Path(sysconfig.get_path("scripts"))
+UV = (sys.executable, "-m", "uv")
 
 
 def run(*command, **options):
     ended = subprocess.run(command, capture_output=True, text=True, **options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
+
+
+def copied_by(dockerfile):
+    """What a Dockerfile copies from the project."""
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE)
+    return " ".join(copied).split()
 
 
 def test_scripts_are_clean():
@@ -46,8 +54,7 @@ def test_manifests_and_dockerfiles_are_clean():
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_what_is_copied_exists_and_is_let_in(dockerfile):
     let_in = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
-    copied = re.findall(r"^COPY (.*) \S+$", dockerfile.read_text(), re.MULTILINE)
-    for path in " ".join(copied).split():
+    for path in copied_by(dockerfile):
         assert (ROOT / path).exists(), path
         assert path.split("/")[0] in let_in, path
 
@@ -56,17 +63,44 @@ def test_what_is_copied_exists_and_is_let_in(dockerfile):
 def test_what_is_copied_decides_the_tag(dockerfile):
     script = f"ROOT={ROOT}; source {ROOT}/launch/kubernetes.sh; sources"
     lines = run("bash", "-c", script, cwd=ROOT).splitlines()
-    for copied in re.findall(r"^COPY (.*) \S+$", dockerfile.read_text(), re.MULTILINE):
-        for path in {*copied.split()} - {"README.md", "LICENSE"}:
-            assert any(f"{line}/".startswith(f"{path}/") for line in lines), path
+    for path in {*copied_by(dockerfile)} - {"README.md", "LICENSE"}:
+        assert any(f"{line}/".startswith(f"{path}/") for line in lines), path
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_images_run_as_a_user_of_their_own(dockerfile):
     lines = dockerfile.read_text().splitlines()
     assert lines.index("USER 1000") > max(n for n, line in enumerate(lines) if line[:3] == "RUN")
-    dependencies = lines.index(f"RUN ./install.sh dependencies {dockerfile.stem}")
+    (dependencies,) = (n for n, line in enumerate(lines) if "./install.sh dependencies" in line)
     assert dependencies < lines.index("COPY t5x_diffeq t5x_diffeq")  # kept when the sources change
+    stage = max(n for n, line in enumerate(lines[:dependencies]) if line[:4] == "FROM")
+    copied = [line for line in lines[stage:dependencies] if line[:4] == "COPY"]
+    assert not any("pyproject.toml" in line for line in copied)  # kept when lint settings change
+    assert f"RUN ./install.sh requirements {dockerfile.stem} >requirements.txt" in lines
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_the_base_is_pinned(dockerfile):
+    (base,) = re.findall(r"(?m)^ARG BASE=(.*)$", dockerfile.read_text())
+    assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert set(re.findall(r"(?m)^FROM (\S+)", dockerfile.read_text())) == {"${BASE}"}
+
+
+def test_requirements_are_the_projects(tmp_path):
+    """Without what pyproject.toml says of linting; the same bytes for the same dependencies."""
+    shutil.copy(ROOT / "docker" / "install.sh", tmp_path)
+    text = (ROOT / "pyproject.toml").read_text()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    made = []
+    for settings in (text, text.replace("line-length = 100", "line-length = 99")):
+        (tmp_path / "pyproject.toml").write_text(settings)
+        command = ["bash", tmp_path / "install.sh", "requirements", "tpu"]
+        made.append(run(*command, env={**os.environ, "PATH": path}))
+    assert made[0] == made[1]
+    names = {Requirement(line).name for line in made[0].splitlines()}
+    assert {"jax", "flax", "gcsfs", "tokenizers", "diffrax"} <= names
+    assert "jax[tpu]" in made[0].split()
+    assert not names & {"ruff", "pytest"}
 
 
 def test_constraints_fit_the_dependencies():
@@ -74,7 +108,9 @@ def test_constraints_fit_the_dependencies():
     lines = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
     pins = {}
     for line in lines:
-        requirement = Requirement(line)
+        if line.startswith("    --hash=sha256:"):
+            continue
+        requirement = Requirement(line.removesuffix(" \\"))
         assert not requirement.url
         (pin,) = requirement.specifier
         assert pin.operator == "=="
@@ -89,6 +125,21 @@ def test_constraints_fit_the_dependencies():
         name = requirement.name.lower().replace("_", "-")
         assert requirement.specifier.contains(pins[name]), name
     assert {"libtpu", "jax-cuda13-plugin", "uv"} <= pins.keys()
+    hashed = {line.split("==")[0] for line in lines if line.endswith(" \\") and "==" in line}
+    assert hashed == pins.keys()
+
+
+@pytest.mark.slow
+def test_a_file_with_another_hash_is_refused(tmp_path):
+    """uv and pip check the hashes of constraints."""
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (tmp_path / "constraints.txt").write_text(f"six==1.17.0 --hash=sha256:{'0' * 64}\n")
+    for command in ([*UV, "pip", "install", "--python", python], [python, "-m", "pip", "install"]):
+        words = [*command, "--no-cache-dir", "--constraint", tmp_path / "constraints.txt", "six"]
+        ended = subprocess.run(words, capture_output=True, text=True)
+        assert ended.returncode != 0
+        assert "hash" in ended.stderr.lower()
 
 
 # ---------------------------------------------------------------- installed, without a clone
@@ -98,7 +149,7 @@ def test_constraints_fit_the_dependencies():
 def environment(tmp_path_factory):
     """A virtual environment with the wheel in it; the dependencies are this one's."""
     folder = tmp_path_factory.mktemp("wheel")
-    run("uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+    run(*UV, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     (wheel,) = folder.glob("*.whl")
@@ -141,47 +192,57 @@ def image(stand_ins, folder):
 
 
 def test_entry_point(stand_ins, tmp_path):
-    """Runs the verb, hands back its status, and asks for XLA's flags on GPU alone."""
+    """Runs the verb, hands back its status, and asks for the accelerator's flags."""
     entry = image(stand_ins, tmp_path / "image")
-    stand_ins.rules({"call": "diffeq.train", "status": 42})
-    environment = stand_ins.environment(JAX_PLATFORMS="tpu,cpu")
+    stand_ins.rules({"call": "diffeq.train", "status": 42}, {"call": "xla_flags", "out": "--x=1"})
+    environment = stand_ins.environment(JAX_PLATFORMS="cpu")
     assert subprocess.run([entry, "train", "--a=$(b) c"], env=environment).returncode == 42
     assert stand_ins.calls() == [["python", "-m", "t5x_diffeq.train", "--a=$(b) c"]]
-    environment = stand_ins.environment(JAX_PLATFORMS="cuda,cpu")
-    assert subprocess.run([entry, "train"], env=environment).returncode == 42
-    assert stand_ins.calls()[1][1].endswith("xla_flags.py")
+    for platforms, words in (("cuda,cpu", ["gpu"]), ("tpu,cpu", ["tpu", "v5p"])):
+        environment = stand_ins.environment(JAX_PLATFORMS=platforms, T5X_DIFFEQ_TPU="v5p")
+        assert subprocess.run([entry, "train"], env=environment).returncode == 42
+        flags, train = stand_ins.calls()[-2:]
+        assert flags[1].endswith("xla_flags.py")
+        assert flags[2:] == words
+        assert train == ["python", "-m", "t5x_diffeq.train"]
     assert subprocess.run([entry], env=environment).returncode == 0
     assert stand_ins.calls()[-1] == ["python", "-m", "t5x_diffeq"]
+
+
+def test_on_kubernetes_all_lines_go_to_standard_output(stand_ins, tmp_path):
+    """Of standard error, Google's logging makes errors ("stderr entries have severity ERROR")."""
+    entry = image(stand_ins, tmp_path / "image")
+    stand_ins.rules({"call": "diffeq.train", "error": "step 5\n", "out": "{}\n"})
+    for there in ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}):
+        environment = stand_ins.environment(JAX_PLATFORMS="cpu", **there)
+        ended = subprocess.run([entry, "train"], env=environment, capture_output=True, text=True)
+        assert "{}" in ended.stdout
+        assert ("step 5" in ended.stdout) == bool(there)
 
 
 @pytest.mark.slow
 def test_installation_of_the_tpu_image(tmp_path):
     """docker/tpu.Dockerfile's RUN lines, in a virtual environment of the images' Python."""
-    wanted = os.environ.get("PYTHON_OF_IMAGES", "3.12")
-    find = ["uv", "python", "find", "--no-python-downloads", "--no-project", wanted]
-    found = subprocess.run(find, capture_output=True, text=True)  # passes over shims that only fail
-    if found.returncode != 0:
+    python = python_of_images()
+    if python is None:
         pytest.skip("no Python 3.12 here: PYTHON_OF_IMAGES names one")
-    python = found.stdout.strip()
     venv, opt = tmp_path / "venv", tmp_path / "opt"
-    run("uv", "venv", "--quiet", "--seed", "--python", python, venv)
+    run(*UV, "venv", "--quiet", "--seed", "--python", python, venv)
     opt.mkdir()
-    for file in (
-        "docker/install.sh",
-        "docker/constraints.txt",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    ):
+    for file in ("docker/install.sh", "docker/constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / file, opt)
     # The settings of pip and uv are this machine's.
     clean = {**os.environ, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
-    run("bash", opt / "install.sh", "dependencies", "tpu", env=clean)
+    wanted = run("bash", opt / "install.sh", "requirements", "tpu", env=clean)
+    (opt / "requirements.txt").write_text(wanted)
+    run("bash", opt / "install.sh", "dependencies", env=clean)
+    for file in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / file, opt)
     for folder in ("configs", "t5x_diffeq"):
         shutil.copytree(ROOT / folder, opt / folder)
     assert "t5x_diffeq 0." in run("bash", opt / "install.sh", "project", env=clean)
-    frozen = run("uv", "pip", "freeze", "--python", venv / "bin" / "python", env=clean)
-    pins = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
+    frozen = run(*UV, "pip", "freeze", "--python", venv / "bin" / "python", env=clean)
+    pins = (ROOT / "docker" / "constraints.txt").read_text().replace(" \\", "").splitlines()
     others = [line for line in frozen.splitlines() if "==" in line and line not in pins]
     assert [
         line.split("==")[0] for line in others if "pip" not in line and "setup" not in line

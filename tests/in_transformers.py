@@ -5,6 +5,7 @@ FOLDER holds exported models, `MODEL/`, and beside each what ours said of it, `M
 
 import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ def check(folder: Path) -> None:
         worst = check_logits(model, tokens, torch.tensor(said["logits"]))
         check_padding(model, tokens)
         check_static_cache(model, tokens)
+        check_16_bits(model, tokens)
         for prompt, expected in zip(said["prompts"], said["continued"], strict=True):
             check_greedy(model, prompt, expected)
     check_tokenizer(folder, said)
@@ -60,6 +62,18 @@ def check_static_cache(model, tokens):
     after = model(tokens[:, 5:9], past_key_values=before.past_key_values, use_cache=True)
     whole = model(tokens[:, :9], use_cache=False)
     torch.testing.assert_close(after.logits, whole.logits[:, 5:], atol=TOLERANCE, rtol=0)
+
+
+def check_16_bits(model, tokens):
+    """Loaded in 16 bits, our own class keeps the state in float32."""
+    if not type(model).__module__.endswith("modeling_diffeq"):
+        return
+    narrow, states = deepcopy(model).to(torch.bfloat16), set()
+    for step in narrow.steps:
+        step.register_forward_pre_hook(lambda _, inputs: states.add(inputs[0].dtype))
+    logits, expected = narrow(tokens).logits, model(tokens).logits
+    assert (states, logits.dtype) == ({torch.float32}, torch.bfloat16)
+    assert (logits.float() - expected).norm() < 0.03 * expected.norm()
 
 
 def check_greedy(model, prompt, expected):

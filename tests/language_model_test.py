@@ -25,6 +25,7 @@ SMALL = ModelConfig(
     num_heads=4,
     num_kv_heads=None,
     mlp_dim=24,
+    activation=None,
     time_embed_dim=5,
     num_frequencies=4,
     time_scale=1000.0,
@@ -40,6 +41,7 @@ SMALL = ModelConfig(
     adapter_kernels=(),
     vocab_size=50,
     dtype="float32",
+    state_dtype="float32",
     remat="none",
     attention="xla",
     max_length=10,
@@ -72,6 +74,7 @@ OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "n
     "changes",
     [
         {},
+        {"activation": "relu"},
         {"time_embedding": "shared"},
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
         {"weights": "shared", "scheme": "strang"},
@@ -126,7 +129,10 @@ def gradient_with_dropout(remat):
     return jax.tree.leaves(jax.jit(jax.grad(loss))(random_params(model)))
 
 
-@pytest.mark.parametrize("remat", ["dots", "full", "every:2", "every:7"])  # of 3 steps
+REMATS = ["dots", "full", "keep:mlp", "keep:qkv,attention", "every:2", "every:7"]  # of 3 steps
+
+
+@pytest.mark.parametrize("remat", REMATS)
 def test_remat_changes_nothing(remat):
     pairs = zip(gradient_with_dropout("none"), gradient_with_dropout(remat), strict=True)
     for expected, found in pairs:
@@ -183,6 +189,11 @@ def test_dropout():
         ({"architecture": "llama", "num_kv_heads": 3}, "num_heads=4 is not divisible by .*=3"),
         ({"architecture": "llama", "embed_dim": 12}, "heads of odd width"),
         ({"num_steps": 0}, "model.num_steps is 0; it must be at least 1"),
+        (
+            {"architecture": "llama", "activation": "relu"},
+            "model.activation=relu with model.architecture=llama: it can be silu",
+        ),
+        ({"activation": "silu"}, "model.architecture=gpt: it can be gelu or relu"),
         ({"weights": "hyper"}, "'hyper'; it can be time_dependent, per_layer, shared"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Two processes really train, found through what SLURM, JobSet, an indexed Job, Cloud TPU's
-metadata and ssh give, by the scripts' own inner commands: preempted, started again, they continue.
+"""Two processes really train, found through what JobSet, an indexed Job and Cloud TPU's metadata
+give, by the scripts' own inner commands: preempted, started again, they continue.
 
 What stands in is the cluster: hosts are folders, and the devices are the CPU's.
 """
@@ -15,25 +15,12 @@ import time
 
 import pytest
 from conftest import ROOT
-from gke_test import GPU, TPU, expanded, manifests
+from gke_test import GPU, TPU, expanded, manifests, pods_of
 from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
 from tpu_hosts_test import Metadata, of_host
 
 pytestmark = pytest.mark.slow
 STEPS = 100
-SRUN = """#!/usr/bin/env bash
-# Two tasks on one node, with the variables that srun gives; SIGTERM is handed on.
-shift
-export SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost
-for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks+=($!); done
-trap 'kill -TERM "${tasks[@]}"' TERM
-for task in "${tasks[@]}"; do
-  wait "$task"; status=$?
-  while kill -0 "$task" 2>/dev/null; do wait "$task"; status=$?; done
-  [ "$status" -le "${worst:-0}" ] || worst=$status
-done
-exit "${worst:-0}"
-"""
 
 
 @pytest.fixture
@@ -92,31 +79,6 @@ def start(command, **options):
     )
 
 
-def test_slurm(stand_ins, words, tmp_path):
-    """sbatch's arguments, the batch job, srun's variables; USR1, requeue, once more."""
-    stand_ins.rules({"call": "^sbatch", "out": "1\n"})
-    assert stand_ins.run("gpu_slurm.sh", *words).returncode == 0
-    (call,) = stand_ins.calls("sbatch")
-    script, *arguments = call[call.index(str(ROOT / "launch" / "slurm_job.sh")) :]
-    spooled = shutil.copy(script, tmp_path / "slurm_script")
-    (stand_ins.folder / "bin" / "srun").write_text(SRUN)
-    given = environment(stand_ins, SLURM_JOB_ID=str(os.getpid()), VENV=sys.prefix)
-    del given["JAX_COORDINATOR_PORT"]  # JAX's own, from the job's number
-    process = start(["bash", spooled, *arguments], env=given, cwd=tmp_path)
-    wait_for_steps(tmp_path, process)
-    process.send_signal(signal.SIGUSR1)
-    log, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, log
-    assert stand_ins.calls("scontrol") == [["scontrol", "requeue", str(os.getpid())]]
-    assert "2 x cpu, 2 process(es)" in log
-    assert 3 <= len(steps(tmp_path)) < STEPS
-    process = start(["bash", spooled, *arguments], env={**given, "SLURM_RESTART_COUNT": "1"})
-    log, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, log
-    assert_continued(tmp_path)
-    assert len(stand_ins.calls("scontrol")) == 1
-
-
 ON_GKE = {
     "slice": [{"TPU_WORKER_HOSTNAMES": "localhost,localhost", "TPU_WORKER_ID": n} for n in "01"],
     "slices": [
@@ -144,9 +106,9 @@ ON_GKE = {
 def test_gke(stand_ins, words, tmp_path, kind):
     """The container's arguments, the images' entry point, and GKE's variables."""
     place = GPU[1:3] if kind == "job" else TPU[1:3]
-    spec = manifests(stand_ins, *words, *place, "--image=image")[-1]["spec"]
-    spec = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
+    volume = ("--pvc=claim", f"--mount={tmp_path}", "--unchecked")
+    (jobset,) = manifests(stand_ins, *words, *place, *volume, "--image=image")
+    container = pods_of(jobset)[2]
     image = tmp_path / "image"
     image.mkdir()
     for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
@@ -190,27 +152,11 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     )
     given = environment(stand_ins)
     del given["VENV"]
-    process = start([ROOT / "launch" / "tpu_pod.sh", *words], env=given, cwd=tmp_path)
+    command = [ROOT / "launch" / "tpu_pod.sh", *words, "--type=v5p-16", "--unchecked"]
+    process = start(command, env=given, cwd=tmp_path)
     preempt(stand_ins, tmp_path, process)
     log, _ = process.communicate(timeout=240)
     assert process.returncode == 0, log
     assert "ended 42: starting again (1 of at most 100)" in log
-    assert log.count("2 x cpu, 2 process(es)") == 2
-    assert_continued(tmp_path)
-
-
-def test_gpu_nodes(stand_ins: StandIns, words, tmp_path):
-    """The whole script, over ssh to two hosts."""
-    venv = stand_ins.training(tmp_path / "venv")
-    stand_ins.rules({"call": "^ssh", "homes": [str(tmp_path / "home")]})
-    given = environment(stand_ins, VENV=str(venv))
-    port = given.pop("JAX_COORDINATOR_PORT")
-    script = ROOT / "launch" / "gpu_nodes.sh"
-    hosts = ["--hosts=localhost,localhost", f"--port={port}"]
-    process = start([script, *words, *hosts], env=given, cwd=tmp_path)
-    preempt(stand_ins, tmp_path, process)
-    log, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, log
-    assert "status 42: starting again" in log
     assert log.count("2 x cpu, 2 process(es)") == 2
     assert_continued(tmp_path)

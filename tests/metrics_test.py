@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from t5x_diffeq.errors import InputError
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 
@@ -27,3 +30,10 @@ def test_event_files_begun_within_one_second_are_two(tmp_path, monkeypatch):
         with MetricWriter(tmp_path, step) as writer:
             writer.write(step + 1, {"train/loss": 1.0})
     assert len(list((tmp_path / "events").iterdir())) == 2
+
+
+def test_a_folder_in_their_place_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    for use in (lambda: MetricWriter(tmp_path, 2), lambda: read_metrics(tmp_path)):
+        with pytest.raises(InputError, match=r"metrics.jsonl can't be read: Is a directory; move"):
+            use()

@@ -51,10 +51,11 @@ def attention(p, y, gpt):
     return np.einsum("lhg,hgd->ld", mixed, out) + p["output"].get("bias", 0)
 
 
-def mlp(p, y, gpt):
+def mlp(p, y, gpt, relu=False):
     if gpt:
         h = y @ p["up"]["kernel"] + p["up"]["bias"]
-        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        h = np.maximum(h, 0) if relu else gelu
         return h @ p["down"]["kernel"] + p["down"]["bias"]
     gate = y @ p["gate"]["kernel"]
     return (gate / (1 + np.exp(-gate)) * (y @ p["up"]["kernel"])) @ p["down"]["kernel"]
@@ -70,7 +71,7 @@ def fields(c):
     def g(W, y):
         if c.mlp_input == "attention_norm":
             y = norm(W["attention_norm"], y, c.norm_eps, gpt)
-        return mlp(W["mlp"], norm(W["mlp_norm"], y, c.norm_eps, gpt), gpt)
+        return mlp(W["mlp"], norm(W["mlp_norm"], y, c.norm_eps, gpt), gpt, c.activation == "relu")
 
     return f, g
 

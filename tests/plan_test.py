@@ -1,5 +1,7 @@
 """A step is planned without being run: what it needs, what it moves, and what would fit."""
 
+import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -11,14 +13,18 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq import plan
+from t5x_diffeq import command_line, plan
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.training import planning
+from t5x_diffeq.training import plan_sweep, plan_tables, planning
 from t5x_diffeq.training.chips import CHIPS, GIB
-from t5x_diffeq.training.collectives import Collective
-from t5x_diffeq.training.plan_search import remedies, sweep_configs
-from t5x_diffeq.training.program import shapes
-from t5x_diffeq.training.topology import topology_devices
+from t5x_diffeq.training.estimate import Times
+from t5x_diffeq.training.flops import step_flops
+from t5x_diffeq.training.partitioning import make_mesh
+from t5x_diffeq.training.plan_bounds import Bound, lower_bound, moved_bytes
+from t5x_diffeq.training.plan_search import REMATS, changed, meshes, remedies
+from t5x_diffeq.training.plan_sweep import Sweep
+from t5x_diffeq.training.planning import plan_setup
+from t5x_diffeq.training.topology import Topology, topology
 
 SMALL = {
     "model.num_steps": 2,
@@ -31,6 +37,9 @@ SMALL = {
     "train.batch_size": 16,
 }
 KEYS = {"name", "topology", "mesh", "fits", "memory", "flops", "collectives", "seconds", "mfu"}
+CPU = Topology("cpu:1", 1, jax.devices()[:1], "cpu")
+EIGHT_CPUS = Topology("cpu:8", 1, jax.devices(), "cpu")
+EIGHT = Topology("h100:8", 1, jax.devices(), "H100", gpus=True)
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
@@ -40,13 +49,13 @@ def small(**keys):
     return default.set_variant(config, "baseline")  # it compiles twice as fast
 
 
-def planned(topology, *arguments):
+def planned(name, *arguments):
     """The verb in a process of its own, which has no devices but those that the verb makes."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
     verb = [sys.executable, "-m", "t5x_diffeq.plan", "--config=configs/default.py"]
     return subprocess.run(
-        [*verb, f"--topology={topology}", *keys, *arguments],
+        [*verb, f"--topology={name}", *keys, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -78,83 +87,194 @@ def test_on_virtual_cpu_devices():
 @pytest.mark.slow
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_on_tpus_that_are_not_there():
-    done = planned("v5e:2x2", "--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
+    keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
+    done = planned("v5e:2x2", "--slices=2", *keys)
     assert done.returncode == 0, done.stderr
     model, baseline = map(json.loads, done.stdout.splitlines())
     assert model["device_kind"] == "TPU v5 lite"
+    assert (model["slices"], model["mesh"]["data"]) == (2, 2)
     assert model["attention"] == "splash"
     assert model["fits"] and baseline["fits"]
-    assert 0 < model["mfu"] < 1
-    assert model["seconds"]["step"] > 0
+    assert 0 < model["mfu"][0] < model["mfu"][1] < 1
+    assert 0 < model["seconds"]["low"] < model["seconds"]["high"]
+    assert "No TPU has confirmed" in done.stderr
 
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
 def test_without_libtpu():
     with pytest.raises(InputError, match=r'pip install "t5x_diffeq\[tpu\]"'):
-        topology_devices("v5p:4x4x4")
+        topology("v5p:4x4x4")
 
 
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_a_topology_that_is_not():
     with pytest.raises(InputError, match="--topology=v99:2x2 is not known to the TPU's compiler"):
-        topology_devices("v99:2x2")
+        topology("v99:2x2")
 
 
 @pytest.mark.parametrize(
-    ("topology", "message"),
+    ("name", "message"),
     [
         ("v5p", "it is written like v5p:4x4x4"),
         ("8 CPUs", "it is written like v5p:4x4x4"),
-        ("cpu:2x2", "give a count, as in cpu:8"),
-        ("cpu:0", "give a count, as in cpu:8"),
+        ("cpu:2x2", "give a count of devices, as in cpu:8"),
+        ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),
+        ("h100:64", "JAX has 8 CPU devices"),
     ],
 )
-def test_bad_topologies(topology, message):
+def test_bad_topologies(name, message):
     with pytest.raises(InputError, match=message):
-        topology_devices(topology)
+        topology(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "slices", "message"),
+    [("cpu:8", 2, "only TPUs have slices"), ("v5p:4x4x4", 0, "--slices=0: it must be at least 1")],
+)
+def test_bad_slices(name, slices, message):
+    with pytest.raises(InputError, match=message):
+        topology(name, slices)
 
 
 def test_arguments_are_needed():
     plan.FLAGS.unparse_flags()
-    plan.FLAGS(["plan"])
+    command_line.parse(["plan"], plan.FLAGS)
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
         plan.main()
 
 
 @pytest.mark.slow
-def test_sweep_ranks_what_it_tries(capsys):
-    plan.FLAGS.unparse_flags()
-    plan.FLAGS(["plan", "--topology=cpu:1"])
-    plan.sweep(small(), jax.devices()[:1])
+def test_sweep_on_one_device(capsys):
+    """On a CPU nothing is skipped: there is no estimate, so bytes moved decide."""
+    config = small(**{"model.remat": "dots"})
+    plan.sweep(config, CPU)
     told = capsys.readouterr()
-    tried = {line["remat"]: line for line in map(json.loads, told.out.splitlines())}
-    assert tried.keys() == {"full", "none", "dots"}
-    first, *_ = (line for line in told.err.splitlines() if "data 1 x fsdp 1 x tensor 1  " in line)
-    least = min(tried.values(), key=lambda line: line["memory_traffic"])
-    assert least["remat"] in first  # without estimates of time, by bytes moved
-    assert "0 of 3 don't fit" in told.err
+    tried = [json.loads(line) for line in told.out.splitlines()]
+    assert {line["remat"] for line in tried} == set(REMATS)
+    assert {line["microbatches"] for line in tried} == {1, 2}
+    best = min(tried, key=bytes_moved)
+    flags = told.err.splitlines()[-1].split()
+    assert "--config.mesh.fsdp=1" in flags
+    if best["remat"] != "dots":
+        assert f"--config.model.remat={best['remat']}" in flags
+    assert ("--config.train.microbatches=2" in flags) == (best["microbatches"] == 2)
+    assert "meshes, 1 of at most 1: data 1 x fsdp 1 x tensor 1" in told.err
 
 
-def test_sweep_tries_what_divides():
-    tried = [
-        tuple(c.mesh[a] for a in ("data", "fsdp", "tensor")) for c in sweep_configs(small(), 8)
+def bytes_moved(line):
+    return line["memory_traffic"] + sum(c["bytes"] for c in line["collectives"].values())
+
+
+def meshes_tried(**keys):
+    slices = keys.pop("slices", 1)
+    return [
+        tuple(mesh[axis] for axis in ("data", "fsdp", "tensor"))
+        for mesh in meshes(small(**keys), 8, slices)
     ]
+
+
+def test_meshes_are_those_that_divide():
+    tried = meshes_tried()
     assert tried[0] == (1, 8, 1)
-    assert len(tried) == 3 * len(set(tried))
+    assert len(tried) == len(set(tried))
     assert set(tried) >= {(2, 4, 1), (8, 1, 1), (1, 4, 2), (2, 1, 4)}
     assert all(data * fsdp * tensor == 8 for data, fsdp, tensor in tried)
     assert not any(tensor == 8 for _, _, tensor in tried)  # there are four heads
-    narrow = {
-        tuple(c.mesh.values())[:2] for c in sweep_configs(small(**{"train.batch_size": 2}), 8)
+    assert {mesh[:2] for mesh in meshes_tried(**{"train.batch_size": 2})} == {(1, 2), (2, 1)}
+    assert {data for data, _, _ in meshes_tried(slices=4)} == {4, 8}
+
+
+@functools.cache
+def one_setup():
+    return plan_setup(small(), 256, EIGHT)
+
+
+def quick_setup(config, *_):
+    """One setup, on the mesh of a config."""
+    mesh = make_mesh(config.mesh, config.train.batch_size, EIGHT.devices)
+    return dataclasses.replace(one_setup(), mesh=mesh)
+
+
+@dataclasses.dataclass
+class FakePlans:
+    """A sweep's compiler whose steps take what a table says, by remat and data."""
+
+    seconds: dict
+    compiled: list = dataclasses.field(default_factory=list)
+
+    def __call__(self, title, config):
+        sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
+        self.compiled.append((sizes["data"], config.model.remat, config.train.microbatches))
+        low = self.seconds.get(self.compiled[-1], self.seconds["else"])
+        made = quick_setup(config)
+        times = Times(low, 0, 0, 0, 0, low, low)
+        memory = planning.Memory(1, 1, 1, 1, 1, 1, 1e9, 1)
+        flops = step_flops(made.model.config, 16)
+        return planning.Plan(made, 16, EIGHT, memory, flops, times=times)
+
+
+def fake_sweep(monkeypatch, seconds, bounds):
+    def bound(setup, batch_size, figures):
+        return Bound(bounds.get(setup.mesh.shape["data"], 1), 0)
+
+    monkeypatch.setattr(plan_sweep, "lower_bound", bound)
+    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
+    monkeypatch.setattr(plan_sweep, "with_meshes", lambda *_: MESHES)
+    fake = FakePlans(seconds)
+    search = Sweep(small(**{"model.remat": "full"}), 256, EIGHT, fake)
+    return search.run(), fake.compiled, search.skipped
+
+
+MESHES = [{"mesh__data": n, "mesh__fsdp": 8 // n, "mesh__tensor": 1} for n in (1, 2, 4, 8)]
+
+
+def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
+    seconds = {(2, "full", 1): 5, (4, "full", 1): 6, (4, "none", 1): 3, "else": 7}
+    found, compiled, skipped = fake_sweep(monkeypatch, seconds, {1: 9, 2: 2, 8: 4})
+    assert compiled[0] == (4, "full", 1)  # its bound is the lowest
+    assert compiled[1:3] == [(2, "full", 1), (8, "full", 1)]  # 9 is beyond any
+    rest = compiled[3:]
+    assert {(data, remat) for data, remat, parts in rest if parts == 1} == {
+        (data, remat) for data in (2, 4) for remat in REMATS if remat != "full"
     }
-    assert narrow == {(1, 2), (2, 1)}
+    assert [c for c in compiled if c[2] > 1] == [(4, "none", 2)]  # of the best alone
+    assert found[0][0] == MESHES[2] | {"model__remat": "none"}
+    assert skipped == 1
+
+
+def test_a_sweep_where_nothing_fits(monkeypatch):
+    monkeypatch.setattr(plan_sweep, "lower_bound", lambda *_: Bound(1, 1e15))
+    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
+    with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
+        Sweep(small(), 256, EIGHT, FakePlans({"else": 1})).run()
+
+
+def test_the_bound_says_what_a_mesh_costs():
+    """More copies of the state are made and read; a larger fsdp moves more, tensor activations."""
+    config, figures = small(**{"model.embed_dim": 64}), CHIPS["TPU v5p"]
+
+    def bound(**sizes):
+        setup = plan_setup(changed(config, **sizes), 256, EIGHT)
+        return lower_bound(setup, 16, figures), moved_bytes(setup, 16)
+
+    whole, moved = bound(mesh__fsdp=8)
+    repeated, less = bound(mesh__data=8, mesh__fsdp=1)
+    tensor, more = bound(mesh__data=4, mesh__fsdp=1, mesh__tensor=2)
+    assert repeated.bytes == pytest.approx(8 * whole.bytes, rel=0.1)
+    weights = 2 * 4 * (4 * 64 * 64 + 2 * 64 * 64)  # two layers, float32
+    assert moved == pytest.approx(3 * weights * 7 / 8)
+    assert less == pytest.approx(2 * weights * 7 / 8)
+    activations = 4 * 2 * 16 * 32 / 4 * 64 * 4
+    assert more == pytest.approx(2 * weights / 2 * 3 / 4 + activations)
+    assert tensor.seconds > more / figures.link_bandwidth
 
 
 def test_remedies_keep_to_what_divides():
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}
     tried = dict(remedies(small(**{"train.batch_size": 8, "model.remat": "dots"}), mesh))
-    assert next(iter(tried)) == "--config.model.remat=full"
+    assert next(iter(tried)) == "--config.model.remat=keep:qkv,attention,mlp"
+    assert "--config.model.remat=full" in tried
     assert "--config.model.remat=full --config.mesh.data=1 --config.mesh.fsdp=4" in tried
     assert "--config.model.remat=full --config.train.microbatches=2" in tried
     assert not any("microbatches=4" in flags for flags in tried)  # two rows on each device
@@ -167,18 +287,48 @@ def test_remedies_keep_to_what_divides():
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_and_helped(monkeypatch, capsys):
-    config, devices = small(**{"model.remat": "none"}), jax.devices()[:1]
-    needed = plan.make_plan("model", config, devices).memory.needed
-    chip = planning.Chip(1e12, 0.99 * needed, 1e9, 1e9, 1)
-    monkeypatch.setattr(planning, "device_chip", lambda setup: chip)
-    made = plan.make_plan("model", config, devices)
+    config = small(**{"model.remat": "none"})
+    needed = plan.make_plan("model", config, CPU).memory.needed
+    tight = planning.Chip(1e12, 0.99 * needed, 1e9, 1e9, 1, 1e9)
+    monkeypatch.setitem(CHIPS, "H100", tight)
+    one = Topology("h100:1", 1, jax.devices()[:1], "H100", gpus=True)
+    made = plan.make_plan("model", config, one)
     assert made.memory.fits is False
-    assert "model: does not fit" in plan.verdict("model", made)
-    assert plan.rank([made]) == []
-    plan.advise(config, made, devices)
+    assert plan_tables.verdict(made).startswith("does not fit")
+    plan.advise(config, made, one)
     told = capsys.readouterr().err
     found = [line for line in told.splitlines() if line.startswith("fits with --config.")]
     assert len(found) == 1
+
+
+@pytest.mark.slow
+def test_gpus_are_counted_on_virtual_devices(capsys):
+    """The kernel's stand-in keeps what cuDNN keeps: no scores of [length, length] are anywhere."""
+    keys = {"model.dtype": "bfloat16", "data.sequence_length": 512, "model.remat": "none"}
+    fused = plan.make_plan("model", small(**keys), EIGHT)
+    plain = plan.make_plan("model", small(**{**keys, "model.attention": "xla"}), EIGHT_CPUS)
+    assert fused.setup.model.config.attention == "stand-in"
+    scores = 2 * 4 * 512 * 512 * 4  # of a device's two rows and four heads, in float32
+    assert plain.memory.temporaries - fused.memory.temporaries > scores
+    assert 0 < fused.times.low < fused.times.high
+    assert fused.mfu[0] < fused.mfu[1] < 1
+    plan_tables.show({"model": fused})
+    told = capsys.readouterr().err
+    assert "FLOPs at 40% of the peak" in told and "computes bfloat16 products in float32" in told
+
+
+def test_jax_must_be_told_to_take_most_of_a_gpu():
+    one = Topology("h200:1", 1, jax.devices()[:1], "H200", gpus=True)
+    setup = one_setup()
+    flops = step_flops(setup.model.config, 16)
+
+    def remark(needed):
+        memory = planning.Memory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
+        return plan_tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
+
+    assert "needs 79% of the GPU's memory, and JAX takes 75%" in remark(111.8e9)
+    assert remark(100e9) is None
+    assert remark(150e9) is None  # it doesn't fit at all, which is said elsewhere
 
 
 @pytest.mark.parametrize(
@@ -193,24 +343,9 @@ def test_what_does_not_fit_is_said_and_helped(monkeypatch, capsys):
     ],
 )
 def test_the_compilers_refusal_is_read(message, needed, available):
-    setup = plan.make_setup(small(), 256, jax.devices()[:1])
+    setup = plan_setup(small(), 256, CPU)
     memory = planning.refused(setup, jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}"))
     assert (memory.needed, memory.available) == (needed * GIB, available * GIB)
     assert memory.fits is False
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         planning.refused(setup, jax.errors.JaxRuntimeError("something else"))
-
-
-def test_time_on_the_links():
-    v5p = CHIPS["TPU v5p"]
-
-    def seconds(kind, devices):
-        it = Collective(kind, tuple(shapes("f32[150000000]")), 2, devices, "", "", False)
-        return planning.link_seconds(it, v5p, 4)  # 1.2 GB, 600 GB/s
-
-    assert seconds("all-gather", 4) == seconds("reduce-scatter", None) == pytest.approx(1.5e-3)
-    assert seconds("all-reduce", 4) == pytest.approx(3e-3)
-    assert seconds("collective-permute", None) == pytest.approx(12e-3)  # over one link of six
-    estimate = planning.Times(compute=5, kernels=1, waited=2, overlapped=3)
-    assert estimate.step == 8
-    assert planning.Times(compute=1, kernels=1, waited=2, overlapped=3).step == 5

@@ -1,5 +1,6 @@
 """Whole processes: killed at any moment and started again; the README's first command."""
 
+import fcntl
 import json
 import os
 import random
@@ -107,3 +108,28 @@ def test_local_sh(tmp_path):
         evaluation, *sample = ended.stdout.splitlines()
         assert json.loads(evaluation)["step"] == 20
         assert "".join(sample).strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_local_sh_hands_signals_on(text, tmp_path, number, status):
+    """Its training saves, and holds the workdir no more."""
+    workdir = tmp_path / "run"
+    arguments = [ROOT / "launch" / "local.sh", *command(text, workdir)[3:]]
+    arguments[1] = ROOT / "configs" / "shakespeare.py"
+    process = subprocess.Popen(
+        arguments,
+        env={**ENVIRONMENT, "VENV": sys.prefix},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for line in process.stderr:
+        if line.startswith("step "):
+            process.send_signal(number)
+            break
+    told = process.stderr.read()
+    assert process.wait() == status, told
+    assert "saved; the same command continues" in told.splitlines()[-1]
+    with (workdir / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -92,9 +92,25 @@ def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
     os.kill(children[1], signal.SIGKILL)
     begun = time.monotonic()
     log = process.stderr.read()
-    assert process.wait() == 1
+    assert process.wait() == 175, log
     assert time.monotonic() - begun < 60
-    assert "error: process 1 of 2 was killed by SIGKILL; the others were ended" in log
+    told = [line for line in log.splitlines() if not line.startswith("step ")]
+    assert told == [
+        "error: process 1 of 2 was lost: it was killed, or its machine or the link to it failed; "
+        "the same command continues the run",
+        "error: process 1 of 2 was killed by SIGKILL; the others were ended",
+    ]
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_started_again(text, tmp_path):
+    launch, *train = command(text, tmp_path, 2, 2, "--config.train.total_steps=40")
+    process, children = started([launch, train[0], "--restarts=1", *train[1:]])
+    os.kill(children[0], signal.SIGKILL)
+    log = process.stderr.read()
+    assert process.wait() == 0, log
+    assert "starting again (at most 1 times)" in log
+    assert len(losses(tmp_path)) == 40
 
 
 @pytest.mark.slow
@@ -109,7 +125,7 @@ def test_a_process_that_does_not_arrive_is_named(text, tmp_path):
         "T5X_DIFFEQ_ARRIVAL_SECONDS": "4",
     }
     ended = subprocess.run(train, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 1
+    assert ended.returncode == 175
     assert "of 3 processes, 1, 2 did not arrive within 4 s" in ended.stderr.splitlines()[-1]
 
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from configs import default
+from t5x_diffeq.data.preparation import pieces
 from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
 from t5x_diffeq.errors import InputError
 
@@ -60,6 +62,18 @@ def test_files_that_are_no_text(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         source_of(path)
+
+
+def test_such_files_of_a_folder_are_skipped_and_counted(tmp_path):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "b.txt").write_bytes(b"good\xff")
+    (tmp_path / "c.md").write_bytes(b"ab\0c")
+    (tmp_path / "d.txt").write_text("another")
+    source = source_of(tmp_path, validation_path=str(tmp_path / "a.txt"))
+    skipped = Counter()
+    kept = [text for text, _ in pieces(source.train, skipped)]
+    assert kept == ["a text", "another"]
+    assert skipped == {"not UTF-8": 1, "with a NUL character": 1}
 
 
 def test_paths_that_lead_nowhere(tmp_path, small):

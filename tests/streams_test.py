@@ -208,7 +208,6 @@ def test_runs_that_are_refused(config, undisturbed, folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenize": "later"}, r"data.tokenize is 'later'; it can be ahead or in_loop"),
         ({"source": "tokens"}, r"data.source is tokens; set data.tokenize=ahead or another"),
         ({"source": "mixture"}, r"data.source is mixture; set data.tokenize=ahead or another"),
         ({"packing": "first_fit"}, r"data.packing=first_fit needs .* set data.tokenize=ahead or"),

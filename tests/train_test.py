@@ -164,9 +164,9 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
     config, workdir = undisturbed
     for lost, message in [
         ("config.json", "holds checkpoints but no config.json"),
-        ("data.json", "holds no run; train there first"),
+        ("data.json", "has lost data.json, which says where its tokens are"),
         ("tokenizer", "has lost its tokenizer"),
-        ("data", "the data that workdir .* keeps can't be read"),
+        ("data", "has lost its tokens in data/0/; restore them"),
     ]:
         copy = tmp_path / lost
         shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns(lost))
@@ -186,12 +186,13 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
         ("model.scheme", "eular", "'eular'; it can be euler, lie_trotter"),
         ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
-        ("model.remat", "every:0", "remat is 'every:0'; it is none"),
+        ("model.remat", "every:0", "model.remat is 'every:0'; it can be none, .*every:k"),
+        ("model.remat", "keep:mlp,norm", "keeps 'norm'; it can keep qkv, attention, mlp"),
         ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
         ("model.attention", "splash", "attention=splash can't be used here: there is no other"),
         ("model.num_kv_heads", 0, "model.num_kv_heads is 0; it must be at least 1"),
         ("mesh.rules", (("batch", "data"),), "'batch' goes to 'data'; it must go to"),
-        ("seed", -1, "seed is -1; it must be in"),
+        ("seed", -1, "seed is -1; it must be at least 0"),
         ("model.norm_eps", -1.0, "model.norm_eps is -1.0; it must be greater than 0"),
         ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),
         ("optimizer.learning_rate", 0.0, "learning_rate is 0.0; it must be greater than 0"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import small_config
 
-from t5x_diffeq import benchmark, evaluate, generate
+from t5x_diffeq import benchmark, command_line, evaluate, generate
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.sampling import Sampling
 from t5x_diffeq.train import train
@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
 
 def call(verb, *arguments):
     verb.FLAGS.unparse_flags()
-    verb.FLAGS(["verb", *arguments])
+    command_line.parse(["verb", *arguments], verb.FLAGS)
     return verb.main()
 
 
@@ -76,7 +76,8 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_steps=0"], "--num_steps='0' is not a number of steps, 1 or more"),
+        (["--num_steps=0"], "--num_steps='0' is not a number of steps, from 1 to"),
+        (["--num_steps=2,2000000"], "--num_steps='2000000' is not a number of steps"),
         (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its steps itself"),
         (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
         (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Figure 7 of the paper: Adam's beta2, 0.95 against 0.999.
+# Figure 7 of the paper: Adam's beta2, 0.95 against 0.999, of GPT-large.
 #
 #   launch/reproduce/beta2.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/beta2.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/beta2.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
 # Each run is done once: the same command again goes on where it was stopped. Other flags are those
 # of t5x_diffeq.reproduce.

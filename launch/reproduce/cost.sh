@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Figures 15, 16 and table 6 of the paper: time, memory and parameters against T.
+# Figures 15, 16 and table 6 of the paper: time, memory and parameters against T, of GPT-medium.
 #
 #   launch/reproduce/cost.sh [--output=DIR] [--part=0/4]
 #   launch/reproduce/cost.sh --scale=paper

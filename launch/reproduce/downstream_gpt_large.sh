@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Table 4 of the paper: tasks of lm-evaluation-harness on ODE, baseline and shared weights.
+# Table 4 and figures 9 and 10 of the paper: tasks of lm-evaluation-harness on GPT-large, ODE and baseline.
 #
 #   launch/reproduce/downstream_gpt_large.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
-#   launch/reproduce/downstream_gpt_large.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/downstream_gpt_large.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
 # At the paper's scale its eleven tasks, without and with five examples, of models of GPT-large's shape; on
 # a laptop, two tasks of the text's own. Each run is done once: the same command again goes on where

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Table 5 of the paper: tasks of lm-evaluation-harness on ODE, baseline and shared weights.
+# Table 5 and figures 11 and 12 of the paper: tasks of lm-evaluation-harness on Llama-1B, ODE and baseline.
 #
 #   launch/reproduce/downstream_llama1b.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
-#   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
 # At the paper's scale its eleven tasks, without and with five examples, of models of Llama-1B's shape; on
 # a laptop, two tasks of the text's own. Each run is done once: the same command again goes on where

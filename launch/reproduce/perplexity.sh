@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tables 1 and 2 of the paper: ODE, baseline and shared weights, each at its best learning rate.
+# Table 1 of the paper: perplexity on WikiText-103, ODE, baseline and shared weights. On a laptop each
+# is at its best learning rate.
 #
 #   launch/reproduce/perplexity.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/perplexity.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/perplexity.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE
 #
 # Each run is done once: the same command again goes on where it was stopped. Other flags are those
 # of t5x_diffeq.reproduce.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Figure 18 of the paper: one time embedding for all kernels, or one for each.
+# Figure 18 of the paper: one time embedding for all kernels, or one for each, of GPT-large.
 #
 #   launch/reproduce/shared_time_embedding.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/shared_time_embedding.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/shared_time_embedding.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
 # Each run is done once: the same command again goes on where it was stopped. Other flags are those
 # of t5x_diffeq.reproduce.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Figure 14 of the paper: the width T of the time embedding.
+# Figure 14 of the paper: the width T of the time embedding, of GPT-large, and its baseline.
 #
 #   launch/reproduce/time_embedding_width.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/time_embedding_width.sh --scale=paper --text=openwebtext=tokens:SHARDS
+#   launch/reproduce/time_embedding_width.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
 # Each run is done once: the same command again goes on where it was stopped. Other flags are those
 # of t5x_diffeq.reproduce.

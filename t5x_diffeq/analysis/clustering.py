@@ -3,8 +3,9 @@
     dx_i/dt = sum_j softmax_j(x_i^T Q(t)^T K(t) x_j / sqrt(d)) V(t) x_j,   W(t) = a(t) W
 
 for W in {Q, K, V} with standard normal entries. Weights are constant, a(t) = 1, or grow as c t^p.
-The paper's horizon, range of sampling, law of the weights and c are lost from the text at hand.
-What stands here is a choice, and `outcomes` shows how the result depends on it. For c:
+The paper takes 200 steps of dt = 1/200 in the depth t of [0, 1]: a horizon of 1. Its range of
+sampling, law of the weights and c are lost from the text at hand. What stands here is a choice, and
+`outcomes` shows how the result depends on it, and on a longer horizon. For c:
 
     peak   a = 1 at the end: growing weights are never above constant ones, and do 1 / (p + 1) of
            their work, the integral of a
@@ -59,7 +60,7 @@ def simulate_clustering(
     tokens: int = 40,
     dim: int = 3,
     steps: int = 200,
-    horizon: float = 10.0,
+    horizon: float = 1.0,
     half_range: float = 1.0,
     scale: str = "peak",
 ) -> Clustering:
@@ -71,7 +72,7 @@ def simulate_clustering(
       tokens: particles.
       dim: dimensions of the space.
       steps: of Euler's scheme.
-      horizon: the end of time, in the units in which weights are of size 1.
+      horizon: the end of time, in the units in which weights are of size 1; the paper's is 1.
       half_range: particles start uniformly in [-half_range, half_range]^dim.
       scale: what c is: "peak", "work" or "time", see the top of this file.
 

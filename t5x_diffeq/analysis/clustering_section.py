@@ -11,19 +11,26 @@ from t5x_diffeq.report import Progress
 
 HOW = (
     "dx_i/dt = sum_j softmax_j(x_i Q^T K x_j / sqrt 3) V x_j, 40 particles in 3 dimensions, "
-    "200 Euler steps; Q, K and V standard normal times a(t). The figures have horizon 10, "
-    "particles from [-1, 1]^3 and a = (t/10)^p.",
-    "The paper's horizon, range and scale of growth are lost from its text; the table has "
-    "others. scale=peak: a is 1 at the end. scale=work: the integral of a is that of constant "
-    "weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean square of "
-    "|x|, a cluster what is linked.",
+    "200 Euler steps; Q, K and V standard normal times a(t). The figures have the paper's step, "
+    "dt = 1/200, so horizon 1, particles from [-1, 1]^3 and a = t^p; one has horizon 10, and "
+    "a = (t/10)^p.",
+    "The paper's range and scale of growth are lost from its text; the table has several, and "
+    "longer horizons. scale=peak: a is 1 at the end. scale=work: the integral of a is that of "
+    "constant weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean "
+    "square of |x|, a cluster what is linked.",
 )
+LONG = 10.0  # the horizon of the figure in which constant weights make clusters
 
 
 def clustering_section(seeds: int) -> Section:
     """Particles under attention alone, with constant and growing weights."""
     names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
     found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
+    longer = {
+        n: clustering.simulate_clustering(p, horizon=LONG)
+        for p, n in names.items()
+        if n in ("constant", "t^4")
+    }
     rows = []
     with Progress("clustering", 18 * len(names), "simulations") as progress:
         for row in clustering.outcomes(seeds=seeds):
@@ -41,16 +48,29 @@ def clustering_section(seeds: int) -> Section:
         "Clustering",
         HOW,
         [outcome_table(rows, seeds)],
-        clustering_drawings(found, seeds),
+        clustering_drawings(found, longer, seeds),
         arrays,
     )
 
 
-def clustering_drawings(found: dict[str, clustering.Clustering], seeds: int) -> dict[str, Drawing]:
-    """Trajectories of the first seed, and measures over all."""
+def clustering_drawings(
+    found: dict[str, clustering.Clustering],
+    longer: dict[str, clustering.Clustering],
+    seeds: int,
+) -> dict[str, Drawing]:
+    """Trajectories of the first seed, and measures over all.
+
+    Args:
+      found: by their names, at the paper's horizon.
+      longer: likewise, at a longer one.
+      seeds: draws of each of `found`.
+    """
     pair = {name: each for name, each in found.items() if name in ("constant", "t^4")}
     return {
         "constant_and_t4": drawing(plots.trajectories(pair), "Constant weights, and t^4; seed 0."),
+        "constant_and_t4_longer": drawing(
+            plots.trajectories(longer), f"Constant weights, and t^4, at horizon {LONG:g}; seed 0."
+        ),
         "trajectories": drawing(plots.trajectories(found), "All growths; seed 0."),
         "over_time": drawing(
             plots.clustering_over_time(found), f"Medians and middle half over {seeds} seeds."

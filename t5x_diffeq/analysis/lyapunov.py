@@ -81,7 +81,7 @@ def lyapunov_exponents(
       InputError: for an unknown convention, one that the model has no weights for, prompts that
         are too long, or an index outside.
     """
-    model = LanguageModel(replace(model.config, dtype="float32", attention="xla", remat="none"))
+    model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
     check(model.config, tokens, outputs, convention, memory)
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})

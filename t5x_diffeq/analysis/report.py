@@ -64,6 +64,7 @@ class Section:
       drawings: figures by name.
       arrays: what was computed, by name: the array, and its axes and unit in words.
       markup: HTML of its own, shown before the figures.
+      numbers: its main results by name, which `analyze` prints.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Section:
     drawings: dict[str, Drawing]
     arrays: dict[str, tuple[np.ndarray, str]]
     markup: str = field(default="")
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 def write_report(

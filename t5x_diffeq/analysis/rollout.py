@@ -36,7 +36,7 @@ def attention_rollout(
       tokens: prompts, padded at the end to one length.
       outputs: the output token of each, an index.
     """
-    config = replace(model.config, dtype="float32", attention="xla", remat="none")
+    config = replace(model.config.in_float32(), attention="xla", remat="none")
     model, nodes = LanguageModel(config), len(SCHEMES[config.scheme].nodes)
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)

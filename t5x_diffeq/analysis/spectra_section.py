@@ -49,6 +49,11 @@ def spectra_section(
         tables=[growth_table(own), heads_table(own)],
         drawings=spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,
+        numbers={
+            f"{kind}/{name}": value
+            for kind in spectra.KINDS
+            for name, value in spectra.growth(getattr(own, kind)).items()
+        },
     )
 
 
@@ -58,7 +63,9 @@ def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> l
         "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
         "of a head from the product of the size of a head, which has the same nonzero ones. "
         "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
-        "magnitudes are shown."
+        "magnitudes are shown.",
+        "One run does not show whether spectra grow with depth: seeds differ. Three seeds of small "
+        "models are compared in launch/reproduce/README.md, appendix E.",
     ]
     if rotary:
         how.append("With rotary positions W_Q W_K^T is the interaction at the same position only.")

@@ -39,6 +39,9 @@ class Wikitext103(DocumentBuilder):
       author={Merity, Stephen and Xiong, Caiming and Bradbury, James and Socher, Richard},
       booktitle={International Conference on Learning Representations}, year={2017}}"""
 
+    def _check_archive(self, root: Path) -> None:
+        archives.find(root, ("wiki.train.raw", "wiki.train.tokens"))
+
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, Iterable[Example]]:
@@ -69,6 +72,9 @@ class Openwebtext(DocumentBuilder):
       title={OpenWebText Corpus},
       author={Gokaslan, Aaron and Cohen, Vanya and Pavlick, Ellie and Tellex, Stefanie},
       howpublished={https://skylion007.github.io/OpenWebTextCorpus/}, year={2019}}"""
+
+    def _check_archive(self, root: Path) -> None:
+        next(archives.text_files(root), None)
 
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager

@@ -10,16 +10,19 @@ from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.manifest import MANIFEST, SPLITS, read_manifest
 from t5x_diffeq.data.mixture import Concatenated, part_configs
-from t5x_diffeq.data.preparation import fingerprint_of, prepare, tokenizer_in
-from t5x_diffeq.data.shards import SPLITS, ShardedDocuments, read_manifest
+from t5x_diffeq.data.preparation import fingerprint_of, prepare
+from t5x_diffeq.data.recipe import discard_other_tokenizer, tokenizer_in
+from t5x_diffeq.data.shards import ShardedDocuments, read_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, absolute, digest, place, within, write_whole
-from t5x_diffeq.report import count
+from t5x_diffeq.files import AnyPath, absolute, digest, place, remove_folder, within, write_whole
+from t5x_diffeq.models.config import check_vocab_size
+from t5x_diffeq.report import count, say
 
-FACTS_FILE = "data.json"
+CONFIG_FILE, FACTS_FILE = "config.json", "data.json"
 SHARDS_OF_LARGE = 64  # per split; what is tokenised by one process has one
 
 
@@ -70,13 +73,16 @@ class Corpus:
         return f"{count(sum(map(len, documents)))} documents"
 
 
-def prepare_corpus(data: ConfigDict, workdir: AnyPath, new: bool) -> Corpus:
+def prepare_corpus(
+    data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
+) -> Corpus:
     """The corpus of a run.
 
     Args:
       data: `config.data`.
       workdir: keeps the tokenizer, the tokens (or where their shards are) and the fingerprint.
       new: make all of these; else they must be there, and the data unchanged.
+      vocab_size: that the tokenizer must have; None: any.
 
     Raises:
       InputError: if the data can't be used, or isn't what the workdir was begun with.
@@ -88,7 +94,7 @@ def prepare_corpus(data: ConfigDict, workdir: AnyPath, new: bool) -> Corpus:
     if in_loop:
         check_one_by_one(sources[0])
     if new:
-        make_corpus(data, configs, sources, workdir)
+        make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
@@ -122,7 +128,11 @@ def check_one_by_one(source: Source) -> None:
 
 
 def make_corpus(
-    data: ConfigDict, configs: list[ConfigDict], sources: list[Source | None], workdir: AnyPath
+    data: ConfigDict,
+    configs: list[ConfigDict],
+    sources: list[Source | None],
+    workdir: AnyPath,
+    vocab_size: int | None,
 ) -> None:
     """Makes the tokenizer, unless shards bring theirs, and tokenises what isn't in shards."""
     folders = [
@@ -139,7 +149,10 @@ def make_corpus(
             )
         tokenizer.save(workdir / "tokenizer")
     else:
-        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents)
+        text = digest(source.fingerprint.encode() for source in sources if source)
+        discard_other_tokenizer(workdir / "tokenizer", data, text)
+        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents, text)
+    check_vocab_size(vocab_size, tokenizer.vocab_size)
     weights = [entry[0] for entry in data.mixture] or [1]
     splits = ("validation",) if data.tokenize == "in_loop" else SPLITS
     parts = []
@@ -165,9 +178,18 @@ def tokenise(
     source: Source, tokenizer: Tokenizer, folder: AnyPath, splits: tuple[str, ...]
 ) -> dict:
     """Prepares splits of a source; returns the manifest."""
+    discard_other_shards(folder, fingerprint_of(source, tokenizer))
     tokenizer.save(folder / "tokenizer")
     shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     return prepare(source, tokenizer, folder, shards, workers, splits=splits)
+
+
+def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
+    """Removes tokens that a run which was refused has left, if they are not of this data."""
+    facts = (read_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json"))
+    if any(found and found["fingerprint"] != fingerprint for found in facts):
+        say(f"{folder} is of a run that never began, on other data: it is made anew")
+        remove_folder(folder)
 
 
 def shard_folder(data: ConfigDict) -> AnyPath:
@@ -224,25 +246,48 @@ def load_corpus(workdir: AnyPath) -> Corpus:
       InputError: if no run prepared it, or it can't be read any more.
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
+    if tokenizer is None and (workdir / FACTS_FILE).exists():
+        raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
-        parts = tuple(load_part(workdir, part) for part in facts)
+        parts = tuple(load_part(workdir, part, tokenizer) for part in facts)
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if not (workdir / FACTS_FILE).exists():
+        if not (workdir / CONFIG_FILE).exists():
             raise InputError(f"workdir {workdir} holds no run; train there first") from error
+        if not (workdir / FACTS_FILE).exists():
+            raise InputError(
+                f"workdir {workdir} has lost {FACTS_FILE}, which says where its tokens are; "
+                "restore it or train in a new --workdir"
+            ) from error
         raise InputError(
-            f"the data that workdir {workdir} keeps can't be read: {error}; restore it or train in "
-            "a new --workdir"
+            f"{workdir / FACTS_FILE} can't be read: {type(error).__name__}: {error}; restore it or "
+            "train in a new --workdir"
         ) from error
-    if tokenizer is None:
-        raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     return Corpus(tokenizer, parts)
 
 
-def load_part(workdir: AnyPath, facts: dict) -> Part:
-    """A part of the corpus, from the shards outside or inside the workdir."""
+def load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> Part:
+    """A part of the corpus, from the shards outside or inside the workdir.
+
+    Raises:
+      InputError: if they are lost, or of another tokenizer.
+    """
     folder = within(workdir, facts["shards"])
+    if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():
+        raise InputError(
+            f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
+            "in a new --workdir"
+        )
     manifest = read_manifest(folder)
+    wanted = {"tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
+    for key, value in wanted.items():
+        if manifest[key] != value:
+            raise InputError(
+                f"{folder} was tokenised with {key} {manifest[key]!r}, and the tokenizer of "
+                f"workdir {workdir} has {value!r}; restore the one or the other"
+            )
     splits = {
         split: ShardedDocuments(folder, split) if split in manifest else () for split in SPLITS
     }

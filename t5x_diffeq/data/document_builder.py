@@ -1,5 +1,6 @@
 """What the builders of WikiText-103 and OpenWebText share: documents streamed to shards."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import place
+from t5x_diffeq.files import is_in_bucket, place
 from t5x_diffeq.report import count, say
 from t5x_diffeq.staging import staged
 
@@ -66,6 +67,16 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 f"data.path={self.raw}: there is no such file or folder; give {self.ARCHIVE}, a "
                 "folder with its content, or its URL"
             )
+        if not (is_url(self.raw) or is_in_bucket(place(self.raw, "data.path"))):
+            self._check_archive(place(self.raw, "data.path"))
+
+    @abstractmethod
+    def _check_archive(self, root: Path) -> None:
+        """The archive or folder can be opened, and begins as it should.
+
+        Raises:
+          InputError: if not.
+        """
 
     def _raw_path(self, dl_manager: tfds.download.DownloadManager) -> Path:
         """The archive or folder, downloaded if need be; tfds keeps downloads in the data_dir."""

@@ -52,6 +52,8 @@ class FileDocuments(Sequence):
 
     def __init__(self, paths: Sequence[Path], field: str):
         self.field = field
+        if len(paths) == 1 and kind_of(paths[0]) in TEXT:  # of many, such a file is skipped
+            check_text(paths[0])
         self.chunks = [counted(c, field) for path in paths for c in chunks_of(path)]
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.starts = [line_starts(read_bytes(c)) if by_line(c) else None for c in self.chunks]
@@ -156,8 +158,11 @@ def recent(chunk: Chunk, field: str) -> list[str]:
 def read_chunk(chunk: Chunk, field: str) -> list[str]:
     """The documents of a chunk.
 
+    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
+    it is tokenised.
+
     Raises:
-      InputError: naming the file, and the line, row or byte, if it is not what its name says.
+      InputError: naming the file, and the line or row, if it is not what its name says.
     """
     kind = kind_of(chunk.path)
     if kind in ROWS:
@@ -165,7 +170,7 @@ def read_chunk(chunk: Chunk, field: str) -> list[str]:
     content = read_bytes(chunk)
     if kind in LINES:
         return read_lines(chunk.path, chunk.start, content, field)
-    return [whole_text(chunk.path, content)]
+    return [content.decode("utf-8", "surrogateescape")]
 
 
 def read_bytes(chunk: Chunk) -> bytes:
@@ -222,25 +227,25 @@ def optional(package: str, kind: str) -> ModuleType:
         ) from error
 
 
-def whole_text(path: Path, content: bytes) -> str:
-    """The text of a file that is one document.
+def check_text(path: Path) -> None:
+    """A file that is the only document is text.
 
     Raises:
-      InputError: if it is not UTF-8 text.
+      InputError: saying where it is not.
     """
+    content = read_bytes(Chunk(path, 0, None))
     try:
-        text = content.decode("utf-8")
+        content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"data.path: {path} is not text: byte 0x{content[error.start]:02x} at offset "
             f"{error.start} is not UTF-8; convert the file or leave it out"
         ) from error
-    if "\0" in text:
-        offset = content.index(0)
+    if b"\0" in content:
         raise InputError(
-            f"data.path: {path} is not text: byte 0x00 at offset {offset}; leave the file out"
+            f"data.path: {path} is not text: byte 0x00 at offset {content.index(0)}; leave the "
+            "file out"
         )
-    return text
 
 
 def parquet(path: Path) -> object:

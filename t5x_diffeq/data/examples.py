@@ -3,36 +3,32 @@
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import Mixture
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.errors import InputError
 
-CHOICES = {"packing": ("concat_then_split", "first_fit"), "tokenize": ("ahead", "in_loop")}
-
 
 def check_data(data: ConfigDict) -> None:
-    """The ways to make examples are ones that there are, and go together.
+    """The ways to make examples go together.
 
     Raises:
       InputError: if not.
     """
-    for key, choices in CHOICES.items():
-        if data[key] not in choices:
-            raise InputError(f"data.{key} is {data[key]!r}; it can be {' or '.join(choices)}")
-    if data.tokenize == "ahead":
-        return
-    if data.source in ("tokens", "mixture"):
+    in_loop = data.tokenize == "in_loop"
+    if in_loop and data.source in ("tokens", "mixture"):
         raise InputError(
             f"data.tokenize=in_loop needs the documents of one source, and data.source is "
             f"{data.source}; set data.tokenize=ahead or another source"
         )
-    if data.packing == "first_fit":
+    if in_loop and data.packing == "first_fit":
         raise InputError(
             "data.packing=first_fit needs the lengths of all documents before the first step, and "
             "with data.tokenize=in_loop there are none; set data.tokenize=ahead or "
             "data.packing=concat_then_split"
         )
+    part_configs(data)
 
 
 def train_examples(

@@ -10,10 +10,7 @@ from t5x_diffeq.errors import InputError
 
 
 def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
-    """A document per line that isn't blank.
-
-    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
-    it is tokenised.
+    """A document per line that isn't blank; bytes that are not UTF-8 stay as lone surrogates.
 
     Args:
       path: the file, for messages.
@@ -69,6 +66,7 @@ def text_of_line(line: bytes, field: str, place: str) -> str:
         raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
     if not isinstance(record, dict) or field not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        keys = keys or "nothing at all"
         raise InputError(
             f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
         )

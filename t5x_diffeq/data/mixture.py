@@ -3,10 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import fsum
 
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
+
+LEAST_SHARE = 1e-6  # of the examples; of less, a run would see next to nothing
 
 
 def part_configs(data: ConfigDict) -> list[ConfigDict]:
@@ -23,10 +26,16 @@ def part_configs(data: ConfigDict) -> list[ConfigDict]:
         return [data]
     parts = []
     for entry in data.mixture:
-        if not (isinstance(entry, Sequence) and len(entry) == 3 and is_weight(entry[0])):
+        if not is_part(entry):
             raise InputError(
                 f"data.mixture has {entry!r}; each part is (weight > 0, source, path), such as "
                 "(0.7, 'tokens', '/shards/web')"
+            )
+        share = entry[0] / fsum(weight for weight, *_ in filter(is_part, data.mixture))
+        if share < LEAST_SHARE:
+            raise InputError(
+                f"data.mixture has {entry!r}, whose share of the examples is {share:.3g}; it must "
+                f"be at least {LEAST_SHARE:g}: raise its weight, or leave the part out"
             )
         part = ConfigDict(data.to_dict())
         part.source, part.path = entry[1:]
@@ -36,9 +45,18 @@ def part_configs(data: ConfigDict) -> list[ConfigDict]:
     return parts
 
 
-def is_weight(value: object) -> bool:
-    """Whether it is a positive number."""
-    return isinstance(value, int | float) and 0 < value < float("inf")
+def is_part(entry: object) -> bool:
+    """Whether it is (weight, source, path), the weight a positive number."""
+    if not (isinstance(entry, list | tuple) and len(entry) == 3):
+        return False
+    weight, source, path = entry
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    return (
+        is_number
+        and 0 < weight < float("inf")
+        and isinstance(source, str)
+        and isinstance(path, str | None)
+    )
 
 
 class Concatenated(Sequence):

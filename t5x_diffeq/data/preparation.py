@@ -1,6 +1,5 @@
 """Documents to token shards, on all cores; killed and begun again, it goes on."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,25 +8,23 @@ from multiprocessing import get_context
 
 import numpy as np
 from jaxtyping import Integer
-from ml_collections import ConfigDict
 
+from t5x_diffeq.data.manifest import SPLITS
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
-    SPLITS,
+    by_reason,
     merge,
     read_facts,
     stem,
     token_dtype,
-    told,
     write_shard,
 )
 from t5x_diffeq.data.sources import Source
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, unusable
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, unusable
 from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, digest, write_whole
+from t5x_diffeq.files import AnyPath, digest
 from t5x_diffeq.report import Progress, say
 
-RECIPE = "recipe.json"
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 Job = tuple[str, int]  # split and number of a shard
@@ -79,52 +76,13 @@ def prepare(
         return None
     manifest = merge(folder, shards, facts, splits)
     if manifest["skipped"]:
-        say(f"{source.name}: skipped documents: {told(manifest['skipped'])}")
+        say(f"{source.name}: skipped documents: {by_reason(manifest['skipped'])}")
     return manifest
 
 
 def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
     """A hash of all that decides the tokens."""
     return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
-
-
-def recipe_of(data: ConfigDict) -> dict:
-    """What decides the tokenizer of `config.data`."""
-    trained = data.tokenizer == "sentencepiece"
-    return {
-        "tokenizer": data.tokenizer,
-        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
-        "end_of_text": data.end_of_text,
-    }
-
-
-def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
-    """Saves another run's tokenizer as the one of `config.data`."""
-    write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
-    tokenizer.save(folder)
-
-
-def tokenizer_in(folder: AnyPath, data: ConfigDict, documents: Sequence) -> Tokenizer:
-    """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
-
-    Raises:
-      InputError: if one is there that another config made.
-    """
-    recipe = recipe_of(data)
-    there = load_tokenizer(folder)
-    if there is None:
-        tokenizer = make_tokenizer(data, documents)  # deterministic: any machine makes the same
-        write_whole(folder / RECIPE, json.dumps(recipe, indent=2).encode())
-        tokenizer.save(folder)
-        return tokenizer
-    made_by = json.loads((folder / RECIPE).read_text()) if (folder / RECIPE).exists() else {}
-    for key, value in recipe.items():
-        if made_by.get(key) != value:
-            raise InputError(
-                f"data.{key} is {value!r}, and {folder} holds a tokenizer made with "
-                f"{made_by.get(key)!r}; choose another folder, or delete this one"
-            )
-    return there
 
 
 def is_made(folder: AnyPath, name: str, facts: dict) -> bool:

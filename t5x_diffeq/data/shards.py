@@ -19,11 +19,19 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
+from t5x_diffeq.data.manifest import MANIFEST, SPLITS, read_manifest
+from t5x_diffeq.data.verification import (
+    cause,
+    check_amounts,
+    check_records,
+    load_lengths,
+    remember,
+    verify,
+)
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import (
     AnyPath,
     file_digest,
-    load_array,
     save_array,
     whole,
     write_whole,
@@ -31,9 +39,9 @@ from t5x_diffeq.files import (
 from t5x_diffeq.report import say
 from t5x_diffeq.staging import NoRoomError, staged
 
-MANIFEST = "manifest.json"
-SPLITS = ("train", "validation")
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this is read whole, in less than a second
+MOST_SHARDS = 99_999  # of a split: their names have five digits
+OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
 RECORD_TOKENS = 4096  # of a full record: a window of a long document reads no more than it needs
 TokenRow = Integer[np.ndarray, " length"]
 
@@ -68,44 +76,53 @@ def write_shard(
     """
     try:
         with whole(folder / f"{name}.array_record") as partial:
-            lengths = write_records(partial, documents)
+            lengths, largest = write_records(partial, documents)
             sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
         raise RunError(
             f"shard {name} of {folder} can't be written: {error}; the finished ones are kept: make "
             "room or mend this, and start again"
         ) from error
-    save_array(folder / f"{name}.lengths.npy", np.asarray(lengths, np.uint32))
+    lengths_file = folder / f"{name}.lengths.npy"
+    save_array(lengths_file, np.asarray(lengths, np.uint32))
     facts = {
         **facts,
         "skipped": dict(sorted(skipped.items())),
         "documents": len(lengths),
         "tokens": sum(lengths),
+        "largest_token": largest,
         "sha256": sha256,
+        "lengths_sha256": file_digest(lengths_file),
     }
     write_whole(folder / f"{name}.json", json.dumps(facts, indent=2).encode())
     return facts
 
 
-def write_records(path: Path, documents: Iterable[TokenRow]) -> list[int]:
-    """Writes each document's records; returns the documents' lengths."""
+def write_records(path: Path, documents: Iterable[TokenRow]) -> tuple[list[int], int]:
+    """Writes each document's records; returns the documents' lengths, and the largest token."""
     writer = ArrayRecordWriter(str(path), "group_size:1")
-    lengths = []
+    lengths, largest = [], 0
     try:
         for tokens in documents:
             for first in range(0, len(tokens), RECORD_TOKENS):
                 writer.write(tokens[first : first + RECORD_TOKENS].tobytes())
             lengths.append(len(tokens))
+            largest = max(largest, int(tokens.max(initial=0)))
     finally:
         writer.close()
-    return lengths
+    return lengths, largest
 
 
 def read_facts(folder: AnyPath, name: str) -> dict | None:
     """A whole shard's facts; None if it isn't whole."""
     path = folder / f"{name}.json"
-    whole = path.exists() and (folder / f"{name}.array_record").exists()
-    return json.loads(path.read_text()) if whole else None
+    if not (path.exists() and (folder / f"{name}.array_record").exists()):
+        return None
+    try:
+        facts = json.loads(path.read_text())
+    except ValueError:
+        return None
+    return facts if isinstance(facts, dict) and {*OF_SHARD} <= facts.keys() else None
 
 
 def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
@@ -134,18 +151,24 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
             "documents": sum(shard["documents"] for shard in found),
             "tokens": sum(shard["tokens"] for shard in found),
         }
+        for key in ("largest_token", "lengths_sha256"):
+            if all(key in shard for shard in found):  # earlier versions did not write them
+                manifest[split][key] = [shard[key] for shard in found]
     manifest["skipped"] = dict(sorted(skipped.items()))
     if "train" in splits and not manifest["train"]["documents"]:
         raise InputError(
-            f"{facts['source']} has no document to train on; skipped: {told(skipped)}; give text"
+            f"{facts['source']} has no document to train on; skipped: "
+            f"{by_reason(skipped)}; give text"
         )
     for left_over in folder.glob(".*.partial"):  # of processes that were killed
         left_over.unlink()
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
+    for split in splits:
+        remember(folder, split, manifest)
     return manifest
 
 
-def told(skipped: Mapping[str, int]) -> str:
+def by_reason(skipped: Mapping[str, int]) -> str:
     """`3 empty, 1 not UTF-8`."""
     return ", ".join(f"{number} {reason}" for reason, number in skipped.items()) or "none"
 
@@ -161,27 +184,13 @@ def checked(folder: AnyPath, name: str, facts: dict) -> dict:
                 f"shard {name} of {folder} was made with {key} {found.get(key)!r}, not {value!r}; "
                 "delete it, or choose another --output"
             )
-    if file_digest(folder / f"{name}.array_record") != found["sha256"]:
+    hashes = {"array_record": found["sha256"], "lengths.npy": found.get("lengths_sha256")}
+    if any(hash and file_digest(folder / f"{name}.{end}") != hash for end, hash in hashes.items()):
         raise InputError(
             f"shard {name} of {folder} is damaged: its content is not what was written; delete "
             f"{name}.json and prepare it again"
         )
     return found
-
-
-def read_manifest(folder: AnyPath) -> dict:
-    """The manifest of a folder of shards.
-
-    Raises:
-      InputError: if there is none.
-    """
-    try:
-        return json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"data.path={folder} holds no {MANIFEST}; data.source=tokens needs a folder that "
-            "`python -m t5x_diffeq.prepare_data` has finished"
-        ) from error
 
 
 class ShardedDocuments(Sequence):
@@ -201,9 +210,11 @@ class ShardedDocuments(Sequence):
     def __init__(self, folder: AnyPath, split: str):
         facts = read_manifest(folder)
         names = facts[split]["names"]
+        verify(folder, split, facts)
         self.paths = near([folder / f"{n}.array_record" for n in names], facts[split]["sha256"])
-        lengths = [load_array(folder / f"{name}.lengths.npy") for name in names]
+        lengths = [load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
+        check_amounts(folder, split, facts[split], self.lengths)
         self.dtype, self.record_tokens = token_dtype(facts["vocab_size"]), facts["record_tokens"]
         records = [-(-each.astype(np.int64) // self.record_tokens) for each in lengths]
         self.first_records = np.cumsum(np.concatenate([[0], *records]), dtype=np.int64)
@@ -253,7 +264,7 @@ class ShardedDocuments(Sequence):
             shard = bisect_right(self.shard_records, number) - 1
             raise InputError(
                 f"{self.paths[shard]}: record {number - self.shard_records[shard]} can't be read: "
-                f"{error}; prepare that shard again"
+                f"{cause(error)}; prepare that shard again"
             ) from error
 
 
@@ -267,20 +278,3 @@ def near(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
     except NoRoomError as error:
         say(f"reading the shards from the bucket, record by record: {error}")
         return paths
-
-
-def check_records(path: AnyPath, expected: int) -> None:
-    """A shard can be opened and holds as many records as its lengths say.
-
-    Raises:
-      InputError: if not.
-    """
-    try:
-        found = len(grain.sources.ArrayRecordDataSource([str(path)]))
-    except (RuntimeError, OSError) as error:
-        raise InputError(f"shard {path} can't be read: {error}; prepare it again") from error
-    if found != expected:
-        raise InputError(
-            f"shard {path} holds {found} records, and its lengths are of {expected}; prepare it "
-            "again"
-        )

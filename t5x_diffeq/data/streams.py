@@ -20,7 +20,7 @@ from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, with_segments
 from t5x_diffeq.data.preparation import PIECE_CHARACTERS, batches, pieces
-from t5x_diffeq.data.shards import told
+from t5x_diffeq.data.shards import by_reason
 from t5x_diffeq.data.tokenizer import Tokenizer, unusable
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.report import say
@@ -64,7 +64,7 @@ class RowStreams:
                 f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
             )
         if all(map(unusable, documents)):  # as a rule, the first one ends this
-            reasons = told(Counter(map(unusable, documents)))
+            reasons = by_reason(Counter(map(unusable, documents)))
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
     def batches(
@@ -158,7 +158,7 @@ class RowStreams:
         """Says how many documents these rows skipped, each time that it is twice as many."""
         if self.skipped.total() >= max(1, 2 * self.said):
             self.said = self.skipped.total()
-            say(f"documents skipped so far: {told(self.skipped)}")
+            say(f"documents skipped so far: {by_reason(self.skipped)}")
 
 
 class Row:

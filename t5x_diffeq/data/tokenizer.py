@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -128,10 +129,16 @@ class SentencePieceTokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
+            said = " ".join(str(error).split())
+            if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
+                way_out = f"choose at least {least[1]}, a token for each of its characters"
+            elif most := re.search(r"value <= (\d+)", said):
+                way_out = f"choose at most {most[1]}"
+            else:
+                way_out = f"it says: {said}; choose a smaller one"
             raise InputError(
                 f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "
-                f"text ({' '.join(str(error).split())}); choose a smaller one, or "
-                "data.tokenizer=bytes"
+                f"text; {way_out}, or data.tokenizer=bytes"
             ) from error
         return cls(model.getvalue())
 
@@ -243,6 +250,11 @@ def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
     Raises:
       InputError: if there is no such tokenizer, or it can't be read or trained.
     """
+    if data.tokenizer in ("bytes", "sentencepiece") and data.end_of_text is not None:
+        raise InputError(
+            f"data.end_of_text={data.end_of_text} names a token of a tokenizer that is a file, and "
+            f"data.tokenizer is {data.tokenizer}; leave it out"
+        )
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "sentencepiece":

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from t5x_diffeq.config_keys import INT32, Key
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, Tables
 from t5x_diffeq.models.config import ModelConfig
@@ -20,12 +21,35 @@ REQUIRED = {
         "partial_rotary_factor": (1.0,),
     },
     "gpt2": {
-        "activation_function": TANH_GELU,
+        "activation_function": (*TANH_GELU, "relu"),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
         "tie_word_embeddings": (True,),
     },
+}
+
+
+# What must be a number greater than 0, and of which type.
+NUMBERS = {
+    "llama": dict.fromkeys(
+        (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ),
+        int,
+    )
+    | {"rms_norm_eps": float, "rope_theta": float},
+    "gpt2": dict.fromkeys(
+        ("vocab_size", "n_embd", "n_layer", "n_head", "n_inner", "n_positions"), int
+    )
+    | {"layer_norm_epsilon": float},
 }
 
 
@@ -62,7 +86,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
             "n_layer": config.num_steps,
             "n_head": config.num_heads,
             "n_inner": config.mlp_dim,
-            "activation_function": "gelu_new",
+            "activation_function": {"gelu": "gelu_new", "relu": "relu"}[config.mlp_activation],
             "layer_norm_epsilon": config.norm_eps,
             "resid_pdrop": config.dropout_rate,
             "embd_pdrop": config.dropout_rate,
@@ -97,6 +121,7 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
         "parallel": config.scheme == "euler",
         "mlp_reads_attention_norm": config.mlp_input == "attention_norm",
         "norm_shift": gpt or config.norm_shift,
+        "activation": config.mlp_activation,
         "norm_eps": config.norm_eps,
         "final_norm_eps": config.final_norm_eps,
         **shape_keys(config),
@@ -128,7 +153,7 @@ def model_keys(found: Mapping[str, object]) -> tuple[dict, Tables]:
       InputError: if the folder holds another architecture, or a variant that we don't have.
     """
     kind = found.get("model_type")
-    if kind not in REQUIRED:
+    if not isinstance(kind, str) or kind not in REQUIRED:
         raise InputError(
             f"--input: model_type is {kind!r}; what can be converted is {' and '.join(REQUIRED)}"
         )
@@ -138,6 +163,7 @@ def model_keys(found: Mapping[str, object]) -> tuple[dict, Tables]:
                 f"--input: {key} is {found[key]!r}, and of {kind} only models with "
                 f"{' or '.join(map(repr, allowed))} can be converted"
             )
+    check_numbers(found, NUMBERS[kind])
     try:
         keys, length = llama_keys(found) if kind == "llama" else gpt2_keys(found)
         tables = Tables(tokens=found["vocab_size"], positions=length)
@@ -145,6 +171,22 @@ def model_keys(found: Mapping[str, object]) -> tuple[dict, Tables]:
         raise InputError(f"--input: config.json lacks {error}; restore it") from error
     baseline = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
     return {**keys, **baseline, "norm_shift": False, "mlp_input": "state"}, tables
+
+
+def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> None:
+    """What must be a number greater than 0 is one, if it is there and not null.
+
+    Raises:
+      InputError: naming the one that isn't.
+    """
+    for key, kind in numbers.items():
+        value = found.get(key)
+        fault = Key(kind, 0, INT32, open="(]", optional=True).fault(value)
+        if fault:
+            raise InputError(
+                f"--input: {key} is {value!r} in config.json; it must be "
+                f"{'a whole number' if kind is int else 'a number'} greater than 0; restore it"
+            )
 
 
 def llama_keys(found: Mapping[str, object]) -> tuple[dict, int]:
@@ -180,9 +222,11 @@ def check_rotary(found: Mapping[str, object]) -> None:
       InputError: with both values, if not.
     """
     rope = found.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise InputError(f"--input: rope_parameters is {rope!r} in config.json; restore it")
     kind = rope.get("rope_type", "default")
     base = rope.get("rope_theta", found.get("rope_theta", ROTARY_BASE))
-    if kind != "default" or float(base) != ROTARY_BASE:
+    if kind != "default" or base != ROTARY_BASE:
         raise InputError(
             f"--input: rotary positions are of type {kind!r} with base {base}; here they are of "
             f"type 'default' with base {ROTARY_BASE:g}, so this model can't be converted"
@@ -203,6 +247,7 @@ def gpt2_keys(found: Mapping[str, object]) -> tuple[dict, int]:
         "num_heads": found["n_head"],
         "num_kv_heads": None,
         "mlp_dim": found.get("n_inner") or 4 * found["n_embd"],
+        "activation": "relu" if found.get("activation_function") == "relu" else None,
         "norm_eps": eps,
         "final_norm_eps": eps,
     }, found["n_positions"]

@@ -4,7 +4,9 @@
     y <- y + f_n(y); y <- y + g_n(y)                  Lie-Trotter
 
 for n = 1..N, with the weights W(t_n) of each step and the step size inside the last linear of
-attention f and of MLP g. This file travels with the weights; it needs nothing of t5x_diffeq:
+attention f and of MLP g. The state y is float32, also where the weights are loaded in 16 bits: its
+steps are small, and would be rounded away. This file travels with the weights; it needs nothing of
+t5x_diffeq:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -23,11 +25,12 @@ class DiffEqConfig(PretrainedConfig):
     """Shapes, under the library's usual names, and what makes the model an ODE's.
 
     Attributes:
-      architecture: "gpt" (LayerNorm, GELU, biases, learned positions, the table as head) or
+      architecture: "gpt" (LayerNorm, biases, learned positions, the table as head) or
         "llama" (RMSNorm, SwiGLU, rotary positions, grouped queries, a head of its own).
       parallel: whether attention and MLP read the same state (Euler), or one after the other.
       mlp_reads_attention_norm: whether the MLP's norm reads the attention's norm, not the state.
       norm_shift: whether the norms of the steps have a shift.
+      activation: of the MLP, "gelu" or "relu" (gpt), "silu" (llama).
       norm_eps: epsilon of the norms of the steps.
       final_norm_eps: of the norm before the head.
     """
@@ -41,6 +44,7 @@ class DiffEqConfig(PretrainedConfig):
         parallel=True,
         mlp_reads_attention_norm=False,
         norm_shift=True,
+        activation="gelu",
         norm_eps=1e-5,
         final_norm_eps=1e-5,
         vocab_size=256,
@@ -58,6 +62,7 @@ class DiffEqConfig(PretrainedConfig):
         self.parallel = parallel
         self.mlp_reads_attention_norm = mlp_reads_attention_norm
         self.norm_shift = norm_shift
+        self.activation = activation
         self.norm_eps = norm_eps
         self.final_norm_eps = final_norm_eps
         self.vocab_size = vocab_size
@@ -92,7 +97,8 @@ class Norm(nn.Module):
         if self.centred:
             y = y - y.mean(-1, keepdim=True)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
-        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
+        y = y if self.bias is None else y + self.bias.float()
+        return y.to(self.weight.dtype)  # of the weights after it; the state's own may be wider
 
 
 class Attention(nn.Module):
@@ -146,11 +152,13 @@ class MLP(nn.Module):
         self.up = nn.Linear(width, inner, bias=config.gpt)
         self.gate = None if config.gpt else nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=config.gpt)
+        self.relu = config.activation == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, L, D]` to `[B, L, D]`."""
         if self.gate is None:
-            return self.down(functional.gelu(self.up(x), approximate="tanh"))
+            up = self.up(x)
+            return self.down(up.relu() if self.relu else functional.gelu(up, approximate="tanh"))
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
@@ -259,6 +267,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = positions(attention_mask, past, y)
         turn = None
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
         if self.config.gpt:
             y = y + self.position_embedding(position_ids)
         else:

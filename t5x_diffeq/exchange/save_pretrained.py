@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -48,7 +47,7 @@ def discretised(model: LanguageModel, params: dict, merged: bool = True) -> Weig
       params: its parameters.
       merged: adapters are in the kernels; else they are left out.
     """
-    exact = LanguageModel(replace(model.config, dtype="float32"))
+    exact = LanguageModel(model.config.in_float32())
     method = "merged_weights" if merged else "weights"
     with jax.default_matmul_precision("highest"):
         weights = jax.jit(lambda params: exact.apply({"params": params}, method=method))(params)

@@ -1,9 +1,11 @@
 """ODE against baseline at equal steps, equal time and equal parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t5x_diffeq.config_files import config_of
-from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
+from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
 
@@ -42,20 +44,26 @@ def contenders(N: int, T: int) -> tuple[Contender, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Budgets:
-    """Every contender at each of its lengths; those of one seed in turns, for their times."""
+@dataclass(frozen=True, kw_only=True)
+class Budgets(Experiment):
+    """Every contender at each of its lengths; those of one seed in turns, for their times.
+
+    Attributes:
+      config: its file; None: the text's own laptop config.
+    """
+
+    config: str | None = None
 
     layouts: tuple[Layout, ...] = tuple(
         Layout(("text", "model"), "total_steps", value) for value in ("loss", "training_seconds")
     )
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
-        """All runs. As `Comparison.runs`."""
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+        """All runs."""
         need_text(texts)
         made = []
         for text, keys in texts.items():
-            config = config_for(scale, text)
+            config = self.config or laptop_config(text)
             own = config_of(config, "ode")
             made += [
                 training(
@@ -67,7 +75,7 @@ class Budgets:
                     seed,
                     each.name,
                 )
-                for seed in SEEDS
+                for seed in seeds
                 for each in contenders(own.model.num_steps, own.model.time_embed_dim)
                 for length in each.lengths
             ]

@@ -1,65 +1,53 @@
-"""Trainings of one size on one text that differ in a few keys: most experiments are such."""
+"""Trainings of a few models on one text that differ in a few keys: most experiments are such."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 from t5x_diffeq.config_files import config_of, flatten
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.runs import Label, Run, flags
+from t5x_diffeq.experiments.tokenizers import with_tokenizer
 
-SEEDS = (0, 1, 2)
-
-Keys = dict[str, object]  # values by key of the config
 Choices = dict[str, tuple[Label, ...]]  # the values of a key in which runs differ
 
+WIDTH = "model.time_embed_dim"
 
-@dataclass(frozen=True)
-class Comparison:
-    """Every choice with every other, on every text, by three seeds.
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Experiment):
+    """Every choice of every variant, on every text and model, by every seed.
 
     Attributes:
       variants: of the config (ode, baseline, shared), and the choices of each.
-      layouts: the tables.
+      models: by config file, keys that all its runs set; empty: the text's own laptop config.
+      models_of: by the name of a text, its models where they are others.
     """
 
     variants: dict[str, Choices]
-    layouts: tuple[Layout, ...]
+    models: dict[str, Keys] = field(default_factory=dict)
+    models_of: dict[str, dict[str, Keys]] = field(default_factory=dict)
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
-        """All runs.
-
-        Args:
-          scale: "laptop" or "paper".
-          texts: by name, their keys of the config.
-          done: outcomes by the name of their run.
-
-        Raises:
-          InputError: if there is no text.
-        """
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+        """All runs."""
         need_text(texts)
         return [
-            training(config_for(scale, text), text, keys, variant, choice, seed)
+            training(config, text, keys, variant, {**own, **choice}, seed)
             for text, keys in texts.items()
+            for config, own in self.models_for(text).items()
             for variant, choices in self.variants.items()
             for choice in every(choices)
-            for seed in SEEDS
+            for seed in seeds
         ]
+
+    def models_for(self, text: str) -> dict[str, Keys]:
+        """The models that train on a text."""
+        return self.models_of.get(text) or self.models or {laptop_config(text): {}}
 
 
 def every(choices: Choices) -> list[Keys]:
     """Every choice with every other."""
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def need_text(texts: dict[str, Keys]) -> None:
-    """There is a text.
-
-    Raises:
-      InputError: if not.
-    """
-    if not texts:
-        raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
 
 
 def training(
@@ -73,7 +61,7 @@ def training(
 ) -> Run:
     """One training, named by all that makes it what it is: experiments share runs of one name.
 
-    It is labelled by text, model, seed, and the last words of the keys that it sets.
+    Its labels are text, size, model, seed, T, and the last words of the keys that it sets.
 
     Args:
       config: its file, such as "gpt_small.py".
@@ -85,17 +73,25 @@ def training(
       model: in tables, instead of the variant.
     """
     own = flatten(config_of(config, variant))
-    chosen = {key: value for key, value in choice.items() if own[key] != value}
+    generated = own["model.weights"] == "time_dependent"
+    chosen = {
+        key: value
+        for key, value in choice.items()
+        if own[key] != value and (generated or key != WIDTH)
+    }
     words = [f"{last_word(key)}={in_name(value)}" for key, value in chosen.items()]
     size = config.removesuffix(".py")
+    found = with_tokenizer(of_text, own["model.architecture"])
     return Run(
         "-".join([*dict.fromkeys((size, text)), variant, *words, f"seed={seed}"]),
         "train",
-        (f"--config=configs/{config}:{variant}", *flags({**chosen, **of_text, "seed": seed})),
+        (f"--config=configs/{config}:{variant}", *flags({**chosen, **found, "seed": seed})),
         {
             "text": text,
+            "size": size,
             "model": model or variant,
             "seed": seed,
+            "T": choice.get(WIDTH, own[WIDTH]) if generated else variant,
             **{last_word(key): value for key, value in choice.items()},
         },
     )
@@ -111,8 +107,6 @@ def in_name(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def config_for(scale: str, text: str) -> str:
-    """GPT-small, on which the paper studies single keys; on a laptop, the text's own benchmark."""
-    if scale == "paper":
-        return "gpt_small.py"
+def laptop_config(text: str) -> str:
+    """The text's own benchmark, if it has one."""
     return "shakespeare.py" if text == "shakespeare" else "laptop.py"

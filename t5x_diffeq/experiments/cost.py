@@ -1,26 +1,36 @@
 """Figures 15, 16 and table 6 of the paper: time, memory and parameters against T."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t5x_diffeq.experiments.comparison import Keys
+from t5x_diffeq.experiments.experiment import Experiment, Texts
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 
+WIDTHS = (20, 48, 72, 96, 120, 144)  # of table 6
 VALUES = (
     *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
     "model: parameters",
 )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The step of the ODE model against its baseline's, in turns, for each T."""
+@dataclass(frozen=True, kw_only=True)
+class Cost(Experiment):
+    """The step of the ODE model against its baseline's, in turns, for each T.
 
+    Attributes:
+      config: its file, such as "gpt_medium.py".
+      widths: the values of T.
+    """
+
+    config: str
+    widths: tuple[int, ...]
     layouts: tuple[Layout, ...] = tuple(Layout(("config",), "T", value) for value in VALUES)
+    seeds: int = 1
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
-        """All runs; they need no text."""
-        config = "configs/laptop.py" if scale == "laptop" else "configs/gpt_small.py"
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+        """All runs; they need no text and have no seed."""
+        config = f"configs/{self.config}"
         return [
             Run(
                 f"cost-T={T}",
@@ -28,5 +38,5 @@ class Cost:
                 (f"--config={config}", *flags({"model.time_embed_dim": T})),
                 {"config": config, "T": T},
             )
-            for T in (20, 48, 96, 144)
+            for T in self.widths
         ]

@@ -1,66 +1,93 @@
 """Tables 4 and 5 of the paper (appendix C.7): trained models on lm-evaluation-harness's tasks."""
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
+from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
+from t5x_diffeq.experiments.paired import paired_table
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.files import AnyPath
 
-VARIANTS = ("baseline", "ode", "shared")
 
-
-@dataclass(frozen=True)
-class TaskScores:
+@dataclass(frozen=True, kw_only=True)
+class TaskScores(Experiment):
     """The paper's eleven tasks with no and with five examples; on a laptop, the text's own two.
 
+    Figures 9 to 12 show the same numbers. A score has the harness's standard error over documents
+    in brackets, and over seeds after ±, if there are several; a paired test follows.
+
     Attributes:
-      config: of the trainings at the paper's scale, such as "gpt_large.py".
-      architecture: of the block on a laptop.
+      config: of the trainings; None: the text's own laptop config, and the text's own tasks.
+      variants: of the config.
+      keys: of the config.
     """
 
-    config: str
-    architecture: str
+    config: str | None = None
+    variants: tuple[str, ...]
+    keys: Keys = field(default_factory=dict)
     layouts: tuple[Layout, ...] = (Layout(("text", "task", "shots"), "model", "score"),)
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
-        """All runs: each training, then its tasks. As `Comparison.runs`."""
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+        """All runs: each training, then its tasks."""
         need_text(texts)
-        laptop, made = scale == "laptop", []
+        made = []
         for text, keys in texts.items():
-            config = config_for(scale, text) if laptop else self.config
-            block = {"model.architecture": self.architecture} if laptop else {}
-            for variant in VARIANTS:
-                for seed in SEEDS if laptop else SEEDS[:1]:
-                    trained = training(config, text, keys, variant, block, seed)
-                    made += [
-                        replace(trained, labels={}),
-                        *(own_tasks(trained) if laptop else papers_tasks(trained)),
-                    ]
+            config = self.config or laptop_config(text)
+            for variant in self.variants:
+                for seed in seeds:
+                    trained = training(config, text, keys, variant, self.keys, seed)
+                    asked = papers_tasks(trained) if self.config else own_tasks(trained)
+                    made += [replace(trained, labels={}), *asked]
         return made
+
+    def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
+        """The paired test of ODE against baseline over the documents of each task."""
+        answers = [
+            {**outcome, "documents": read_documents(output / outcome["run"])}
+            for outcome in outcomes
+            if "task" not in outcome
+        ]
+        return [paired_table([each for each in answers if each["documents"]])]
+
+
+def asked_run(trained: Run, name: str, shots: int, *arguments: str) -> Run:
+    """`evaluate` on tasks; its JSON, with every document's score, lies in a folder of its name."""
+    folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
+    labels = {**trained.labels, "shots": shots}
+    return Run(name, "evaluate", (*folders, *arguments), labels, trained.name)
 
 
 def own_tasks(trained: Run) -> list[Run]:
     """The tasks of a run's own text, made and asked."""
-    needs, labels = trained.name, {**trained.labels, "shots": 0}
+    needs = trained.name
     tasks = f"{needs}-tasks"
-    workdir, folder = f"--workdir={{output}}/{needs}", f"{{output}}/{tasks}"
+    folder = f"{{output}}/{tasks}"
+    made = (f"--workdir={{output}}/{needs}", f"--output={folder}")
     arguments = ("--tasks=own_ending,last_word", f"--include_path={folder}")
     return [
-        Run(tasks, "make_tasks", (workdir, f"--output={folder}"), {}, needs),
-        Run(f"{needs}-asked", "evaluate", (workdir, *arguments), labels, needs),
+        Run(tasks, "make_tasks", made, {}, needs),
+        asked_run(trained, f"{needs}-asked", 0, *arguments),
     ]
 
 
 def papers_tasks(trained: Run) -> list[Run]:
     """The paper's, without and with five examples."""
-    needs = trained.name
     return [
-        Run(
-            f"{needs}-{shots}-shot",
-            "evaluate",
-            (f"--workdir={{output}}/{needs}", "--tasks=paper", f"--num_fewshot={shots}"),
-            {**trained.labels, "shots": shots},
-            needs,
+        asked_run(
+            trained,
+            f"{trained.name}-{shots}-shot",
+            shots,
+            "--tasks=paper",
+            f"--num_fewshot={shots}",
         )
         for shots in (0, 5)
     ]
+
+
+def read_documents(folder: AnyPath) -> dict[str, list[float]]:
+    """Each task's accuracies by document, from the newest JSON of `evaluate`; {} if it has none."""
+    files = sorted(folder.glob("*.json"), key=lambda path: path.name.rpartition("-")[2])
+    return json.loads(files[-1].read_text()).get("documents", {}) if files else {}

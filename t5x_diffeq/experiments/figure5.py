@@ -1,101 +1,99 @@
 """Figure 5 of the paper (section 6.2): trained with 18 steps on one text, tuned on another.
 
 W(t) is taken on grids of 9, 12, 18 and 24 steps and tuned as layer weights by LoRA, in full, or on
-the hypernetwork itself; the baseline has 24 layers all along. Both ways between the texts.
+the hypernetwork itself (which the paper does not do); the baseline has 24 layers all along. Both
+ways between the texts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from t5x_diffeq.config_files import config_of
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.experiments.comparison import Keys
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
+from t5x_diffeq.experiments.tokenizers import KEY, with_tokenizer
 
 GRIDS = (9, 12, 18, 24)
-TUNING = {
-    "train.batch_size": 8,
-    "train.eval_batches": 64,
-    "train.total_steps": 100,
-    "train.eval_every": 50,
-    "model.adapter_rank": 8,  # embed_dim / 16
-}
-PAPER_TUNING = {"train.batch_size": 256, "train.total_steps": 10_000, "model.adapter_rank": 200}
+STEPS = {"ode": 18, "baseline": 24}
 
 
-@dataclass(frozen=True)
-class Figure5:
-    """Training on each of two texts, and all ways of tuning on the other."""
+@dataclass(frozen=True, kw_only=True)
+class Figure5(Experiment):
+    """Training on each of two texts, and all ways of tuning on the other.
 
+    Attributes:
+      config: of the trainings.
+      base: keys of the trainings, by variant.
+      tuning: keys of every tuning.
+      of_method: further keys, by method.
+    """
+
+    config: str
+    base: dict[str, Keys] = field(default_factory=dict)
+    tuning: Keys
+    of_method: dict[str, Keys]
     layouts: tuple[Layout, ...] = (
-        Layout(("trained on", "tuned on", "method"), "steps", "perplexity"),
+        Layout(("trained on", "tuned on", "method"), "steps", "perplexity", over_steps=True),
     )
+    seeds: int = 1
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
         """All runs, each text's trainings before the tunings of what they trained.
 
         Args:
-          scale: "laptop" or "paper".
-          texts: by name, their keys of the config: two, or one beside the standard library.
-          done: outcomes by the name of their run.
+          texts: two, or one beside the standard library.
+          seeds: of trainings and tunings.
+          done: not needed.
 
         Raises:
-          InputError: if they aren't.
+          InputError: if there are other texts.
         """
         texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
         if len(texts) != 2:
             raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
-        laptop = scale == "laptop"
-        config = "configs/laptop.py" if laptop else "configs/gpt_medium.py"
-        tuning = TUNING if laptop else PAPER_TUNING
-        made = []
-        for source, target in (tuple(texts), tuple(texts)[::-1]):
-            for variant, steps in (("ode", 18), ("baseline", 24)):
-                base = f"{source}-{variant}"
-                grid = {"model.num_steps": steps}
-                made.append(
-                    Run(
-                        base,
-                        "train",
-                        (f"--config={config}:{variant}", *flags({**grid, **texts[source]})),
-                    )
-                )
-                made += tunings(base, source, target, variant, texts[target], tuning)
-        return made
+        architecture = config_of(self.config, "ode").model.architecture
+        texts = {name: with_tokenizer(keys, architecture) for name, keys in texts.items()}
+        return [
+            run
+            for seed in seeds
+            for source, target in (tuple(texts), tuple(texts)[::-1])
+            for variant in STEPS
+            for run in self.both(source, target, variant, texts, seed)
+        ]
 
+    def both(self, source: str, target: str, variant: str, texts: Texts, seed: int) -> list[Run]:
+        """A training on one text and its tunings on the other."""
+        suffix, own = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
+        keys = {"model.num_steps": STEPS[variant], **self.base.get(variant, {}), **own}
+        config = f"--config=configs/{self.config}:{variant}"
+        name = f"{source}-{variant}{suffix}"
+        base = Run(name, "train", (config, *flags({**keys, **texts[source]})))
+        labels = {"trained on": source, "tuned on": target, "seed": seed}
+        tuned = [
+            self.tune(base, variant, method, steps, {**of_tuning(texts[target]), **own})
+            for method in ("lora", "full", *(["hypernetwork"] if variant == "ode" else []))
+            for steps in (GRIDS if variant == "ode" else (STEPS[variant],))
+        ]
+        return [base, *(replace(run, labels={**labels, **run.labels}) for run in tuned)]
 
-def tunings(
-    base: str,
-    source: str,
-    target: str,
-    variant: str,
-    text: dict[str, object],
-    tuning: dict[str, object],
-) -> list[Run]:
-    """The ways to tune one trained model."""
-    ode = variant == "ode"
-    methods = ("lora", "full", "hypernetwork") if ode else ("lora", "full")
-    return [
-        Run(
-            f"{base}-{method}-{steps}",
+    def tune(self, base: Run, variant: str, method: str, steps: int, text: Keys) -> Run:
+        """One tuning."""
+        keys = {**self.tuning, **self.of_method.get(method, {}), **text}
+        return Run(
+            f"{base.name}-{method}-{steps}",
             "finetune",
             (
                 f"--config=configs/finetune.py:{method}",
-                f"--config.init_from={{output}}/{base}",
-                *flags({**without_adapters(tuning, method), **text, "model.num_steps": steps}),
+                f"--config.init_from={{output}}/{base.name}",
+                *flags({**keys, "model.num_steps": steps}),
             ),
-            {
-                "trained on": source,
-                "tuned on": target,
-                "method": f"{variant}, {method}",
-                "steps": steps,
-            },
-            needs=base,
+            {"method": f"{variant}, {method}", "steps": steps},
+            needs=base.name,
         )
-        for method in methods
-        for steps in (GRIDS if ode else (24,))
-    ]
 
 
-def without_adapters(tuning: dict[str, object], method: str) -> dict[str, object]:
-    """The keys that a method has."""
-    return {k: v for k, v in tuning.items() if method == "lora" or k != "model.adapter_rank"}
+def of_tuning(text: Keys) -> Keys:
+    """A text's keys without the tokenizer, which is the run's that is tuned."""
+    return {key: value for key, value in text.items() if key != KEY}

@@ -19,6 +19,7 @@ class Layout:
       best_of: a label over which the lowest mean is taken, such as the learning rate, of those
         with the most seeds; or None.
       log: whether the figure's axis is logarithmic.
+      over_steps: whether a second figure shows the validation loss over the steps of training.
     """
 
     row: tuple[str, ...]
@@ -26,6 +27,7 @@ class Layout:
     value: str
     best_of: str | None = None
     log: bool = False
+    over_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Cell:
 
     Attributes:
       values: of the seeds.
+      within: the mean standard error of a single value, over the documents of a task; or None.
       at: of `best_of`, where the mean is lowest.
       interior: whether its neighbours on both sides were tried.
     """
@@ -41,6 +44,7 @@ class Cell:
     values: tuple[float, ...]
     at: Label | None = None
     interior: bool = True
+    within: float | None = None
 
     @property
     def mean(self) -> float:
@@ -55,46 +59,65 @@ class Cell:
 
     def __str__(self) -> str:
         text = f"{self.mean:.4g}" if self.error is None else f"{self.mean:.4f} ± {self.error:.4f}"
+        if self.within is not None:
+            text += f" ({self.within:.4f})"
         if self.at is None:
             return text
         return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
 
 
 def scores(outcomes: Sequence[dict]) -> list[dict]:
-    """The outcomes, and of each that ran tasks one more per task: its accuracy as `score`."""
+    """The outcomes, and of each that ran tasks one more per task.
+
+    Its `score` is the accuracy, its `score_error` the harness's standard error. Parts of a group of
+    tasks (`mmlu_anatomy` beside `mmlu`) are left out.
+    """
     found = list(outcomes)
     for outcome in outcomes:
-        for key, score in outcome.items():
-            if key.startswith("tasks/") and key.endswith("/acc"):
-                found.append({**outcome, "task": key.split("/")[1], "score": score})
+        keys = [key.split("/") for key in outcome if key.startswith("tasks/")]
+        tasks = [key[1] for key in keys if key[2:] == ["acc"]]
+        for task in tasks:
+            if any(task.startswith(f"{group}_") for group in tasks):
+                continue
+            score = {"task": task, "score": outcome[f"tasks/{task}/acc"]}
+            error = outcome.get(f"tasks/{task}/acc_stderr")
+            found.append({**outcome, **score, "score_error": error})
+    return found
+
+
+Group = dict[tuple, dict[Label, dict[Label | None, list[dict]]]]
+
+
+def grouped(outcomes: Sequence[dict], layout: Layout) -> Group:
+    """Outcomes by row, column and `best_of`; rows and columns in the order of the outcomes."""
+    found: Group = {}
+    for outcome in outcomes:
+        if layout.column not in outcome or layout.value not in outcome:
+            continue  # a run that only others need
+        row = tuple(outcome[label] for label in layout.row)
+        tried = found.setdefault(row, {}).setdefault(outcome[layout.column], {})
+        tried.setdefault(outcome[layout.best_of] if layout.best_of else None, []).append(outcome)
     return found
 
 
 def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, Cell]]:
     """Cells by row and column; rows and columns in the order of the outcomes."""
-    grouped: dict[tuple, dict[Label, dict[Label | None, list[float]]]] = {}
-    for outcome in outcomes:
-        if layout.column not in outcome or layout.value not in outcome:
-            continue  # a run that only others need
-        row = tuple(outcome[label] for label in layout.row)
-        tried = grouped.setdefault(row, {}).setdefault(outcome[layout.column], {})
-        at = outcome[layout.best_of] if layout.best_of else None
-        tried.setdefault(at, []).append(outcome[layout.value])
     return {
-        row: {column: best(tried) for column, tried in columns.items()}
-        for row, columns in grouped.items()
+        row: {column: best(tried, layout.value) for column, tried in columns.items()}
+        for row, columns in grouped(outcomes, layout).items()
     }
 
 
-def best(tried: dict[Label | None, list[float]]) -> Cell:
+def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
     """The cell of the lowest mean, of those with the most seeds."""
-    seeds = max(map(len, tried.values()))
-    at = min(
-        (each for each in tried if len(tried[each]) == seeds), key=lambda each: mean(tried[each])
-    )
+    values = {at: tuple(each[value] for each in found) for at, found in tried.items()}
+    seeds = max(map(len, values.values()))
+    at = min((each for each in values if len(values[each]) == seeds), key=lambda a: mean(values[a]))
     order = sorted(tried, key=lambda each: (each is not None, each))
     interior = len(order) == 1 or at not in (order[0], order[-1])
-    return Cell(tuple(tried[at]), at, interior)
+    errors = [each.get(f"{value}_error") for each in tried[at]]
+    within = None if None in errors else mean(errors)
+    return Cell(values[at], at, interior, within)
 
 
 def in_order(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:

@@ -154,6 +154,8 @@ def figures(run: Run, output: Path, said: str) -> dict:
     """
     if run.verb not in TRAINING:
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        if run.verb == "analyze":  # its last line is the path of its page
+            return {"page": said.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}

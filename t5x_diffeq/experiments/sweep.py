@@ -1,17 +1,18 @@
-"""Tables 1 and 2 of the paper: models compared, each at its best learning rate."""
+"""Models compared on a laptop, each at its best learning rate: tables 1 and 2 of the paper."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from t5x_diffeq.experiments.comparison import SEEDS, Keys, config_for, need_text, training
-from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
 from t5x_diffeq.experiments.runs import Run
 
 Group = tuple[str, str]  # text, variant
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Experiment):
     """Variants on every text, each at the best value of one key, by three seeds.
 
     The first seed tries each variant's values, then half the smallest or twice the largest while
@@ -20,47 +21,41 @@ class Sweep:
     Attributes:
       key: of the config.
       variants: the values that each begins with.
-      layouts: the tables.
-      papers: what each begins with at the paper's scale.
     """
 
     key: str
     variants: dict[str, tuple[float, ...]]
-    layouts: tuple[Layout, ...]
-    papers: tuple[float, ...]
 
-    def runs(self, scale: str, texts: dict[str, Keys], done: dict[str, dict]) -> list[Run]:
+    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
         """The runs, as far as what is done says which they are.
 
         Runs come in rounds, each when all of the one before are done, so that more of them leave
-        those before where they are: jobs of an array agree on whose they are. As `Comparison.runs`.
+        those before where they are: jobs of an array agree on whose they are.
         """
         need_text(texts)
 
         def run(group: Group, value: float, seed: int) -> Run:
             text, variant = group
             choice = {self.key: value}
-            return training(config_for(scale, text), text, texts[text], variant, choice, seed)
+            return training(laptop_config(text), text, texts[text], variant, choice, seed)
 
         def loss(group: Group, value: float) -> float:
-            return done[run(group, value, SEEDS[0]).name]["loss"]
+            return done[run(group, value, seeds[0]).name]["loss"]
 
         tried: dict[Group, dict[float, float]] = {
             group: {} for group in product(texts, self.variants)
         }
-        wanted = {
-            group: self.papers if scale == "paper" else self.variants[group[1]] for group in tried
-        }
+        wanted = {group: self.variants[group[1]] for group in tried}
         made: list[Run] = []
         while any(wanted.values()):
-            made += [run(group, value, SEEDS[0]) for group in wanted for value in wanted[group]]
+            made += [run(group, value, seeds[0]) for group in wanted for value in wanted[group]]
             if any(each.name not in done for each in made):
                 return made
             for group, values in wanted.items():
                 tried[group] |= {value: loss(group, value) for value in values}
             wanted = {group: beyond(losses) for group, losses in tried.items()}
         best = {group: min(losses, key=losses.get) for group, losses in tried.items()}
-        return made + [run(group, best[group], seed) for group in tried for seed in SEEDS[1:]]
+        return made + [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
 
 
 def beyond(losses: dict[float, float]) -> list[float]:

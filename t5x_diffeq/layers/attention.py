@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -24,7 +25,7 @@ class Attention(nn.Module):
       fused: q, k and v are one linear, as in GPT (then H = K); else one each, as in Llama.
       use_bias: biases on all linears.
       rotary: whether q and k turn with the position.
-      kernel: one of `attention_kernels.KERNELS`.
+      kernel: as `attention_kernels.causal_attention` takes it.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
     """
@@ -44,8 +45,11 @@ class Attention(nn.Module):
         """The attention output, not yet scaled by the step size."""
         head_dim = self.embed_dim // self.num_heads
         q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
+        q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.rotary:
-            q, k = rotate(q, places.positions), rotate(k, places.positions)
+            # q stays in float32 until the kernel has scaled it, and is rounded once.
+            q = rotate(q.astype(jnp.float32), places.positions)
+            k = rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
         if self.has_variable(CACHE, "keys"):
             mixed = self.attend_to_cache(q, k, v, places.positions)
@@ -82,7 +86,7 @@ class Attention(nn.Module):
             self.put_variable(CACHE, name, held)
             own.append(held[slot])
         seen = jnp.arange(own[0].shape[1]) <= positions[:, None, :, None]
-        return jax.nn.dot_product_attention(q, *own, mask=seen)
+        return jax.nn.dot_product_attention(q.astype(k.dtype), *own, mask=seen)
 
     def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
         """q, k and v from one kernel `[D, 3, H, G]`."""

@@ -1,11 +1,13 @@
 """Attention kernels: one place chooses, and says what it chose and why."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
@@ -17,6 +19,11 @@ from t5x_diffeq.errors import InputError
 KERNELS = ("xla", "cudnn", "splash")
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # of a TPU's vector registers: splash blocks are multiples of it
+# Splash's backward pass in one kernel writes a share of q's gradient per block of keys: as many
+# copies of q as there are blocks. Two kernels write none, and compute the scores once more.
+MOST_COPIES = 8
+STAND_IN = "stand-in"  # for a kernel of GPUs in programs that are compiled on a CPU, never run
+KEPT = "attention"  # what a remat policy can name: the kernel's output
 
 Queries = Float[Array, "B L H G"]
 KeysOrValues = Float[Array, "B L K G"]
@@ -40,21 +47,77 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
     if platform == "tpu":
         if length % LANES:
             return "xla", f"splash attention takes lengths divisible by {LANES}, not {length}"
-        return "splash", "splash, the TPU's flash attention"
+        return (
+            "splash",
+            f"the TPU's flash attention; {splash_blocks('splash', length, head_dim).reason}",
+        )
     return "xla", f"there is no other for {platform}"
 
 
-def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: int) -> None:
-    """A kernel named in the config is one that the platform has for these shapes.
+def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
+    """Why a kernel named in the config runs as it does there, for these shapes.
 
     Raises:
-      InputError: saying why it is not.
+      InputError: if the platform doesn't have it for these shapes, saying why.
     """
     best, reason = choose(platform, dtype, head_dim, length)
-    if kernel not in ("xla", best):
+    name, _, block = kernel.partition(":")
+    if name not in ("xla", best):
         raise InputError(
             f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
         )
+    if not block:
+        return "as model.attention says"
+    if name != "splash" or not block.isdecimal() or int(block) < LANES or int(block) % LANES:
+        raise InputError(
+            f"model.attention={kernel}: splash alone takes a block, a multiple of {LANES}, as in "
+            "splash:512"
+        )
+    if length % int(block):
+        raise InputError(
+            f"model.attention={kernel}: the block doesn't divide the length, {length}; set "
+            "model.attention to auto"
+        )
+    return f"as model.attention says; {splash_blocks(kernel, length, head_dim).reason}"
+
+
+@dataclass(frozen=True)
+class SplashBlocks:
+    """How splash attention cuts a sequence.
+
+    Attributes:
+      size: queries, and keys, of a block.
+      fused: whether one kernel computes the whole backward pass.
+      reason: both in words, and why.
+    """
+
+    size: int
+    fused: bool
+    reason: str
+
+
+def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
+    """The blocks of `splash`, or of `splash:SIZE`.
+
+    Large blocks make few partial gradients. Those of 2048 don't fit a TPU's fast memory, and those
+    of 1024 don't on every kind of TPU if a head is wider than the lanes.
+
+    Args:
+      kernel: either of these names.
+      length: tokens of a sequence.
+      head_dim: width of a head.
+    """
+    _, _, given = kernel.partition(":")
+    fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
+    size = int(given) if given else next(b for b in fitting if length % b == 0)
+    copies = length // size
+    fused = copies <= MOST_COPIES
+    backward = (
+        f"backward in one kernel, with {copies} partial gradients of q"
+        if fused
+        else f"backward in two kernels, since one would keep {copies} partial gradients of q"
+    )
+    return SplashBlocks(size, fused, f"blocks of {size}, {backward}")
 
 
 def causal_attention(
@@ -63,16 +126,20 @@ def causal_attention(
     """softmax(q k^T / sqrt(G)) v, each token over itself and those before it.
 
     Args:
-      q: queries.
+      q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
-      kernel: one of `KERNELS`.
+      kernel: one of `KERNELS`, or splash with the size of its blocks, `splash:512`.
       segments: a token attends to its own alone; None: there is but one.
     """
-    if kernel == "splash":
-        return splash_attention(q, k, v, segments)
+    if kernel.startswith("splash"):
+        return splash_attention(q, k, v, segments, kernel)
+    q = q.astype(k.dtype)  # these kernels scale the products, which are float32
+    if kernel == STAND_IN:
+        return checkpoint_name(on_own_rows(stand_in, q, k, v, None), KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
+    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
+    return checkpoint_name(mixed, KEPT)
 
 
 def splash_attention(
@@ -80,6 +147,7 @@ def splash_attention(
     k: KeysOrValues,
     v: KeysOrValues,
     segments: Segments | None = None,
+    kernel: str = "splash",
     interpret: bool = False,
 ) -> Queries:
     """Attention by the Pallas kernel, on each device's own rows and heads.
@@ -89,9 +157,20 @@ def splash_attention(
       k: keys.
       v: values.
       segments: a token attends to its own alone; None: there is but one.
+      kernel: `splash`, or `splash:SIZE` with the size of its blocks.
       interpret: run the kernel's program without a TPU, for tests.
     """
-    local = partial(local_splash, interpret=interpret)
+    return on_own_rows(partial(local_splash, kernel=kernel, interpret=interpret), q, k, v, segments)
+
+
+def on_own_rows(
+    local: Callable[..., Array],
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None,
+) -> Queries:
+    """`local(q, k, v, segments)` of each device's own rows and heads."""
     if jax.sharding.get_abstract_mesh().empty:
         return local(q, k, v, segments)
     spec = PartitionSpec(*nn.logical_to_mesh_axes(HEADS))
@@ -102,31 +181,77 @@ def splash_attention(
 
 
 def local_splash(
-    q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments | None, interpret: bool
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None,
+    kernel: str,
+    interpret: bool,
 ) -> Queries:
     """One device's part. Heads narrower than the lanes are padded with zeros, which is exact."""
     length, heads, head_dim = q.shape[1:]
     missing = -head_dim % LANES
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
-    by_head = [widen(x).transpose(0, 2, 1, 3) for x in (q / head_dim**0.5, k, v)]
+    # The kernel has no scale of its own: q is divided in float32, and then rounded to k's dtype.
+    scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
+    by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
-    mixed = jax.vmap(splash_kernel(heads, length, interpret))(*by_head, ids)
+    blocks = splash_blocks(kernel, length, head_dim)
+    mixed = jax.vmap(splash_kernel(heads, length, blocks, interpret))(*by_head, ids)
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 
 
-def splash_kernel(heads: int, length: int, interpret: bool) -> Callable[..., Array]:
+def splash_kernel(
+    heads: int, length: int, blocks: SplashBlocks, interpret: bool
+) -> Callable[..., Array]:
     """The kernel for a causal mask, on `[H, L, G]`."""
     mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
-    block = next(b for b in (512, 256, LANES) if length % b == 0)
+    size = blocks.size
     sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=block,
-        use_fused_bwd_kernel=True,
+        block_q=size,
+        block_kv=size,
+        block_kv_compute=size,
+        block_q_dkv=size,
+        block_kv_dkv=size,
+        block_kv_dkv_compute=size,
+        block_q_dq=None if blocks.fused else size,
+        block_kv_dq=None if blocks.fused else size,
+        use_fused_bwd_kernel=blocks.fused,
     )
     return splash.make_splash_mha(
-        mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        mask,
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=KEPT,
+        interpret=interpret,
     )
+
+
+@jax.custom_vjp
+def stand_in(q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None) -> Queries:
+    """Has the arrays of cuDNN's kernel, and computes nothing."""
+    return stand_in_forward(q, k, v, segments)[0]
+
+
+def stand_in_forward(
+    q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None
+) -> tuple[Queries, tuple]:
+    """The output, and what the kernel keeps: its arguments, the output and the softmax's sums."""
+    sums = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
+    out, sums = jax.pure_callback(never, (jax.typeof(q), sums), q, k, v)
+    return out, (q, k, v, out, sums)
+
+
+def stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
+    """Gradients of the arguments."""
+    shapes = tuple(jax.typeof(x) for x in kept[:3])
+    return *jax.pure_callback(never, shapes, *kept, d_out), None
+
+
+def never(*_: Array) -> Array:
+    """What a program that has it would run."""
+    raise AssertionError("a program compiled for planning was run")
+
+
+stand_in.defvjp(stand_in_forward, stand_in_backward)

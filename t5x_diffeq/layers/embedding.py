@@ -1,11 +1,17 @@
 """Tables of vectors, for tokens and for learned positions."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.layers.parameter import declare
+
+Indices = Int[Array, "B L"]
+Vectors = Float[Array, "B L D"]
 
 
 class Embedding(nn.Module):
@@ -16,7 +22,8 @@ class Embedding(nn.Module):
       embed_dim: width D.
       axis: logical axis of the rows.
       init_std: standard deviation of the initialisation.
-      dtype: dtype of the vectors.
+      dtype: dtype of the table that devices exchange and read.
+      state_dtype: dtype of the vectors.
     """
 
     size: int
@@ -24,6 +31,7 @@ class Embedding(nn.Module):
     axis: str | None = "vocab"
     init_std: float = 0.02
     dtype: DTypeLike = jnp.float32
+    state_dtype: DTypeLike = jnp.float32
 
     def setup(self):  # noqa: D102
         self.table = declare(
@@ -35,9 +43,63 @@ class Embedding(nn.Module):
             "embedding",
         )
 
-    def __call__(self, indices: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+    def __call__(self, indices: Indices) -> Vectors:
         """The rows at `indices`."""
-        # Gathered along its width first, so that the look-up itself moves no activations.
-        table = nn.with_logical_constraint(self.table.astype(self.dtype), (self.axis, None))
-        vectors = jnp.take(table, indices, axis=0)
-        return nn.with_logical_constraint(vectors, ("batch", "length", None))
+        dtypes = jnp.dtype(self.dtype), jnp.dtype(self.state_dtype)
+        return rows(self.table, indices, self.size, self.axis, *dtypes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def rows(
+    table: Float[Array, "V D"],
+    indices: Indices,
+    size: int,
+    axis: str | None,
+    dtype: DTypeLike,
+    state_dtype: DTypeLike,
+) -> Vectors:
+    """The rows of the table at `indices`, read in `dtype`; the gradient is summed in float32.
+
+    A token that occurs thousands of times has as many summands in its row of the gradient. In
+    bfloat16, which has 8 significant bits, such a sum stops growing when it is some 256 times as
+    large as its summands. Reading from the float32 table would sum in float32 too, but devices
+    would then gather twice the bytes.
+
+    Args:
+      table: the parameter, float32.
+      indices: which rows.
+      size: V.
+      axis: logical axis of the rows.
+      dtype: what the table is rounded to before devices exchange it.
+      state_dtype: dtype of the result.
+    """
+    # Gathered along its width first, so that the look-up itself moves no activations.
+    whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))
+    vectors = jnp.take(whole, indices, axis=0)
+    vectors = nn.with_logical_constraint(vectors, ("batch", "length", None))
+    return vectors.astype(state_dtype)
+
+
+def rows_forward(table: Float[Array, "V D"], indices: Indices, *static: object) -> tuple:
+    """`rows`, and what its backward pass needs."""
+    return rows(table, indices, *static), indices
+
+
+def rows_backward(
+    size: int,
+    axis: str | None,
+    dtype: DTypeLike,
+    state_dtype: DTypeLike,
+    indices: Indices,
+    d_vectors: Vectors,
+) -> tuple[Float[Array, "V D"], None]:
+    """The transpose of the look-up, in float32 whatever the dtypes of the forward pass."""
+    del dtype, state_dtype
+    d_vectors = nn.with_logical_constraint(d_vectors.astype(jnp.float32), ("batch", "length", None))
+    table = jax.ShapeDtypeStruct((size, d_vectors.shape[-1]), jnp.float32)
+    look_up = partial(jnp.take, indices=indices, axis=0)
+    (d_table,) = jax.linear_transpose(look_up, table)(d_vectors)
+    return nn.with_logical_constraint(d_table, (axis, None)), None
+
+
+rows.defvjp(rows_forward, rows_backward)

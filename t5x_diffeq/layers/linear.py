@@ -72,5 +72,6 @@ class Linear(nn.Module):
                 "bias",
                 writes_residual=self.writes_residual,
             )
-            y += bias.astype(self.dtype)
+            # Added in float32, for the bias's gradient is a sum over all tokens; rounded once.
+            y = (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(self.dtype)
         return y.reshape(*leading, *y.shape[1:])

@@ -1,23 +1,31 @@
-"""The feed-forward sub-field: GELU as in GPT, SwiGLU as in Llama."""
+"""The feed-forward sub-field: GELU or ReLU as in GPT, SwiGLU as in Llama."""
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from t5x_diffeq.array_types import State
 from t5x_diffeq.layers.linear import Linear
 
+ACTIVATIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
 
 class MLP(nn.Module):
-    """`down(gelu(up(x)))`, or gated, `down(silu(gate(x)) * up(x))` (Shazeer 2020).
+    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation.
 
     Attributes:
       embed_dim: width D of the state.
       mlp_dim: width F between.
-      gated: SwiGLU instead of GELU (tanh form).
+      activation: "gelu" (its tanh form), "relu" or "silu".
+      gated: whether a gate multiplies what `up` makes.
       use_bias: biases on all linears.
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
@@ -25,6 +33,7 @@ class MLP(nn.Module):
 
     embed_dim: int
     mlp_dim: int
+    activation: str
     gated: bool
     use_bias: bool
     output_std: float = 0.02
@@ -35,11 +44,12 @@ class MLP(nn.Module):
         """The MLP's output, not yet scaled by the step size."""
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
-        up = widen(name="up")(x)
+        up = checkpoint_name(widen(name="up")(x), "mlp")
+        activation = ACTIVATIONS[self.activation]
         if self.gated:
-            hidden = jax.nn.silu(widen(name="gate")(x)) * up
+            hidden = activation(checkpoint_name(widen(name="gate")(x), "mlp")) * up
         else:
-            hidden = jax.nn.gelu(up, approximate=True)
+            hidden = activation(up)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
         return linear(
             (self.mlp_dim, self.embed_dim),

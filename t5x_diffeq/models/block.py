@@ -23,7 +23,8 @@ class Block(nn.Module):
     """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
 
     With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
-    It knows no time, step size or residual stream: those are the scheme's.
+    It knows no time, step size or residual stream: those are the scheme's. The state and both
+    results have `config.state_dtype`; what is between them is computed in `config.dtype`.
     """
 
     config: ModelConfig
@@ -52,19 +53,21 @@ class Block(nn.Module):
             **layer,
         )
         self.mlp_norm = norm()
-        self.mlp = MLP(c.embed_dim, c.mlp_dim, gated=not gpt, **layer)
+        self.mlp = MLP(c.embed_dim, c.mlp_dim, c.mlp_activation, gated=not gpt, **layer)
         self.attention_dropout = nn.Dropout(c.dropout_rate)
         self.mlp_dropout = nn.Dropout(c.dropout_rate)
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The attention sub-field."""
         output = self.attention(self.attention_norm(y), places)
-        return self.attention_dropout(output, deterministic=deterministic)
+        dropped = self.attention_dropout(output, deterministic=deterministic)
+        return dropped.astype(self.config.state_dtype)
 
     def g(self, y: State, deterministic: bool = True) -> State:
         """The MLP sub-field."""
         x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
-        return self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
+        dropped = self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
+        return dropped.astype(self.config.state_dtype)
 
     def __call__(self, y: State, places: Places) -> State:
         """f + g."""
@@ -74,7 +77,7 @@ class Block(nn.Module):
         """Small inputs with which its parameters can be made, of a length that kernels take."""
         c = self.config
         length = min(c.max_length, LANES)
-        state = jax.ShapeDtypeStruct((1, length, c.embed_dim), c.compute_dtype)
+        state = jax.ShapeDtypeStruct((1, length, c.embed_dim), jnp.dtype(c.state_dtype))
         return state, Places(jax.ShapeDtypeStruct((1, length), jnp.int32))
 
 

@@ -81,7 +81,8 @@ class LanguageModel(nn.Module):
     def setup(self):  # noqa: D102
         c = self.config
         gpt = c.architecture == "gpt"
-        table = partial(Embedding, embed_dim=c.embed_dim, dtype=c.compute_dtype)
+        dtypes = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
+        table = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
         self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if gpt else 1.0)
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
@@ -195,6 +196,7 @@ class LanguageModel(nn.Module):
             num_steps=c.num_steps,
             step_size=c.dt,
             remat=c.remat,
+            kept_dtype=c.compute_dtype,
             key=None if deterministic else self.make_rng("dropout"),
             unroll=unroll,
         )
@@ -227,8 +229,9 @@ class LanguageModel(nn.Module):
 
     def logits(self, y: State) -> Logits:
         """Logits over the padded vocabulary; padding has those of probability zero."""
-        logits = jnp.einsum("bld,vd->blv", y, self.head_vectors())
+        logits = jnp.einsum(
+            "bld,vd->blv", y, self.head_vectors(), preferred_element_type=jnp.float32
+        )
         logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
-        logits = logits.astype(jnp.float32)
         real = jnp.arange(logits.shape[-1]) < self.config.vocab_size
         return jnp.where(real, logits, -jnp.inf)

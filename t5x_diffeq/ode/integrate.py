@@ -1,9 +1,11 @@
 """Integration of the residual stream: a scan of steps over weights that exist already."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Weights
@@ -14,11 +16,9 @@ FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
 Step = Callable[[State, tuple[tuple[Weights, ...], Array | None]], State]
 
-# What the backward pass finds stored within a step; the rest it computes again.
-REMAT_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
+REMATS = ("none", "dots", "full")  # and every:k and keep:a,b
+# What "keep:..." can name: values that the layers mark with `checkpoint_name`.
+NAMES = ("qkv", "attention", "mlp")
 
 
 def integrate(
@@ -30,6 +30,7 @@ def integrate(
     num_steps: int,
     step_size: float,
     remat: str = "none",
+    kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
     unroll: bool = False,
 ) -> State:
@@ -43,7 +44,10 @@ def integrate(
       scheme: a key of `solvers.SCHEMES`.
       num_steps: N.
       step_size: dt.
-      remat: "none", "dots", "full", or "every:k" (one checkpoint per k steps).
+      remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (the
+        values that have these of `NAMES` are stored).
+      kept_dtype: dtype in which "full" and "every:k" keep the state of each checkpoint for the
+        backward pass; None: the state's own.
       key: dropout key, or None.
       unroll: a Python loop instead of a scan.
 
@@ -59,7 +63,7 @@ def integrate(
     if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
         field = apart(field)
     step = step_function(field, scheme, step_size)
-    return scan_steps(step, y, inputs, num_steps, remat)
+    return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -156,13 +160,17 @@ def step_inputs(
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
-def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str) -> State:
+def scan_steps(
+    step: Step, y: State, inputs: object, num_steps: int, remat: str, kept_dtype: DTypeLike
+) -> State:
     """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
         return scan(step, y, inputs)
-    if remat in REMAT_POLICIES:
-        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
-        policy = REMAT_POLICIES[remat]
+    if remat == "full":
+        return scan_again(step, y, inputs, kept_dtype)
+    if remat == "dots" or remat.startswith("keep:"):
+        dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        policy = dots if remat == "dots" else keep_policy(remat)
         return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
     every = steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
@@ -170,17 +178,73 @@ def scan_steps(step: Step, y: State, inputs: object, num_steps: int, remat: str)
     def chunk(y: State, inputs: object) -> State:
         return scan(step, y, inputs)
 
-    checkpointed = jax.checkpoint(chunk, prevent_cse=False)
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = scan(checkpointed, y, chunks)
-    rest = jax.tree.map(lambda x: x[whole:], inputs)
-    return checkpointed(y, rest) if whole < num_steps else y
+    y = scan_again(chunk, y, chunks, kept_dtype)
+    rest = jax.tree.map(lambda x: x[None, whole:], inputs)
+    return scan_again(chunk, y, rest, kept_dtype) if whole < num_steps else y
+
+
+def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> State:
+    """`scan`, whose backward pass computes each step again from its inputs; nothing else is kept.
+
+    Of these, the states are kept in `kept_dtype`. Float32 states would take twice the memory of
+    bfloat16 ones; and what reads a state, a norm, rounds its result to bfloat16 itself, so the
+    gradient is as exact.
+    """
+    if kept_dtype == y.dtype:
+        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
+        return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
+    dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
+
+    def forward(y: State, inputs: tuple) -> tuple[State, tuple[State, tuple]]:
+        def keep(y: State, x: tuple) -> tuple[State, State]:
+            return step(y, x), y.astype(kept_dtype)
+
+        y, kept = jax.lax.scan(keep, y, inputs)
+        return y, (kept, inputs)
+
+    def backward(found: tuple[State, tuple], dy: State) -> tuple[State, tuple]:
+        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, tuple[Weights, ...]]:
+            y, (W, key) = at
+            _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
+            return pull_back(dy)
+
+        dy, dW = jax.lax.scan(back, dy, found, reverse=True)
+        return dy, (dW, None)  # keys have no gradient
+
+    again.defvjp(forward, backward)
+    return again(y, inputs)
 
 
 def scan(step: Step, y: State, inputs: object) -> State:
     """Repeats `step` over the leading axis of `inputs`."""
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y
+
+
+def keep_policy(remat: str) -> Callable[..., bool]:
+    """The policy of "keep:a,b".
+
+    Raises:
+      InputError: if it names something else than `NAMES`.
+    """
+    return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
+
+
+def kept_names(remat: str) -> tuple[str, ...]:
+    """a and b of "keep:a,b".
+
+    Raises:
+      InputError: if they are not of `NAMES`.
+    """
+    names = tuple(remat.removeprefix("keep:").split(","))
+    for name in names:
+        if name not in NAMES:
+            raise InputError(
+                f"model.remat={remat} keeps {name!r}; it can keep {', '.join(NAMES)}, as in "
+                f"keep:{','.join(NAMES)}"
+            )
+    return names
 
 
 def steps_per_checkpoint(remat: str) -> int:
@@ -192,7 +256,8 @@ def steps_per_checkpoint(remat: str) -> int:
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:
         raise InputError(
-            f"remat is {remat!r}; it is none, {', '.join(REMAT_POLICIES)} or every:k with k >= 1"
+            f"remat is {remat!r}; it is {', '.join(REMATS)}, every:k with k >= 1, or keep: and "
+            f"some of {','.join(NAMES)}"
         )
     return int(k)
 

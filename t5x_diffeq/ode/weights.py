@@ -269,8 +269,9 @@ class SharedWeights(nn.Module):
     def __call__(self, times: Times) -> Weights:
         """The same weights at each of `times`."""
         weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
-        weights = cast_by_role(weights, block_parameters(self.block, self.inputs), self.dtype)
-        return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
+        # Repeated before they are rounded: so their gradient is summed over the times in float32.
+        repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
+        return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
 
 
 def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:

@@ -1,58 +1,149 @@
-"""Checkpoints: train state and data state, saved together and asynchronously by Orbax."""
+"""Checkpoints: train state and data state, saved together and asynchronously by Orbax.
+
+They are verified by checksums before anything is read from them (see `checksums`).
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, absolute, move_folder
-from t5x_diffeq.processes import wait_for_all
+from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.files import AnyPath, absolute, told
+from t5x_diffeq.processes import are_several, first_told, wait_for_all
 from t5x_diffeq.report import say
+from t5x_diffeq.training import checksums
+from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy, whole_steps
 from t5x_diffeq.training.state import TrainState
+
+ITEMS = ("state", "data")
+SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
+
+
+class Manager(ocp.CheckpointManager):
+    """Orbax's, but that it doesn't ask JAX for preemption: `StopSignals` alone counts the calls."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """What `StopSignals` knows is not asked here."""
+        return False
+
+
+class Restored(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+      state: the train state.
+      step: after which it was saved.
+      places: where each row of the batch stands in its documents, if batches are made in the loop.
+      reports: how many lines `metrics.jsonl` had; None in checkpoints of before 0.2.
+    """
+
+    state: TrainState
+    step: int
+    places: list | None
+    reports: int | None
 
 
 class Checkpoints:
-    """The checkpoints of a workdir, newest last.
+    """The checkpoints of a workdir, newest last; all processes make and use it together.
 
     Args:
       workdir: holds them under `checkpoints/<step>/`.
       keep: how many of the newest to keep.
+      verify: compare checksums before a checkpoint is read.
     """
 
-    def __init__(self, workdir: AnyPath, keep: int):
+    def __init__(self, workdir: AnyPath, keep: int, verify: bool = True):
         self.folder = absolute(workdir) / "checkpoints"  # Orbax takes no relative path
-        self.options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self.options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        self.verify = verify
+        self.saving = None  # the step whose save may not have ended
+        if jax.process_index() == 0:
+            tidy(self.folder)
+        wait_for_all("the checkpoints are tidy")
         self.manager = self.open()
 
-    def open(self) -> ocp.CheckpointManager:
+    def open(self) -> Manager:
         """Orbax's view of the folder as it is now."""
-        return ocp.CheckpointManager(
-            self.folder, options=self.options, item_names=("state", "data")
-        )
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
+        handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
+        return Manager(self.folder, options=self.options, handler_registry=handlers)
 
     @property
     def latest_step(self) -> int | None:
-        """The newest whole checkpoint, if there is any."""
+        """The newest checkpoint, which may still be being saved; None if there is none."""
         return self.manager.latest_step()
 
+    # -------------------------------------------------------------------------- saving
+
     def save(
-        self, step: int, state: TrainState, fingerprint: str, places: list | None = None
+        self,
+        step: int,
+        state: TrainState,
+        fingerprint: str,
+        places: list | None = None,
+        reports: int | None = None,
     ) -> None:
-        """Starts to save; the state of the data is the step, its fingerprint and rows' places."""
-        data_state = {"step": step, "fingerprint": fingerprint, "places": places}
-        self.manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
-            ),
-            force=True,
-        )
+        """Starts to save, once the save before has ended.
 
-    def restore(
-        self, abstract_state: TrainState, fingerprint: str
-    ) -> tuple[TrainState, int, list | None] | None:
-        """State, step and places of the newest readable checkpoint; None if there never was one.
+        The state of the data is the step, its fingerprint and the places of its rows.
 
-        Unreadable ones are moved aside, into `unreadable_checkpoints/`, and said so, once an older
+        Raises:
+          RunError: if this or the save before can't be written.
+          MachineryError: if the reason is a bucket or a process that doesn't answer.
+        """
+        data_state = {
+            "step": step,
+            "fingerprint": fingerprint,
+            "places": places,
+            "reports": reports,
+        }
+        with self.explained():
+            self.manager.wait_until_finished()
+        self.saving = step
+        with self.explained():
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
+                ),
+                force=True,
+            )
+
+    def check(self) -> None:
+        """Finds out whether the last save has failed; takes no time.
+
+        Raises:
+          RunError, MachineryError: as `save` does.
+        """
+        with self.explained():
+            self.manager.check_for_errors()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What Orbax raises, as one line."""
+        try:
+            yield
+        except Exception as error:
+            kind = MachineryError if is_of_machinery(error) else RunError
+            there = [step for step in whole_steps(self.folder) if step != self.saving]
+            raise kind(
+                f"checkpoint {self.saving} can't be written to {self.folder}: {reason(error)}; "
+                f"nothing that was saved before is lost: once this is mended, the same command "
+                f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
+            ) from error
+
+    # -------------------------------------------------------------------------- restoring
+
+    def restore(self, abstract_state: TrainState, fingerprint: str) -> Restored | None:
+        """The newest checkpoint that is whole; None if there never was one.
+
+        Damaged ones are moved aside, into `unreadable_checkpoints/`, and said so, once an older
         one was read; else nothing is touched.
 
         Args:
@@ -61,14 +152,14 @@ class Checkpoints:
 
         Raises:
           RunError: if there are checkpoints and none can be read.
+          MachineryError: if the disk, bucket or a process doesn't answer.
           InputError: if it is of other data.
         """
         failures = {}
         for step in sorted(self.manager.all_steps(), reverse=True):
-            try:
-                restored = self.manager.restore(step, args=self.restore_args(abstract_state))
-            except (ValueError, KeyError, OSError) as error:
-                failures[step] = first_line(error)
+            restored, failure = self.read(step, abstract_state)
+            if failure:
+                failures[step] = failure
                 continue
             if restored.data["fingerprint"] != fingerprint:
                 raise InputError(
@@ -76,19 +167,34 @@ class Checkpoints:
                     "or choose a new --workdir"
                 )
             self.set_aside(failures)
-            return restored.state, restored.data["step"], restored.data.get("places")
+            data = restored.data
+            return Restored(restored.state, step, data.get("places"), data.get("reports"))
         if failures:
             raise RunError(
-                f"no checkpoint in {self.folder} can be read (of {min(failures)}: "
-                f"{failures[min(failures)]}); restore one, or start again in a new --workdir"
+                f"no checkpoint in {self.folder} can be read (of {max(failures)}: "
+                f"{failures[max(failures)]}); restore one, or start again in a new --workdir"
             )
         return None
 
-    def restore_args(self, abstract_state: TrainState) -> ocp.args.Composite:
-        """What Orbax is asked for."""
-        return ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
-        )
+    def read(
+        self, step: int, abstract_state: TrainState
+    ) -> tuple[ocp.args.Composite | None, str | None]:
+        """The items of a checkpoint, or what is wrong with it, the same on all processes."""
+        folder = self.folder / str(step)
+        failure = damage(folder, self.verify)
+        if failure:
+            return None, failure
+        state = data = None
+        try:
+            data = read_data(folder, step)
+            # The handler alone: a checkpointer would wait for processes that have failed.
+            state = ocp.StandardCheckpointHandler().restore(
+                folder / "state", args=ocp.args.StandardRestore(abstract_state)
+            )
+        except Exception as error:
+            failure = explain(error, folder)
+        failure = first_told(failure)
+        return (None, failure) if failure else (ocp.args.Composite(state=state, data=data), None)
 
     def set_aside(self, failures: dict[int, str]) -> None:
         """Moves checkpoints that can't be read out of the way, losing nothing."""
@@ -96,58 +202,145 @@ class Checkpoints:
             return
         self.manager.close()
         for step, failure in failures.items():
-            aside = self.folder.parent / "unreadable_checkpoints" / str(step)
+            aside = self.folder.parent / ASIDE / str(step)
             say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
-                move_folder(self.folder / str(step), aside)
+                set_aside(self.folder / str(step))
         wait_for_all("unreadable checkpoints are moved")
         self.manager = self.open()
+
+    # -------------------------------------------------------------------------- ending
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type | None, *exception: object) -> None:
         """Waits, also when the run fails: what was saved before is good."""
-        self.manager.close()
+        if kind is None:
+            with self.explained():
+                self.manager.wait_until_finished()
+            self.manager.close()
+            return
+        # The save may wait for a process that waits for this one, or fail for the same reason.
+        closing = threading.Thread(target=close_quietly, args=(self.manager,), daemon=True)
+        closing.start()
+        closing.join(SECONDS_AFTER_FAILURE if are_several() else None)
 
 
-def restore_params(workdir: AnyPath, abstract_params: dict, step: int | None = None) -> tuple:
+def close_quietly(manager: Manager) -> None:
+    """Waits for the save; why it failed is told already."""
+    with suppress(Exception):
+        manager.close()
+
+
+def damage(folder: AnyPath, verify: bool) -> str | None:
+    """What checksums say is wrong with a checkpoint, the same on all processes; or None.
+
+    Raises:
+      MachineryError: if the bucket doesn't answer.
+    """
+    if not verify:
+        return None
+    try:
+        failure = unverified = None
+        if checksums.are_in(folder):
+            part, parts = jax.process_index(), jax.process_count()
+            failure = checksums.damage(folder, ITEMS, part, parts)
+        else:
+            unverified = f"checkpoint {folder.name} has no checksums, and is taken as it is"
+    except Exception as error:
+        failure = explain(error, folder)
+    if unverified := first_told(unverified):
+        say(unverified)
+    return first_told(failure)
+
+
+def read_data(folder: AnyPath, step: int) -> dict:
+    """The state of the data of a checkpoint.
+
+    Raises:
+      ValueError: if it is something else.
+      OSError: if it can't be read.
+    """
+    data = json.loads((folder / "data" / "metadata").read_text())
+    if not (isinstance(data, dict) and data.get("step") == step and "fingerprint" in data):
+        raise ValueError(f"data/metadata is not that of step {step}")
+    return data
+
+
+def restore_params(
+    workdir: AnyPath, abstract_params: dict, step: int | None = None, verify: bool = True
+) -> tuple:
     """The parameters alone of a checkpoint, and its step.
 
     Args:
       workdir: of a run.
       abstract_params: shapes, dtypes and shardings.
       step: which checkpoint; None is the newest.
+      verify: compare checksums before.
 
     Raises:
       InputError: if there is none, or it can't be read.
+      MachineryError: if the bucket or a process doesn't answer.
     """
     folder = absolute(workdir) / "checkpoints"
-    steps = sorted(ocp.utils.checkpoint_steps(folder)) if folder.is_dir() else []
+    steps = whole_steps(folder)
     if not steps:
         raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
     step = steps[-1] if step is None else step
+    there = ", ".join(map(str, steps))
     if step not in steps:
-        raise InputError(
-            f"checkpoint {step} of {workdir} does not exist; there are {', '.join(map(str, steps))}"
-        )
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        item = {"params": abstract_params}
-        args = ocp.args.PyTreeRestore(
-            item,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-            partial_restore=True,
-        )
+        raise InputError(f"checkpoint {step} of {workdir} does not exist; there are {there}")
+    restored, failure = None, damage(folder / str(step), verify)
+    if not failure:
         try:
-            restored = checkpointer.restore(folder / str(step) / "state", args=args)
-        except (ValueError, KeyError, OSError) as error:
-            raise InputError(
-                f"checkpoint {step} of {workdir} can't be read: {first_line(error)}; "
-                "choose another one"
-            ) from error
+            restored = read_params(folder / str(step), abstract_params)
+        except Exception as error:
+            failure = explain(error, folder / str(step))
+        failure = first_told(failure)
+    if failure:
+        raise InputError(
+            f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
+            f"{there}"
+        )
     return restored["params"], step
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error, short."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
+    """`{"params": ...}` of a checkpoint; raises whatever Orbax does."""
+    item = {"params": abstract_params}
+    args = ocp.args.PyTreeRestore(
+        item,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+        partial_restore=True,
+    )
+    return ocp.PyTreeCheckpointHandler().restore(checkpoint / "state", args=args)
+
+
+def explain(error: Exception, checkpoint: AnyPath) -> str:
+    """Why a checkpoint can't be read, if it is the checkpoint's fault.
+
+    Raises:
+      MachineryError: if it is a bucket, link or device that doesn't answer.
+      MemoryError, JaxRuntimeError: if there is no memory for it.
+    """
+    damaged = "DATA_LOSS" in str(error)  # TensorStore's word for what it can't decode
+    if is_of_machinery(error) and not damaged:
+        raise MachineryError(
+            f"checkpoint {checkpoint} can't be reached: {reason(error)}"
+        ) from error
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        raise error
+    return reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """What lies at the bottom of an error, on one line."""
+    text = told(error)
+    for known in ("No space left on device", "Disk quota exceeded"):
+        cause = error
+        while cause is not None:
+            if known in str(cause):
+                return known
+            cause = cause.__cause__ or cause.__context__
+    return text[:200]

@@ -2,14 +2,14 @@
 
 The convention: an all-gather moves the bytes of its result, a reduce-scatter those of its operand,
 an all-reduce its size, once (a ring sends about twice that), an all-to-all and a collective-permute
-their operand. Sizes are those of one device's program, without padding; loops count as often as
-they run (`trip_count.executions`), and an asynchronous collective once, at its start.
+their operand; so does what the hosts of several TPU slices exchange over their network. Sizes are
+those of one device's program, without padding by the hardware; loops count as often as they run
+(`trip_count.executions`), and an asynchronous collective once, at its start.
 """
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 from t5x_diffeq.training.program import (
@@ -22,10 +22,15 @@ from t5x_diffeq.training.program import (
     read_program,
     shapes,
 )
+from t5x_diffeq.training.replica_groups import Group, first_group
 from t5x_diffeq.training.trip_count import executions
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(KINDS)})(-start)?$")
+BETWEEN_SLICES = "between slices"  # the host's part of a collective that several TPU slices share
+OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (*OPCODES, BETWEEN_SLICES)
+REDUCE = "all-reduce"
+UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
+OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(OPCODES)})(-start)?$")
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,29 @@ class Collective:
       kind: one of `KINDS`.
       shapes: what it moves; several where the compiler has combined several into one.
       executions: how often it runs in one run of the program.
-      devices: how many exchange with each other; None for all, or where it isn't a group.
+      group: the first of the groups that exchange, as places in the program's order of devices;
+        None for all devices, or where it isn't a group.
       op_name: of the operation that it was made for, as the program's source names it; of
         combined ones at most the first's.
       name: of the instruction.
       asynchronous: whether other instructions can run meanwhile.
+      padding: bytes of zeros that one execution moves: of an all-reduce that stands for an
+        all-gather, where each device has put its part into a buffer of zeros.
     """
 
     kind: str
     shapes: tuple[Shape, ...]
     executions: int
-    devices: int | None
+    group: Group | None
     op_name: str
     name: str
     asynchronous: bool
+    padding: int = 0
+
+    @property
+    def devices(self) -> int | None:
+        """How many exchange with each other; None for all, or where it isn't a group."""
+        return self.group and len(self.group)
 
     @property
     def bytes(self) -> int:
@@ -58,10 +72,21 @@ class Collective:
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind: how many run, and the bytes that each device moves."""
+    """Collectives of one kind, of one device.
+
+    Attributes:
+      executions: how many run.
+      bytes: that they move.
+      synchronous: how many of them nothing else can run beside.
+      padded: how many are all-reduces of buffers padded with zeros, in place of all-gathers.
+      padding: bytes of these zeros, a part of `bytes`.
+    """
 
     executions: int
     bytes: int
+    synchronous: int = 0
+    padded: int = 0
+    padding: int = 0
 
 
 def collectives(text: str) -> list[Collective]:
@@ -74,7 +99,7 @@ def collectives(text: str) -> list[Collective]:
     found = (
         collective(execution, program)
         for execution in executions(program)
-        if OPCODE.match(execution.instruction.opcode)
+        if OPCODE.match(execution.instruction.opcode) or leaves_slice(execution.instruction)
     )
     return [c for c in found if c is not None and c.devices != 1]
 
@@ -82,13 +107,18 @@ def collectives(text: str) -> list[Collective]:
 def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
     """Executions and bytes of each of `KINDS`, zeros included."""
     found = list(found)
-    return {
-        kind: Traffic(
-            sum(c.executions for c in found if c.kind == kind),
-            sum(c.bytes for c in found if c.kind == kind),
-        )
-        for kind in KINDS
-    }
+    return {kind: of_kind([c for c in found if c.kind == kind]) for kind in KINDS}
+
+
+def of_kind(found: list[Collective]) -> Traffic:
+    """The sums over collectives."""
+    return Traffic(
+        sum(c.executions for c in found),
+        sum(c.bytes for c in found),
+        sum(c.executions for c in found if not c.asynchronous),
+        sum(c.executions for c in found if c.padding),
+        sum(c.executions * c.padding for c in found),
+    )
 
 
 def select(
@@ -121,6 +151,9 @@ def time_embedding_sum(num_nodes: int, width: int) -> Callable[[Collective, Shap
 def collective(execution: Execution, program: Program) -> Collective | None:
     """The collective of an instruction; None where it only continues one that has begun."""
     it, computation = execution.instruction, program.computations[execution.computation]
+    if leaves_slice(it):
+        sent = tuple(shapes(computation[it.operands[0]].type))
+        return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
     kind, start = OPCODE.match(it.opcode).groups()
     if continues(it, execution, computation):
         return None
@@ -134,11 +167,31 @@ def collective(execution: Execution, program: Program) -> Collective | None:
         kind,
         tuple(moved),
         execution.times,
-        group_size(it),
+        first_group(it),
         it.attribute(r'op_name="([^"]*)"') or "",
         it.name,
         bool(start) or in_chain(it, execution) or started(program, execution.computation),
+        sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
     )
+
+
+def zeros(program: Program, computation: Computation, name: str) -> int:
+    """Bytes of an operand beside the part that was put into it; 0 if it was computed whole."""
+    it = computation[name]
+    if it.opcode in UNCHANGED:
+        return zeros(program, computation, it.operands[0])
+    if it.opcode == "fusion":
+        inside = program.computations[it.called[0]]
+        return zeros(program, inside, next(i.name for i in inside.values() if i.root))
+    if it.opcode != "dynamic-update-slice":
+        return 0
+    whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
+    return whole - part
+
+
+def leaves_slice(it: Instruction) -> bool:
+    """Whether the instruction gives data to the host, for the network between slices."""
+    return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
 
 
 def started(program: Program, name: str) -> bool:
@@ -163,21 +216,3 @@ def continues(it: Instruction, execution: Execution, computation: Computation) -
     """Whether the instruction is a further piece of a chain, counted at its first, the start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
     return in_chain(it, execution) and not starts
-
-
-def group_size(it: Instruction) -> int | None:
-    """How many devices exchange with each other, if the instruction says.
-
-    Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
-    axes of a mesh, `mesh['a'=2,'b'=4], device_ids=(...) {'b'}`, of which `'b':(2)2` is a part.
-    """
-    if listed := it.attribute(r"replica_groups=\{\{([\d,]*)\}"):
-        return len(listed.split(","))
-    if tiled := it.attribute(r"replica_groups=\[([\d,]+)\]<="):
-        return int(tiled.split(",")[-1])
-    axes = r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\S*\))? \{([^}]*)\}"
-    if not (named := re.search(axes, it.attributes)):
-        return None
-    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named.group(1)))
-    parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named.group(2))
-    return prod(int(part or sizes[axis]) for axis, part in parts)

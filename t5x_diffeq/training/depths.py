@@ -6,6 +6,8 @@ steps becomes a dial. Of all of them at once, or largest and smallest among them
 rule of Yu and Huang (2019) for networks of many widths.
 """
 
+from math import comb
+
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -18,18 +20,11 @@ def check_depths(config: ConfigDict) -> None:
     """`train.depths` can be drawn from.
 
     Raises:
-      InputError: if a number is not positive, or the weights exist on their own grid alone.
+      InputError: if they are too few, or the weights exist on their own grid alone.
     """
     train = config.train
     depths = tuple(train.depths)
-    if not all(isinstance(n, int) and n >= 1 for n in depths):
-        raise InputError(
-            f"train.depths is {depths}; it is a tuple of numbers of steps of at least 1, or () to "
-            "train at model.num_steps alone"
-        )
-    if not 0 <= train.depths_until <= 1:
-        raise InputError(f"train.depths_until is {train.depths_until}; it must be in [0, 1]")
-    if depths and not 1 <= train.depths_per_step <= len(set(depths)):
+    if depths and train.depths_per_step > len(set(depths)):
         raise InputError(
             f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
             f"{len(set(depths))} different numbers in train.depths"
@@ -60,5 +55,14 @@ def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
 
 
 def depths_to_come(config: ConfigDict, start: int) -> list[tuple[int, ...]]:
-    """All that training steps after `start` will take."""
-    return sorted({depths_of(config, n) for n in range(start + 1, config.train.total_steps + 1)})
+    """All that training steps after `start` will take, in a run of any length."""
+    train, last = config.train, config.train.total_steps
+    if not train.depths:
+        return [depths_of(config, last)]
+    possible = comb(len(set(train.depths)), train.depths_per_step)
+    drawn = set()
+    for step in range(start + 1, int(train.depths_until * last) + 1):
+        drawn.add(depths_of(config, step))
+        if len(drawn) == possible:
+            break
+    return sorted(drawn | {depths_of(config, last)})

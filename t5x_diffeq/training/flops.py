@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
+from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.report import say
@@ -34,8 +36,9 @@ class StepFlops:
       head: logits.
       hypernetwork: making W(t) from t, once per step; 0 for other weights.
       recomputed: what is computed again backward, `model.remat` and the logits.
-      attention_kernels: of a fused attention kernel, forward, again and backward; a part of the
-        above, with the scores that its backward pass makes again for itself.
+      attention_kernels: what a fused attention kernel computes, forward, again and backward. It
+        makes scores again for itself, takes whole blocks where the mask cuts one, and widens
+        narrow heads; of all this only what the model needs is counted above.
     """
 
     projections: float
@@ -67,19 +70,65 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     attention = 2 * tokens * f * config.max_length * config.embed_dim
     mlp = 2 * tokens * g * kernel_size(config, "mlp")
     head = 2 * tokens * config.vocab_size * config.embed_dim
-    again = 0 if config.remat == "none" else 1
-    scores_alone = config.remat == "dots"
-    block_again = again * (attention + (0 if scores_alone else projections + mlp))
     return StepFlops(
         projections=3 * projections,
         attention=3 * attention,
         mlp=3 * mlp,
         head=3 * head,
         hypernetwork=3 * hypernetwork_flops(config),
-        recomputed=block_again + head,
-        # Forward are two products, backward five: two for each of them and the scores again.
-        attention_kernels=attention * (1 + again + 2.5),
+        recomputed=2 * tokens * kernels_again(config) + attention_again(config) * attention + head,
+        attention_kernels=attention * kernel_work(config),
     )
+
+
+def kernels_again(config: ModelConfig) -> float:
+    """Entries of the kernels whose products `model.remat` computes again backward, all steps.
+
+    Of a product that is added to the residual stream the gradient doesn't need the result, except
+    where what follows in the step reads it.
+    """
+    f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
+    if config.remat in ("none", "dots"):
+        return 0
+    if config.remat.startswith("every:"):
+        return f * kernel_size(config, "attention") + g * kernel_size(config, "mlp")
+    kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
+    named = {"qkv": ("qkv", "query", "key", "value"), "mlp": ("up", "gate")}
+    again = {part for name, parts in named.items() if name not in kept for part in parts}
+    if config.scheme != "euler":
+        again.add("output")
+    if config.scheme not in ("euler", "lie_trotter"):
+        again.add("down")
+    sizes = {
+        path: prod(leaf.value.shape)
+        for path, leaf in generated(config).items()
+        if leaf.role == "kernel" and path[1] in again
+    }
+    return sum(size * (f if path[0] == "attention" else g) for path, size in sizes.items())
+
+
+def attention_again(config: ModelConfig) -> int:
+    """Whether `model.remat` computes scores and mixing again, as 0 or 1.
+
+    A kernel on GPU has to, even if its output is kept: it keeps the softmax's sums to itself.
+    """
+    kept = config.remat.startswith("keep:") and "attention" in kept_names(config.remat)
+    return 0 if config.remat == "none" or (kept and config.attention.startswith("splash")) else 1
+
+
+def kernel_work(config: ModelConfig) -> float:
+    """What a fused attention kernel computes in a step, over what the forward pass needs."""
+    again = attention_again(config)
+    if not config.attention.startswith("splash"):
+        # Forward are two products, backward five: two for each of them, and the scores again.
+        return 1 + again + 5 / 2
+    head_dim = config.embed_dim // config.num_heads
+    blocks = splash_blocks(config.attention, config.max_length, head_dim)
+    backward = 5 if blocks.fused else 7
+    widened = (head_dim + -head_dim % LANES) / head_dim
+    # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average, where n / 2 are needed.
+    visited = 1 + blocks.size / config.max_length
+    return widened * visited * (1 + again + backward / 2)
 
 
 def forward_flops(config: ModelConfig) -> float:

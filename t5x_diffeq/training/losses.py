@@ -39,11 +39,11 @@ def token_losses(
     """
     local = partial(local_losses, of_chunk=of_chunk or chunk_losses)
     if jax.sharding.get_abstract_mesh().empty:
-        return local(y, head, targets, (), (), vocab_size, chunk)
+        return local(y, head, targets, (), (), (), vocab_size, chunk)
     rows, (vocab, width) = mesh_axes("batch"), (mesh_axes("vocab"), mesh_axes("embed"))
     by_row = PartitionSpec(rows or None)
     return jax.shard_map(
-        lambda y, head, targets: local(y, head, targets, vocab, width, vocab_size, chunk),
+        lambda y, head, targets: local(y, head, targets, rows, vocab, width, vocab_size, chunk),
         in_specs=(by_row, PartitionSpec(vocab or None, width or None), by_row),
         out_specs=(by_row, by_row),
     )(y, head, targets)
@@ -59,17 +59,21 @@ def local_losses(
     y: Float[Array, "b L D"],
     head: Float[Array, "v d"],
     targets: Tokens,
+    rows: Axes,
     vocab: Axes,
     width: Axes,
     vocab_size: int,
     chunk: int,
     of_chunk: Callable[..., tuple[Array, Array]],
 ) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
-    """One device's part; `head` is split over the mesh axes `vocab` and `width`."""
+    """One device's part; tokens are split over `rows`, `head` over `vocab` and `width`."""
     if width:
         head = jax.lax.all_gather(head, width, axis=1, tiled=True)
     # Float32 here makes its gradient a float32 sum over chunks; each uses it in y's dtype.
     head = head.astype(jnp.float32)
+    # Where a value begins to vary over devices, its gradient is summed over them: ahead of the
+    # loop, so that this is done once.
+    head, y = vary(head, rows, (*vocab, *width)), vary(y, (*vocab, *width), rows)
     first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
@@ -123,6 +127,46 @@ def chunk_logits(
     head: Float[Array, "v D"], first: Array | int, vocab_size: int, states: Float[Array, "chunk D"]
 ) -> tuple[Float[Array, "chunk v"], Int[Array, " v"]]:
     """Logits of a chunk, lowest where there is no token, and the tokens that they are of."""
-    logits = jnp.einsum("td,vd->tv", states, head.astype(states.dtype)).astype(jnp.float32)
+    logits = dot_products(states, head)
     numbers = first + jnp.arange(len(head))
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
+
+
+def vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
+    """x as a value that may differ over the mesh axes `over`, which it does over `already`."""
+    missing = tuple(axis for axis in over if axis not in already)
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+@jax.custom_vjp
+def dot_products(
+    states: Float[Array, "chunk D"], head: Float[Array, "v D"]
+) -> Float[Array, "chunk v"]:
+    """Each state's products with the head's vectors: factors in the states' dtype, float32 sums.
+
+    So they are backward: JAX's own transpose would multiply the float32 gradient of the logits,
+    and at the pace of float32.
+    """
+    head = head.astype(states.dtype)
+    return jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
+
+
+def dot_products_forward(
+    states: Float[Array, "chunk D"], head: Float[Array, "v D"]
+) -> tuple[Float[Array, "chunk v"], tuple[Array, Array]]:
+    """`dot_products`, and what its backward pass needs."""
+    return dot_products(states, head), (states, head)
+
+
+def dot_products_backward(
+    inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
+) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
+    """The gradients on the states, in their dtype, and on the head, in float32."""
+    states, head = inputs
+    d_logits = d_logits.astype(states.dtype)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    d_states = product("tv,vd->td", d_logits, head.astype(states.dtype)).astype(states.dtype)
+    return d_states, product("tv,td->vd", d_logits, states)
+
+
+dot_products.defvjp(dot_products_forward, dot_products_backward)

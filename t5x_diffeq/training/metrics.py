@@ -1,15 +1,21 @@
 """Metrics to disk: a line of JSON per report, and TensorBoard event files."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 from etils import epath
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from t5x_diffeq.files import AnyPath, Growing
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, Growing, is_in_bucket, told
+from t5x_diffeq.report import say
 
 METRICS_FILE = "metrics.jsonl"
+ON_DISK = "disk"  # tensorboardX finds our way of writing by what stands before a colon
 
 
 class MetricWriter:
@@ -26,12 +32,15 @@ class MetricWriter:
 
     def __init__(self, workdir: AnyPath, step: int):
         self.file = self.events = None
+        self.reports = 0  # lines that the file has
         if jax.process_index() != 0:
             return
         path = workdir / METRICS_FILE
-        self.file = Growing(path, kept_lines(path, step if step > 0 else -1))
+        kept = kept_lines(path, step if step > 0 else -1)
+        self.file, self.reports = Growing(path, kept), kept.count(b"\n")
+        folder = str(workdir / "events")
         self.events = SummaryWriter(
-            str(workdir / "events"),
+            folder if is_in_bucket(workdir) else f"{ON_DISK}:{folder}",
             purge_step=step + 1,
             filename_suffix=f".{step}",  # files begun within one second are two
         )
@@ -41,6 +50,7 @@ class MetricWriter:
         if self.file is None:
             return
         self.file.write(f"{json.dumps({'step': step, **values})}\n".encode())
+        self.reports += 1
         for name, value in values.items():
             self.events.add_scalar(name, value, step)
 
@@ -58,34 +68,104 @@ class MetricWriter:
             self.events.close()
 
 
-class Events(Growing):
-    """An event file in a bucket. An error in tensorboardX's thread would stop the run for ever."""
+class EventsInBuckets(Growing):
+    """An event file in a bucket. tensorboardX's own uploads it once more when Python ends."""
+
+    def __init__(self, path: str):
+        super().__init__(epath.Path(path))
 
     def flush(self) -> None:
-        """Uploads it, or warns."""
+        """Uploads it, or warns: an error in tensorboardX's thread would stop the run for ever."""
         self.try_flush()
-
-
-class EventsInBuckets:
-    """How tensorboardX writes `gs://`: its own way uploads once more when Python ends."""
-
-    @staticmethod
-    def open(path: str) -> Events:
-        """A new event file."""
-        return Events(epath.Path(path))
 
     @staticmethod
     def directory_check(path: str) -> None:
         """A bucket has no folders to make."""
 
 
-register_writer_factory("gs", EventsInBuckets)
+class EventsOnDisk:
+    """An event file of this machine. A full disk ends it with a warning: it is a copy of metrics.
+
+    An error in tensorboardX's thread would stop the run for ever.
+    """
+
+    def __init__(self, path: str):
+        self.path, self.file = Path(path.removeprefix(f"{ON_DISK}:")), None
+        with self.warned():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("wb", buffering=0)
+
+    @contextmanager
+    def warned(self) -> Iterator[None]:
+        """Within it, an error is said, and nothing is written any more."""
+        try:
+            yield
+        except OSError as error:
+            self.file = None
+            say(f"warning: {self.path} can't be written: {told(error)}; it ends here")
+
+    def write(self, content: bytes) -> None:
+        """Adds to the end."""
+        if self.file is not None:
+            with self.warned():
+                self.file.write(content)
+
+    def flush(self) -> None:
+        """All of it is with the operating system already."""
+
+    def close(self) -> None:
+        """No more is written."""
+        if self.file is not None:
+            with self.warned():
+                self.file.close()
+
+    @staticmethod
+    def directory_check(path: str) -> None:
+        """The folder is made with the file."""
+
+
+class Opening:
+    """How tensorboardX opens files of a kind: `open` and `directory_check`."""
+
+    def __init__(self, kind: type):
+        self.open, self.directory_check = kind, kind.directory_check
+
+
+register_writer_factory("gs", Opening(EventsInBuckets))
+register_writer_factory(ON_DISK, Opening(EventsOnDisk))
 
 
 def kept_lines(path: AnyPath, step: int) -> bytes:
     """The lines up to `step`, without a last one that was half written."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return b"".join(line for line in lines if step_of(line) <= step)
+    return b"".join(line for line in lines_of(path) if step_of(line) <= step)
+
+
+def lines_of(path: AnyPath) -> list[bytes]:
+    """The lines of a file; none if it isn't there.
+
+    Raises:
+      InputError: if it can't be read.
+    """
+    try:
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {told(error)}; move it away") from error
+
+
+def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
+    """Says so if the metrics have fewer lines than when checkpoint `step` was saved.
+
+    Args:
+      workdir: of the run.
+      step: of the checkpoint.
+      reports: lines at that time; None if the checkpoint doesn't tell.
+    """
+    there = kept_lines(workdir / METRICS_FILE, step).count(b"\n")
+    if reports is not None and there < reports:
+        say(
+            f"warning: {workdir / METRICS_FILE} has {there} of the {reports} lines that it had at "
+            f"checkpoint {step}: it was cut or replaced; training continues, those lines are lost"
+        )
 
 
 def step_of(line: bytes) -> float:
@@ -98,6 +178,5 @@ def step_of(line: bytes) -> float:
 
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports of a workdir, oldest first."""
-    path = workdir / METRICS_FILE
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = lines_of(workdir / METRICS_FILE)
     return [json.loads(line) for line in lines if step_of(line) < float("inf")]

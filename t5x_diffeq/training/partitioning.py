@@ -47,6 +47,21 @@ def make_mesh(
         out on the network of the devices.
     """
     devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(mesh, batch_size, devices)
+    return arrange(sizes, devices[: prod(sizes.values())])
+
+
+def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
+    """The size of each mesh axis on these devices.
+
+    Args:
+      mesh: `config.mesh`.
+      batch_size: global sequences of a batch.
+      devices: what has the attributes `platform`, `process_index` and `slice_index` of one.
+
+    Raises:
+      InputError: if the axes don't make up the devices or don't divide the batch.
+    """
     sizes = {axis: mesh[axis] for axis in AXES}
     if sizes["data"] is None:
         sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
@@ -58,7 +73,7 @@ def make_mesh(
     if filled:
         sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
     check_mesh(sizes, batch_size, devices)
-    return arrange(sizes, devices[: prod(sizes.values())])
+    return sizes
 
 
 def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
@@ -174,12 +189,15 @@ def logical_rules(mesh: ConfigDict) -> Rules:
     """The table of `config.mesh.rules`, as Linen takes it.
 
     Raises:
-      InputError: if it names an axis that does not exist, or divides what must stay whole.
+      InputError: if it is no such table, names an axis that does not exist, or divides what must
+        stay whole.
     """
-
-    table = mesh.rules
-    if not all(isinstance(rule, list | tuple) and len(rule) == 2 for rule in table):
-        raise InputError(f"mesh.rules is {table!r}; it is pairs of a logical axis and mesh axes")
+    for rule in mesh.rules:
+        if not is_rule(rule):
+            raise InputError(
+                f"mesh.rules has {rule!r}; each rule is a logical axis and a mesh axis, a tuple of "
+                "different ones, or None"
+            )
 
     def normal(target: str | list[str] | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         return tuple(target) if isinstance(target, list | tuple) else target
@@ -208,6 +226,16 @@ def logical_rules(mesh: ConfigDict) -> Rules:
             "('data', 'fsdp'), over which sequences are divided and the loss is summed"
         )
     return rules
+
+
+def is_rule(rule: object) -> bool:
+    """Whether it is a name, and None, a name or several different names."""
+    if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
+        return False
+    target = rule[1]
+    if isinstance(target, list | tuple):
+        return all(isinstance(axis, str) for axis in target) and len({*target}) == len(target)
+    return isinstance(target, str | None)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,18 @@
 
 import copy
 from collections.abc import Iterator
-from itertools import product
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.layers.attention_kernels import splash_blocks
 from t5x_diffeq.training.partitioning import AXES
 
-REMATS = ("none", "dots", "full")  # the last computes most again and keeps least
+# The last computes most again and keeps least.
+REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
+BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit the fast memory
 TENSOR_SIZES = (1, 2, 4, 8)  # beyond, the exchange of activations in every layer costs too much
+
+Changes = dict[str, object]  # values by key, with `__` for the dot
 
 
 def changed(config: ConfigDict, **keys: object) -> ConfigDict:
@@ -28,25 +32,41 @@ def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
     return all(size % n == 0 for size, n in sizes)
 
 
-def meshes(config: ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
+def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
     """Meshes of all the devices that the config's sizes can be divided by.
 
-    Parameters split the most, and activations the least, come first.
+    Parameters split the most, and activations the least, come first. Slices are crossed by data
+    alone: over their network, weights would take far longer than the step.
     """
     for tensor in TENSOR_SIZES:
         rest = num_devices // tensor
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
             sizes = (rest // fsdp, fsdp, tensor)
-            if num_devices % tensor == 0 and divides(config, *sizes):
+            whole = num_devices % tensor == 0 and sizes[0] % slices == 0
+            if whole and divides(config, *sizes):
                 yield dict(zip(AXES, sizes, strict=True))
 
 
-def sweep_configs(config: ConfigDict, num_devices: int) -> Iterator[ConfigDict]:
-    """The config on every mesh and with every remat policy, its own among them."""
-    remats = dict.fromkeys((config.model.remat, *REMATS))
-    for mesh, remat in product(meshes(config, num_devices), remats):
-        sizes = {f"mesh__{axis}": size for axis, size in mesh.items()}
-        yield changed(config, model__remat=remat, **sizes)
+def with_meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> list[Changes]:
+    """The keys of each mesh."""
+    found = meshes(config, num_devices, slices)
+    return [{f"mesh__{axis}": size for axis, size in mesh.items()} for mesh in found]
+
+
+def with_remats(config: ConfigDict) -> list[Changes]:
+    """The keys of each other remat policy."""
+    return [{"model__remat": remat} for remat in REMATS if remat != config.model.remat]
+
+
+def with_details(config: ConfigDict, attention: str) -> list[Changes]:
+    """Keys that matter less than mesh and remat: microbatches, and splash's blocks."""
+    found: list[Changes] = [{"train__microbatches": 2 * config.train.microbatches}]
+    if attention.startswith("splash"):
+        length, model = config.data.sequence_length, config.model
+        chosen = splash_blocks(attention, length, model.embed_dim // model.num_heads).size
+        sizes = (size for size in BLOCKS if size != chosen and length % size == 0)
+        found += [{"model__attention": f"splash:{size}"} for size in sizes]
+    return found
 
 
 def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, ConfigDict]]:
@@ -67,9 +87,7 @@ def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, Co
             yield as_flags(keys), other
 
 
-def candidates(
-    config: ConfigDict, data: int, fsdp: int, tensor: int
-) -> Iterator[dict[str, object]]:
+def candidates(config: ConfigDict, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
     """The keys that each remedy changes, without regard to what divides."""
     kept, train = config.model.remat, config.train
     for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():
@@ -85,6 +103,6 @@ def candidates(
         yield {**full, "train__batch_size": train.batch_size // parts}
 
 
-def as_flags(keys: dict[str, object]) -> str:
+def as_flags(keys: Changes) -> str:
     """As one writes them on the command line."""
     return " ".join(f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items())

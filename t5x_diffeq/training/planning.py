@@ -2,18 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import jax
 from jax.stages import Compiled
+from ml_collections import ConfigDict
 
-from t5x_diffeq.training.chips import GIB, Chip, chip
+from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.collectives import Collective, Traffic, collectives, traffic
-from t5x_diffeq.training.flops import StepFlops, mfu, step_flops
+from t5x_diffeq.training.estimate import Times, gpu_times, tpu_times
+from t5x_diffeq.training.flops import StepFlops, step_flops
+from t5x_diffeq.training.links import Links
 from t5x_diffeq.training.program_cost import ProgramCost, program_cost
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import compile_train_step
+from t5x_diffeq.training.topology import Topology
 
 # How the TPU's compiler says that a program doesn't fit: what is needed, and what there is.
 OUT_OF_MEMORY = (
@@ -54,34 +60,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of a step, estimated.
-
-    Attributes:
-      compute: the compiler's estimates for its own instructions, loops counted as they run.
-      kernels: fused attention kernels, for which it has none: their FLOPs at the peak.
-      waited: collectives during which nothing else runs, over all links at once.
-      overlapped: collectives that run beside the rest.
-    """
-
-    compute: float
-    kernels: float
-    waited: float
-    overlapped: float
-
-    @property
-    def step(self) -> float:
-        """The whole step."""
-        return max(self.compute + self.kernels, self.overlapped) + self.waited
-
-
-@dataclass(frozen=True)
 class Plan:
     """What is known of a training step; None for what only a program that fits can tell.
 
     Attributes:
       setup: what was compiled.
       batch_size: global sequences.
+      topology: what it was compiled for.
       memory: of one device.
       flops: of the step, all devices together.
       cost: of one device's program.
@@ -92,6 +77,7 @@ class Plan:
 
     setup: Setup
     batch_size: int
+    topology: Topology
     memory: Memory
     flops: StepFlops
     cost: ProgramCost | None = None
@@ -100,46 +86,51 @@ class Plan:
     optimal_seconds: float | None = None
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """By the estimate, of all devices together."""
+    def tokens_per_second(self) -> tuple[float, float] | None:
+        """By the estimate, at worst and at best, of all devices together."""
         tokens = self.batch_size * self.setup.model.config.max_length
-        return tokens / self.times.step if self.times else None
+        return self.times and (tokens / self.times.high, tokens / self.times.low)
 
     @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation that the estimate implies, of 1."""
+    def mfu(self) -> tuple[float, float] | None:
+        """Model FLOPs utilisation that the estimate implies, of 1, at worst and at best."""
         if self.times is None:
             return None
-        devices = self.setup.mesh.devices
-        kind = devices.flat[0].device_kind
-        return mfu(self.flops.model, self.times.step, devices.size, kind)
+        ideal = self.flops.model / self.setup.mesh.size / self.topology.figures.peak_flops
+        return ideal / self.times.high, ideal / self.times.low
 
 
-def plan_step(setup: Setup, batch_size: int) -> Plan:
+def plan_setup(config: ConfigDict, vocab_size: int, topology: Topology) -> Setup:
+    """The setup of a config on a topology; for GPUs with what stands for cuDNN's kernel."""
+    setup = make_setup(config, vocab_size, topology.devices)
+    own = setup.model.config
+    shapes = (own.dtype, own.embed_dim // own.num_heads, own.max_length)
+    if not topology.gpus or choose("gpu", *shapes)[0] != "cudnn":
+        return setup
+    return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))
+
+
+def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     """Compiles the train step and reads what the compiler and its program say."""
     flops = step_flops(setup.model.config, batch_size)
     try:
         with setup.context():  # not cached: a sweep compiles many, each once
             compiled = compile_train_step.__wrapped__(setup, batch_size)
     except jax.errors.JaxRuntimeError as error:
-        return Plan(setup, batch_size, refused(setup, error), flops)
+        return Plan(setup, batch_size, topology, refused(setup, error), flops)
     text = compiled.as_text()
     cost, found = program_cost(text), collectives(text)
     return Plan(
         setup,
         batch_size,
-        measured(setup, compiled),
+        topology,
+        measured(setup, compiled, topology.figures),
         flops,
         cost,
         traffic(found),
-        times(setup, cost, found, flops),
+        times(setup, topology, cost, found, flops),
         (compiled.cost_analysis() or {}).get("optimal_seconds"),
     )
-
-
-def device_chip(setup: Setup) -> Chip | None:
-    """Figures of the setup's devices, if known."""
-    return chip(setup.mesh.devices.flat[0].device_kind)
 
 
 def bytes_per_device(arrays: object) -> int:
@@ -155,9 +146,9 @@ def state_bytes(setup: Setup) -> tuple[int, int]:
     return bytes_per_device(state.params), bytes_per_device(state.opt_state)
 
 
-def measured(setup: Setup, compiled: Compiled) -> Memory:
+def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
     """The memory of a compiled step."""
-    figures, analysis = device_chip(setup), compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     parts = (
         analysis.argument_size_in_bytes,
@@ -183,33 +174,19 @@ def refused(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
 
 
 def times(
-    setup: Setup, cost: ProgramCost, found: Sequence[Collective], flops: StepFlops
+    setup: Setup,
+    topology: Topology,
+    cost: ProgramCost,
+    found: Sequence[Collective],
+    flops: StepFlops,
 ) -> Times | None:
-    """The estimate, where the compiler makes one."""
-    figures = device_chip(setup)
-    if figures is None or figures.clock is None or cost.cycles is None:
+    """The estimate, where figures of the devices are known."""
+    figures, devices = topology.figures, setup.mesh.devices
+    if figures is None:
         return None
+    links = Links(list(devices.flat), figures)
+    if topology.gpus:
+        return gpu_times(figures, links, found, flops, devices.size)
     fused = setup.model.config.attention != "xla"
-    kernels = flops.attention_kernels / setup.mesh.size if fused else 0
-    waited = [c for c in found if not c.asynchronous]
-    overlapped = [c for c in found if c.asynchronous]
-    return Times(
-        cost.cycles / figures.clock,
-        kernels / figures.peak_flops,
-        *(
-            sum(link_seconds(c, figures, setup.mesh.size) for c in part)
-            for part in (waited, overlapped)
-        ),
-    )
-
-
-def link_seconds(it: Collective, figures: Chip, num_devices: int) -> float:
-    """Seconds that a collective takes on rings over all links, however often it runs.
-
-    A permute to a neighbour has one link.
-    """
-    if it.kind == "collective-permute":
-        return it.bytes * figures.links / figures.link_bandwidth
-    devices = it.devices or num_devices
-    sent = it.bytes * (devices - 1) / devices * (2 if it.kind == "all-reduce" else 1)
-    return sent / figures.link_bandwidth
+    kernels = flops.attention_kernels / devices.size if fused else 0
+    return tpu_times(figures, links, cost.cycles, found, kernels)

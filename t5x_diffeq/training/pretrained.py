@@ -69,7 +69,12 @@ class Pretrained:
         here.model.update({"num_steps": own.num_steps, "scheme": own.scheme})
         here.train.trainable = ()
         trained = make_setup(here, self.vocab_size, setup.mesh.devices.flatten().tolist())
-        params, step = restore_params(self.workdir, trained.abstract_state.params, self.checkpoint)
+        params, step = restore_params(
+            self.workdir,
+            trained.abstract_state.params,
+            self.checkpoint,
+            self.config.train.verify_checkpoints,
+        )
         if asked.weights == own.weights and not own.adapter_rank:
             return params, step
         shardings = jax.tree.map(
@@ -126,7 +131,7 @@ def discretised(config: ModelConfig, params: dict) -> Weights:
     What a hypernetwork makes is made in the dtype of the computation, so that the model computes
     with the same numbers as before, bit for bit; merging adapters loses nothing in float32.
     """
-    exact = config if config.weights == "time_dependent" else replace(config, dtype="float32")
+    exact = config if config.weights == "time_dependent" else config.in_float32()
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
     return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
 

@@ -100,24 +100,40 @@ def describe_steps(depths: list[tuple[int, ...]]) -> str:
     return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
 
 
-def check_finite(step: int, values: dict[str, float], last_checkpoint: int | None) -> None:
+def check_finite(
+    step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
+) -> None:
     """Stops a run whose state can't be trusted any more.
+
+    Args:
+      step: that the values are of.
+      values: loss and the like.
+      last_checkpoint: the newest that was saved, if any.
+      start: the checkpoint that the run was continued from; 0 if it began anew.
 
     Raises:
       RunError: with the step, the last good checkpoint, and what to try.
     """
     bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
-    if bad:
-        good = (
-            "no checkpoint was saved yet"
-            if last_checkpoint is None
-            else (f"the last good checkpoint is {last_checkpoint}")
-        )
+    if not bad:
+        return
+    what = f"at step {step} {' and '.join(bad)}"
+    if start and step == start + 1:
         raise RunError(
-            f"at step {step} {' and '.join(bad)}; {good}, and this state was not saved; try a "
-            "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
-            "optimizer.max_grad_norm in a new --workdir"
+            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
+            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
+            "one"
         )
+    good = (
+        "no checkpoint was saved yet"
+        if last_checkpoint is None
+        else f"the last good checkpoint is {last_checkpoint}"
+    )
+    raise RunError(
+        f"{what}; {good}, and this state was not saved; try a "
+        "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
+        "optimizer.max_grad_norm in a new --workdir"
+    )
 
 
 def say_account(
@@ -174,9 +190,10 @@ def describe_model(c: ModelConfig) -> str:
         "per_layer": "one set of weights per layer",
         "shared": "one set of weights for all steps",
     }[c.weights]
+    state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
     return (
         f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
-        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}"
+        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
     )
 
 

@@ -69,7 +69,9 @@ def load_run(
     setup = make_setup(config, vocab_size)
     pretrained.check(setup.model.config)
     if not adapters:
-        params, step = restore_params(workdir, setup.abstract_state.params, checkpoint)
+        params, step = restore_params(
+            workdir, setup.abstract_state.params, checkpoint, config.train.verify_checkpoints
+        )
         return Run(config, setup, params, step)
     with setup.context():
         params, step = pretrained.params_for(setup, config)

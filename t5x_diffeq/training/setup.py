@@ -1,9 +1,11 @@
 """A config made concrete: model, optimizer, mesh and the sharded shape of the train state."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +14,15 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
+from t5x_diffeq.config_files import flatten
+from t5x_diffeq.config_keys import check_values
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
+from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
-
-NO_COUNTS = (
-    "trainable",
-    "depths",
-    "depths_per_step",
-    "depths_until",
-)  # of the keys of `config.train`
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +111,7 @@ def make_setup(
     Raises:
       InputError: if any of its values can't be used, alone or together.
     """
-    check_counts(config)
+    check_values(flatten(config))
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
     check_microbatches(config.train, mesh)
     model_config, attention_reason = ModelConfig.of(
@@ -154,6 +152,61 @@ def make_setup(
     )
 
 
+def check_new(config: ConfigDict) -> None:
+    """Keys of a run that is to begin don't contradict each other.
+
+    Runs that began before this was checked go on.
+
+    Raises:
+      InputError: with both values, if they do.
+    """
+    model = config.model
+    name, _, every = model.remat.partition(":")
+    if name == "every" and int(every) > model.num_steps:
+        raise InputError(
+            f"model.remat={model.remat} keeps no state of model.num_steps={model.num_steps} steps; "
+            f"give every:k with k of at most {model.num_steps}, or another one"
+        )
+    if model.adapter_rank > model.embed_dim:
+        raise InputError(
+            f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
+            f"{model.embed_dim}, the rank that a kernel can have; lower it"
+        )
+
+
+def check_fits(setup: Setup, batch_size: int) -> None:
+    """A device has the room for what training cannot do without; nothing is allocated.
+
+    This is its part of the train state, of the gradient, of the batch and of one state of the
+    residual stream. A step needs more: `plan` says how much.
+
+    Raises:
+      InputError: with both numbers, if it hasn't.
+    """
+    c, shards = setup.model.config, setup.mesh.shape["data"] * setup.mesh.shape["fsdp"]
+    arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
+    arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
+    rows = max(1, batch_size // shards // setup.microbatches)
+    stream = rows * c.max_length * c.embed_dim * c.compute_dtype.itemsize
+    needed = stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
+    there = device_memory(setup.mesh.local_devices)
+    if there is not None and needed > there:
+        raise InputError(
+            f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
+            f"{there / GIB:,.0f}: "
+            f"model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
+            f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
+            f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
+        )
+
+
+def device_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes that one of these devices may hold; of a CPU, its share of the machine's memory."""
+    if devices[0].platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
+    return (devices[0].memory_stats() or {}).get("bytes_limit")
+
+
 def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
     """Every device's rows can be divided into the microbatches.
 
@@ -167,19 +220,3 @@ def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
             f"{train.microbatches} on each of {shards} devices (mesh.data {mesh.shape['data']} x "
             f"mesh.fsdp {mesh.shape['fsdp']}); change one of them"
         )
-
-
-def check_counts(config: ConfigDict) -> None:
-    """Counts are positive.
-
-    Raises:
-      InputError: naming one that isn't.
-    """
-    if not 0 <= config.seed < 2**32:
-        raise InputError(f"seed is {config.seed}; it must be in [0, 2^32)")
-    counts = {f"train.{key}": value for key, value in config.train.items() if key not in NO_COUNTS}
-    counts["data.sequence_length"] = config.data.sequence_length
-    for key, value in counts.items():
-        least = 0 if key == "train.z_loss" else 1
-        if value is not None and not value >= least:
-            raise InputError(f"{key} is {value}; it must be at least {least}")

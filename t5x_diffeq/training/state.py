@@ -30,7 +30,7 @@ class TrainState:
 
 def declared_params(model: LanguageModel) -> dict:
     """The parameters' shapes in their boxes of declarations; nothing is computed."""
-    tokens = jnp.zeros((1, model.config.max_length), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((1, model.config.max_length), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
 
 

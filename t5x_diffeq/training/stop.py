@@ -13,7 +13,10 @@ EXIT_INTERRUPTED = 130  # saved, stopped by a person
 
 
 class StopSignals:
-    """Notes the first SIGTERM or SIGINT; a second one acts at once, as it would have.
+    """Notes a SIGTERM or SIGINT, and lets the step and the save end.
+
+    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it
+    to every process of a job several times within a second.
 
     Of several processes, any that gets a signal stops all, after the same step: JAX's preemption
     service hears SIGTERM, and makes them agree; a SIGINT is turned into one.
@@ -24,6 +27,7 @@ class StopSignals:
     def __init__(self):
         self.status: int | None = None
         self.name = ""
+        self.calls = 0  # of `after_step`
 
     def __enter__(self) -> "StopSignals":
         self.several = are_several()
@@ -31,11 +35,14 @@ class StopSignals:
         self.before = {s: signal.signal(s, self.note) for s in heard}
         return self
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after `step`; to be called in every step, by every process."""
+    def after_step(self) -> bool:
+        """Whether to stop after this step; to be called in every step, by every process."""
         if not self.several:
             return self.status is not None
-        agreed = multihost_utils.reached_preemption_sync_point(step)
+        # What comes before the first call is agreed on as call 1, whatever the step: so calls are
+        # counted, or a continued run would never hear of a signal during its compilation.
+        self.calls += 1
+        agreed = multihost_utils.reached_preemption_sync_point(self.calls)
         if agreed and self.status is None:
             self.status, self.name = EXIT_PREEMPTED, "SIGTERM to one of the processes"
         return agreed
@@ -46,9 +53,11 @@ class StopSignals:
     def note(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
         interrupted = number == signal.SIGINT
-        self.status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
-        self.name = "Ctrl-C" if interrupted else "SIGTERM"
-        self.restore()
+        if self.status is None:
+            self.status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
+            self.name = "Ctrl-C" if interrupted else "SIGTERM"
+        if interrupted:
+            self.restore()
         if self.several:
             os.kill(os.getpid(), signal.SIGTERM)
 

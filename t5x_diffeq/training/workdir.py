@@ -4,11 +4,14 @@ import json
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.config_files import default_config
+from t5x_diffeq import __version__
+from t5x_diffeq.config_files import default_config, flatten
+from t5x_diffeq.config_keys import KEYS, check_values
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.files import AnyPath, told, write_whole
 
 CONFIG_FILE = "config.json"
+VERSION = "t5x_diffeq"  # the key of the version that wrote it
 SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
@@ -44,7 +47,8 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
 
 def save_config(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes `config.json`, once nothing speaks against the run any more."""
-    write_whole(workdir / CONFIG_FILE, json.dumps(as_json(config), indent=2).encode())
+    content = {VERSION: __version__, **as_json(config)}
+    write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
 
 def as_json(config: ConfigDict) -> dict:
@@ -56,11 +60,12 @@ def may_change(key: str) -> bool:
     """Whether runs of one workdir may differ in `key`."""
     return (
         key.startswith(("mesh.", "tasks."))
-        or key.endswith("_every")
+        or key.endswith(("_every", "_timeout"))
         or key
         in (
             "train.total_steps",
             "train.keep_checkpoints",
+            "train.verify_checkpoints",
             "train.eval_batch_size",
             "train.loss_chunk",
             "train.microbatches",
@@ -95,17 +100,50 @@ def read_config(workdir: AnyPath) -> dict:
     """`config.json` of a workdir; keys that did not exist when it was written at their defaults.
 
     Raises:
-      InputError: if there is none, or it is no JSON.
+      InputError: if there is none, or it is no config that this version can use.
     """
     path = workdir / CONFIG_FILE
     try:
         config = json.loads(path.read_text())
-        if not (isinstance(config, dict) and config.keys() >= SECTIONS):
-            raise ValueError(f"it lacks the sections {', '.join(sorted(SECTIONS))}")
-        return completed(config, as_json(default_config()))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+        if missing := sorted(SECTIONS - config.keys()):
+            raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
         raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
     except (ValueError, OSError) as error:
         raise InputError(
-            f"{path} is not the config of a run: {error}; restore it or choose a new --workdir"
+            f"{path} is not the config of a run: {told(error)}; restore it or choose a new "
+            "--workdir"
         ) from error
+    version = config.pop(VERSION, "0.1.0 or earlier")
+    try:
+        return usable(completed(config, as_json(default_config())))
+    except InputError as error:
+        raise InputError(
+            f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
+        ) from error
+
+
+def usable(config: dict) -> dict:
+    """The config, once each of its values is one that its key can take.
+
+    Earlier versions took any value for a key that the run did not use. If runs of one workdir may
+    differ in that key, it says nothing about the model, and gets its default.
+
+    Raises:
+      InputError: naming a key that this version does not have, or a value that it can't use.
+    """
+    defaults = flatten(default_config())
+    for section in SECTIONS:
+        if not isinstance(config[section], dict):
+            raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
+    for key, value in flatten(ConfigDict(config)).items():
+        if key not in defaults:
+            raise InputError(f"its key {key} does not exist here; use the version that wrote it")
+        if key in KEYS and may_change(key) and KEYS[key].fault(value):
+            section, _, name = key.rpartition(".")
+            config[section][name] = defaults[key]
+        else:
+            check_values({key: value})
+    return config

@@ -1,0 +1,205 @@
+"""Checks a run on this machine, before any other is asked for: tells everything that is wrong at
+once.
+
+    python launch/check_run.py --chip=tpu --count=64 --hosts=16 --slices=2 --example=COMMAND \
+        [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
+
+The config is built with all its overrides. Its keys and values, where its data and its workdir lie,
+and its mesh on so many devices are checked as `train` checks them. What can be seen only on the
+machines (their own folders, the data itself) is not.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import command_line
+from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.data.mixture import part_configs
+from t5x_diffeq.data.shards import read_manifest
+from t5x_diffeq.data.sources import SOURCES
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import BUCKETS, files_in, files_matching, place
+from t5x_diffeq.training.depths import check_depths
+from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
+from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.topology import topology_devices
+
+NEED_PATH = {
+    "text_files": "a file, folder or glob of text",
+    "tokens": "the folder that prepare_data made",
+    "tfds": "a name or folder of TensorFlow Datasets",
+    "huggingface": "a name or folder",
+    "wikitext103": "the raw archive, its folder or URL",
+    "openwebtext": "the raw archive, its folder or URL",
+}
+DATA = "--config.data.source=tokens --config.data.path=gs://BUCKET/tokens"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device of machines that don't exist yet, as far as the mesh asks for it."""
+
+    platform: str
+    process_index: int
+    slice_index: int
+    device_kind: str = "requested"
+
+
+def chips(platform: str, count: int, hosts: int, slices: int) -> list[Chip]:
+    """All devices, slice by slice; `count` and `hosts` are of one slice."""
+    per_host = max(1, count // hosts)
+    return [
+        Chip(platform, n * hosts + i // per_host, n) for n in range(slices) for i in range(count)
+    ]
+
+
+def config_of(arguments: list[str]) -> ConfigDict:
+    """The config that `train` would see.
+
+    Raises:
+      InputError: naming the first key or value that can't be used.
+    """
+    sys.argv = ["train", *arguments]  # where ml_collections looks for overrides
+    own = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", None, flag_values=own)
+    command_line.parse(sys.argv, own)
+    return config.value
+
+
+def usable(file: str, overrides: list[str], problems: list[str]) -> ConfigDict | None:
+    """The config with the overrides that can be used; None if the file itself can't be."""
+    try:
+        config_of([file])
+    except InputError as error:
+        problems.append(str(error))
+        return None
+    good = []
+    for override in overrides:
+        try:
+            config_of([file, override])
+            good.append(override)
+        except InputError as error:
+            problems.append(str(error))
+    return config_of([file, *good])
+
+
+def check_workdir(workdir: str) -> None:
+    """A workdir in a bucket can be reached.
+
+    Raises:
+      InputError: if not.
+    """
+    if workdir.startswith(BUCKETS):
+        place(workdir, "--workdir")
+
+
+def check_source(data: ConfigDict) -> None:
+    """There is such a source, and its path is given; in a bucket, something is there.
+
+    Raises:
+      InputError: if not.
+    """
+    if data.source != "tokens" and data.source not in SOURCES:
+        known = ", ".join([*SOURCES, "tokens", "mixture"])
+        raise InputError(f"data.source is {data.source!r}; it can be {known}")
+    if data.source in NEED_PATH and not data.path:
+        raise InputError(
+            f"--config.data.path for data.source={data.source}: {NEED_PATH[data.source]}"
+        )
+    if not str(data.path).startswith(BUCKETS):
+        if data.source in ("text_files", "tokens"):
+            note = f"data.path={data.path} has to be on the machines; it can't be checked from here"
+            print(f"note: {note}", file=sys.stderr)
+        return
+    path = place(data.path, "data.path")
+    if data.source == "tokens":
+        read_manifest(path)
+    elif not (files_in(path) or files_matching(path)):
+        raise InputError(f"data.path={data.path}: there is nothing")
+
+
+def check_sources(data: ConfigDict, collect: Callable[[Callable[[], object]], None]) -> None:
+    """Checks every part of the data.
+
+    Raises:
+      InputError: if the mixture is none.
+    """
+    for part in part_configs(data):
+        collect(lambda part=part: check_source(part))
+
+
+def check_mesh(config: ConfigDict, devices: list[Chip]) -> None:
+    """The mesh fits the devices, and the model and its batch fit the mesh.
+
+    Raises:
+      InputError: if not.
+    """
+    sizes = mesh_sizes(config.mesh, config.train.batch_size, devices)
+    config.mesh.update({axis: sizes[axis] for axis in AXES})
+    vocab = config.model.vocab_size
+    # As many devices of this machine have the same shardings.
+    make_setup(config, 1 if vocab is None else vocab, topology_devices(f"cpu:{len(devices)}"))
+    print(f"the mesh: {describe(sizes)} on {len(devices)} devices", file=sys.stderr)
+
+
+def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
+    """All that is missing or wrong."""
+    problems = list(options.missing)
+
+    def collect(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except InputError as error:
+            problems.append(" ".join(str(error).split()))
+
+    file, workdir, *overrides = arguments
+    collect(lambda: check_workdir(workdir.partition("=")[2]))
+    config = usable(file, overrides, problems)
+    if config is None:
+        return problems
+    if config.init_from or config.model.num_steps is None:
+        problems.append("this config begins with another run's model; only `finetune` takes it")
+        return problems
+    collect(lambda: check_data(config.data))
+    collect(lambda: check_depths(config))
+    collect(lambda: check_sources(config.data, collect))
+    if options.count:
+        devices = chips(options.chip, options.count, options.hosts, options.slices)
+        collect(lambda: check_mesh(config, devices))
+    return problems
+
+
+def main() -> int:
+    """Prints what is wrong, a line each, and returns the exit status."""
+    parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
+    parser.add_argument("--chip", default="tpu")
+    for number in ("count", "hosts", "slices"):
+        parser.add_argument(f"--{number}", type=int, default=1)
+    parser.add_argument("--example", required=True)
+    parser.add_argument("--missing", action="append", default=[])
+    words = sys.argv[1:]
+    end = words.index("--")
+    options = parser.parse_args(words[:end])
+    command_line.quieten()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    problems = problems_of(options, words[end + 1 :])
+    if not problems:
+        return 0
+    for problem in problems:
+        print(f"  - {problem}", file=sys.stderr)
+    needs_data = any("data." in problem for problem in problems)
+    example = f"{options.example} {DATA}" if needs_data else options.example
+    things = "1 thing is" if len(problems) == 1 else f"{len(problems)} things are"
+    print(f"error: {things} missing or wrong, as listed; for example: {example}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

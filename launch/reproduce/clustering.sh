@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Figure 13 of the paper: particles under attention alone, whose weights grow as powers of time.
+#
+#   launch/reproduce/clustering.sh [--output=DIR]
+#   launch/reproduce/clustering.sh --scale=paper
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are
+# those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure13 "$@"

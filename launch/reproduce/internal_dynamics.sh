@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Figure 2 of the paper: spectra of QK and OV over depth, and particles that cluster or don't.
+#
+#   launch/reproduce/internal_dynamics.sh --text=stdlib [--output=DIR]
+#   launch/reproduce/internal_dynamics.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are
+# those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure2 "$@"

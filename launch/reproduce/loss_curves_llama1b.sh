@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Figure 8 of the paper: loss over the steps of training of Llama's block, ODE and baseline.
+#
+#   launch/reproduce/loss_curves_llama1b.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
+#   launch/reproduce/loss_curves_llama1b.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are
+# those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce figure8 "$@"

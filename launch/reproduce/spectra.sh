@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Appendix E of the paper: do spectra grow with depth? ODE and baseline.
+#
+#   launch/reproduce/spectra.sh --text=stdlib [--output=DIR] [--part=0/4]
+#   launch/reproduce/spectra.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE --text=wikitext103=wikitext103:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are
+# those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce appendixE "$@"

@@ -1,0 +1,70 @@
+"""The manifest of a folder of token shards: what they were made of, and the hash of each."""
+
+import json
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath
+
+MANIFEST = "manifest.json"
+SPLITS = ("train", "validation")
+FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
+OF_SPLIT = {"names": list, "sha256": list, "documents": int, "tokens": int}
+
+
+def read_manifest(folder: AnyPath) -> dict:
+    """The manifest of a folder of shards.
+
+    Raises:
+      InputError: if there is none, or it is damaged.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except OSError as error:
+        raise InputError(
+            f"data.path={folder} holds no {MANIFEST}; data.source=tokens needs a folder that "
+            "`python -m t5x_diffeq.prepare_data` has finished"
+        ) from error
+    except ValueError as error:
+        raise InputError(damaged(folder, str(error))) from error
+    if fault := fault_of(manifest):
+        raise InputError(damaged(folder, fault))
+    return manifest
+
+
+def damaged(folder: AnyPath, fault: str) -> str:
+    """What is said of a manifest that can't be used."""
+    return f"{folder / MANIFEST} is damaged: {fault}; restore it, or prepare the shards again"
+
+
+def fault_of(manifest: object) -> str | None:
+    """What makes it no manifest; None if it is one."""
+    if not isinstance(manifest, dict):
+        return f"it is a {type(manifest).__name__}, not a JSON object"
+    if fault := fault_of_keys(manifest, FACTS):
+        return fault
+    splits = [split for split in SPLITS if split in manifest]
+    if not splits:
+        return f"it has neither {' nor '.join(SPLITS)}"
+    for split in splits:
+        facts = manifest[split]
+        if not isinstance(facts, dict):
+            return f"its {split} is no JSON object"
+        if fault := fault_of_keys(facts, OF_SPLIT):
+            return f"of {split}, {fault}"
+        if len(facts["names"]) != len(facts["sha256"]):
+            return f"{split} has {len(facts['names'])} names and {len(facts['sha256'])} hashes"
+        if not all(isinstance(each, str) for each in facts["names"] + facts["sha256"]):
+            return f"{split} has names or hashes that are no text"
+    return None
+
+
+def fault_of_keys(facts: dict, types: dict[str, type]) -> str | None:
+    """A key that is missing, or whose value is of another type."""
+    for key, kind in types.items():
+        if key not in facts:
+            return f"it lacks {key!r}"
+        if not isinstance(facts[key], kind) or isinstance(facts[key], bool):
+            return f"its {key!r} is {facts[key]!r:.60}"
+        if kind is int and facts[key] < (0 if key in OF_SPLIT else 1):
+            return f"its {key!r} is {facts[key]}"
+    return None

@@ -1,0 +1,83 @@
+"""The tokenizer of a folder, and how it was made."""
+
+import json
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, remove_folder, write_whole
+from t5x_diffeq.report import say
+
+RECIPE = "recipe.json"
+
+
+def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
+    """What decides the tokenizer of `config.data`; `text` is the fingerprint of the documents."""
+    trained = data.tokenizer == "sentencepiece"
+    return {
+        "tokenizer": data.tokenizer,
+        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
+        "end_of_text": data.end_of_text,
+        "text": text if trained else None,
+    }
+
+
+def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
+    """Saves another run's tokenizer as the one of `config.data`."""
+    write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
+    tokenizer.save(folder)
+
+
+def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | None:
+    """How the tokenizer in `folder` was made otherwise than `config.data` says; None if it wasn't.
+
+    Of a tokenizer that was adopted, or trained by an earlier version, the text isn't known.
+    """
+    path = folder / RECIPE
+    made_by = json.loads(path.read_text()) if path.exists() else {}
+    for key, value in recipe_of(data, text).items():
+        if key == "text" and made_by.get(key) is None:
+            continue
+        if made_by.get(key) != value:
+            return (
+                "was trained on other text"
+                if key == "text"
+                else f"was made with data.{key} {made_by.get(key)!r}, not {value!r}"
+            )
+    return None
+
+
+def tokenizer_in(
+    folder: AnyPath, data: ConfigDict, documents: Sequence, text: str | None = None
+) -> Tokenizer:
+    """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
+
+    Args:
+      folder: of the tokenizer.
+      data: `config.data`.
+      documents: to train it on.
+      text: their fingerprint.
+
+    Raises:
+      InputError: if one is there that another config made, or that was trained on other text.
+    """
+    there = load_tokenizer(folder)
+    if there is None:
+        tokenizer = make_tokenizer(data, documents)  # deterministic: any machine makes the same
+        write_whole(folder / RECIPE, json.dumps(recipe_of(data, text), indent=2).encode())
+        tokenizer.save(folder)
+        return tokenizer
+    if fault := other_recipe(folder, data, text):
+        raise InputError(
+            f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
+        )
+    return there
+
+
+def discard_other_tokenizer(folder: AnyPath, data: ConfigDict, text: str) -> None:
+    """Removes a tokenizer that a run which was refused has left, if it is not of this data."""
+    if load_tokenizer(folder) is not None and other_recipe(folder, data, text):
+        say(f"{folder} is of a run that never began, with another tokenizer: it is made anew")
+        remove_folder(folder)

@@ -1,0 +1,252 @@
+"""Token shards are what their manifest says: checked once on each machine, and remembered.
+
+Hashing all shards at each start would take as long as reading them. So what was checked is kept in
+a small file of the user's cache (`staging.cache_folder`): of each file its size, the time of its
+last change and its hash. A file for which these are the same is not hashed again.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grain
+import numpy as np
+from jaxtyping import Integer
+
+from t5x_diffeq.data.manifest import MANIFEST, damaged
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.files import (
+    AnyPath,
+    absolute,
+    digest,
+    file_digest,
+    is_in_bucket,
+    load_array,
+    told,
+    write_whole,
+)
+from t5x_diffeq.report import count, say
+from t5x_diffeq.staging import cache_folder
+
+THREADS = 8
+RECORDS_AT_ONCE = 1024
+SAID_FROM = 10**9  # bytes; fewer are hashed in a second or two
+Checked = dict[str, list]  # by file: its size, time of change, hash, and the vocabulary
+
+
+def verify(folder: AnyPath, split: str, manifest: dict) -> None:
+    """Checks the shards of a split against the manifest, unless this machine has done so.
+
+    Copies of shards in a bucket are checked where they are made (`staging`).
+
+    Raises:
+      InputError: naming the shard that is missing, changed, or holds a token beyond the vocabulary.
+    """
+    largest = manifest[split].get("largest_token") or [None] * len(manifest[split]["names"])
+    for name, token in zip(manifest[split]["names"], largest, strict=True):
+        check_largest(folder, name, token or 0, manifest["vocab_size"])
+    if is_in_bucket(folder):
+        return
+    with memory_of(folder, split) as stamp:
+        now, before = facts_now(folder, split, manifest), read_stamp(stamp)
+        names = [
+            name
+            for name in manifest[split]["names"]
+            if any(before.get(file) != now[file] for file in files_of(name))
+        ]
+        if not names:
+            return
+        size = sum(now[file][0] for name in names for file in files_of(name))
+        if size >= SAID_FROM:
+            say(f"checking {count(size)} bytes of shards in {folder}, once on this machine")
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda name: check_shard(folder, split, name, manifest), names))
+        write_stamp(stamp, now)
+
+
+def remember(folder: AnyPath, split: str, manifest: dict) -> None:
+    """Keeps that the shards of a split were checked just now."""
+    if is_in_bucket(folder):
+        return
+    with memory_of(folder, split) as stamp:
+        write_stamp(stamp, facts_now(folder, split, manifest))
+
+
+@contextmanager
+def memory_of(folder: AnyPath, split: str) -> Iterator[Path | None]:
+    """Within `with`, the file that says what was checked; other processes wait. None: no cache."""
+    name = f"verified-{digest([str(absolute(folder)).encode(), split.encode()])[:32]}"
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (cache_folder() / f"{name}.lock").open("w")
+    except OSError as error:
+        say(f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {told(error)}; shards are checked anew")
+        yield None
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield cache_folder() / f"{name}.json"
+
+
+def read_stamp(stamp: Path | None) -> Checked:
+    """What was checked before."""
+    try:
+        found = json.loads(stamp.read_text()) if stamp else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_stamp(stamp: Path | None, checked: Checked) -> None:
+    """Keeps what was checked; if it can't, the next start checks again."""
+    if stamp is None:
+        return
+    try:
+        write_whole(stamp, json.dumps(checked).encode())
+    except RunError as error:
+        say(f"warning: {error}; shards are checked anew at the next start")
+
+
+def files_of(name: str) -> tuple[str, str]:
+    """A shard's files: its records, and its documents' lengths."""
+    return f"{name}.array_record", f"{name}.lengths.npy"
+
+
+def facts_now(folder: AnyPath, split: str, manifest: dict) -> Checked:
+    """Of each file its size and time of change, and what the manifest says of it.
+
+    Raises:
+      InputError: naming a shard that is missing.
+    """
+    facts, made = {}, manifest[split]
+    of_lengths = made.get("lengths_sha256") or [None] * len(made["names"])
+    for name, *hashes in zip(made["names"], made["sha256"], of_lengths, strict=True):
+        for file, sha256 in zip(files_of(name), hashes, strict=True):
+            try:
+                stat = (folder / file).stat()
+            except OSError as error:
+                raise InputError(
+                    f"shard {folder / file} can't be read: {told(error)}; restore it, or prepare "
+                    "it again"
+                ) from error
+            facts[file] = [stat.st_size, stat.st_mtime_ns, sha256, manifest["vocab_size"]]
+    return facts
+
+
+def check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
+    """A shard's files have the manifest's hashes, and were made with its tokenizer.
+
+    Raises:
+      InputError: naming the file that is another.
+    """
+    made = manifest[split]
+    number = made["names"].index(name)
+    hashes = made["sha256"][number], (made.get("lengths_sha256") or {number: None})[number]
+    for file, expected in zip(files_of(name), hashes, strict=True):
+        found = expected and file_digest(folder / file)
+        if found != expected:
+            raise InputError(
+                f"shard {folder / file} is not the one that {MANIFEST} names: its sha256 is "
+                f"{found[:12]}..., not {expected[:12]}...; restore it, or prepare it again"
+            )
+    check_facts(folder, name, manifest)
+    if not made.get("largest_token"):
+        token = largest_token(folder / files_of(name)[0], manifest["vocab_size"])
+        check_largest(folder, name, token, manifest["vocab_size"])
+
+
+def check_facts(folder: Path, name: str, manifest: dict) -> None:
+    """The facts beside a shard, if they are there, are those of the manifest.
+
+    Raises:
+      InputError: naming the fact that differs.
+    """
+    try:
+        facts = json.loads((folder / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return  # only the making of shards needs them
+    for key in ("tokenizer", "vocab_size", "record_tokens"):
+        if facts.get(key) != manifest[key]:
+            raise InputError(
+                f"{folder / MANIFEST} says that {key} is {manifest[key]!r}, and shard {name} was "
+                f"made with {facts.get(key)!r}; restore the manifest, or prepare the shards again"
+            )
+
+
+def largest_token(path: Path, vocab_size: int) -> int:
+    """The largest token of a shard that was made before this was written beside it."""
+    records = grain.sources.ArrayRecordDataSource([str(path)])
+    dtype, largest = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
+    for start in range(0, len(records), RECORDS_AT_ONCE):
+        numbers = range(start, min(start + RECORDS_AT_ONCE, len(records)))
+        tokens = np.frombuffer(b"".join(records.__getitems__(numbers)), dtype)
+        largest = max(largest, int(tokens.max(initial=0)))
+    return largest
+
+
+def check_largest(folder: AnyPath, name: str, token: int, vocab_size: int) -> None:
+    """No token of a shard is beyond the vocabulary.
+
+    Raises:
+      InputError: with both numbers, if one is.
+    """
+    if token >= vocab_size:
+        raise InputError(
+            f"shard {name} of {folder} holds token {token}, and its tokenizer has {vocab_size}; "
+            "prepare the shards again with the tokenizer that they are to have"
+        )
+
+
+def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
+    """The lengths of a shard's documents.
+
+    Raises:
+      InputError: if they can't be read.
+    """
+    try:
+        lengths = load_array(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} can't be read: {told(error)}; prepare that shard again"
+        ) from error
+    if lengths.ndim != 1 or lengths.dtype.kind != "u":
+        raise InputError(f"{path} holds no lengths of documents; prepare that shard again")
+    return lengths
+
+
+def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray) -> None:
+    """The manifest says how many documents and tokens there are.
+
+    Raises:
+      InputError: with both numbers, if there are others.
+    """
+    found = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
+    for key, number in found.items():
+        if facts[key] != number:
+            fault = f"it says {facts[key]} {key} of {split}, and its shards hold {number}"
+            raise InputError(damaged(folder, fault))
+
+
+def check_records(path: AnyPath, expected: int) -> None:
+    """A shard can be opened and holds as many records as its lengths say.
+
+    Raises:
+      InputError: if not.
+    """
+    try:
+        found = len(grain.sources.ArrayRecordDataSource([str(path)]))
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"shard {path} can't be read: {cause(error)}; prepare it again") from error
+    if found != expected:
+        raise InputError(
+            f"shard {path} holds {found} records, and its lengths are of {expected}; prepare it "
+            "again"
+        )
+
+
+def cause(error: Exception) -> str:
+    """What the library says is wrong, which may be no more than `;`."""
+    return told(error).strip("; ") or "it is damaged or cut off"

@@ -1,0 +1,95 @@
+"""Figures of outcomes: the table's numbers, and losses over the steps of training."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from statistics import mean, stdev
+from types import ModuleType
+
+from t5x_diffeq.experiments.present import Layout, cells, grouped, in_order
+from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.report import say
+
+Line = list[tuple[float | str, float, float | None]]  # place across, mean, standard error or None
+
+
+def draw(
+    outcomes: Sequence[dict],
+    layout: Layout,
+    path: AnyPath,
+    output: AnyPath,
+    comparable: bool = True,
+) -> None:
+    """The layout's figures, .png and .pdf, if matplotlib is installed.
+
+    Args:
+      outcomes: of the runs.
+      layout: of the figure.
+      path: of its files, without their endings; a figure over steps adds `_over_steps`.
+      output: the folder of the runs.
+      comparable: with the paper's; else the figures say that they aren't.
+    """
+    caveat = "" if comparable else " (not comparable with the paper's)"
+    try:
+        plots = importlib.import_module("t5x_diffeq.analysis.plots")
+    except ImportError:
+        say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
+        return
+    if lines := lines_of_table(outcomes, layout):
+        write(plots, lines, layout.column, layout.value + caveat, layout.log, path)
+    if layout.over_steps and (lines := losses_over_steps(outcomes, layout, output)):
+        over = path.with_name(f"{path.name}_over_steps")
+        write(plots, lines, "optimizer steps", f"validation loss{caveat}", False, over)
+
+
+def write(
+    plots: ModuleType, lines: dict[str, Line], across: str, up: str, log: bool, path: AnyPath
+) -> None:
+    """Both files of a figure."""
+    figure = plots.means_with_errors(lines, across, up, log)
+    for kind in ("png", "pdf"):
+        write_whole(path.with_name(f"{path.name}.{kind}"), plots.image(figure, kind))
+
+
+def lines_of_table(outcomes: Sequence[dict], layout: Layout) -> dict[str, Line]:
+    """A line for each row of the table."""
+    found = cells(outcomes, layout)
+    columns = in_order(found)
+    return {
+        ", ".join(map(str, row)): [
+            (column, of[column].mean, of[column].error) for column in columns if column in of
+        ]
+        for row, of in found.items()
+    }
+
+
+def losses_over_steps(outcomes: Sequence[dict], layout: Layout, output: AnyPath) -> dict[str, Line]:
+    """The validation loss over the steps of training: a line for each cell, the mean over seeds.
+
+    Args:
+      outcomes: of trainings, each with the name of its `run`.
+      layout: of the cells.
+      output: the folder of the runs, whose metrics.jsonl are read.
+    """
+    lines = {}
+    for row, columns in grouped(outcomes, layout).items():
+        for column, tried in columns.items():
+            of_runs = [losses(output / each["run"]) for found in tried.values() for each in found]
+            steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
+            lines[", ".join(map(str, (*row, column)))] = [
+                (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
+            ]
+    return {name: line for name, line in lines.items() if line}
+
+
+def losses(workdir: AnyPath) -> dict[int, float]:
+    """Validation losses by step; {} where the workdir is gone."""
+    path = workdir / "metrics.jsonl"
+    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float | None]:
+    """The mean and its standard error; None of one value."""
+    n = len(values)
+    return mean(values), stdev(values) / n**0.5 if n > 1 else None

@@ -1,0 +1,84 @@
+"""A paired test over the documents of a task: two models answer the same questions.
+
+What makes a question hard is hard for both models, so the difference of their answers varies less
+than the answers do: the test finds smaller differences than two standard errors of separate means.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import erfc, sqrt
+
+import numpy as np
+from jaxtyping import Float
+
+HEAD = "| text, task, shots | ODE - baseline | standard error | p | seeds | documents |"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference of two models' accuracies.
+
+    Attributes:
+      difference: of the means over documents and seeds.
+      error: its standard error.
+      p: two-sided, of no difference; by the normal approximation, so of hundreds of documents.
+    """
+
+    difference: float
+    error: float
+    p: float
+
+
+def paired(
+    a: Float[np.ndarray, "seeds documents"], b: Float[np.ndarray, "seeds documents"]
+) -> Paired:
+    """a - b, seed by seed and document by document.
+
+    The variance over documents (of the mean over seeds) and, of several seeds, that over seeds (of
+    the mean over documents) are added: the claim is about other documents and other seeds. The sum
+    counts what belongs to a single seed and document twice, so it is on the safe side.
+    """
+    d = a - b
+    variance = sum(
+        np.var(d.mean(axis), ddof=1) / d.shape[1 - axis] for axis in (0, 1) if d.shape[1 - axis] > 1
+    )
+    difference, error = float(d.mean()), sqrt(variance)
+    p = erfc(abs(difference) / error / sqrt(2)) if error else float(difference == 0)
+    return Paired(difference, error, p)
+
+
+def paired_table(answers: Sequence[dict]) -> str:
+    """The table of tests, ODE against baseline.
+
+    Args:
+      answers: outcomes with the labels `text`, `shots`, `model`, `seed`, and `documents`: each
+        task's accuracies by document.
+    """
+    found: dict[tuple, dict[str, dict[int, list[float]]]] = {}
+    for answer in answers:
+        for task, scores in whole_tasks(answer["documents"]).items():
+            row = found.setdefault((answer["text"], task, answer["shots"]), {})
+            row.setdefault(answer["model"], {})[answer["seed"]] = scores
+    lines = [HEAD, "|---" * 6 + "|"]
+    for row, of in found.items():
+        seeds = sorted(of.get("ode", {}).keys() & of.get("baseline", {}).keys())
+        if seeds:
+            ode, baseline = (
+                np.array([of[m][s] for s in seeds], float) for m in ("ode", "baseline")
+            )
+            test = paired(ode, baseline)
+            lines.append(
+                f"| {', '.join(map(str, row))} | {test.difference:+.4f} | {test.error:.4f} | "
+                f"{test.p:.2g} | {len(seeds)} | {ode.shape[1]} |"
+            )
+    title = "Paired test over the same documents (and seeds), ODE against baseline"
+    return f"{title}\n\n" + "\n".join(lines)
+
+
+def whole_tasks(documents: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Tasks as the paper counts them: all subjects of MMLU are one."""
+    whole: dict[str, list[float]] = {}
+    for task in sorted(documents):
+        name = "mmlu" if task.startswith("mmlu_") else task
+        whole.setdefault(name, []).extend(documents[task])
+    return whole

@@ -1,0 +1,80 @@
+"""The paper's tokenizers: where they are, and whether a run was trained with them.
+
+A perplexity is per token: it can be compared with the paper's under the paper's tokenizer alone.
+"""
+
+from collections.abc import Sequence
+
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.files import AnyPath, place
+from t5x_diffeq.training.workdir import read_config
+
+OWN = "own"  # --tokenizers=own: one is trained on the text
+KEY = "data.tokenizer"
+# By architecture: the name for `{tokenizer}` and the file for `{tokenizer_file}` in a text's keys.
+NAMES = {"gpt": "gpt2", "llama": "llama"}
+FILES = {"gpt": "gpt2.json", "llama": "llama.model"}
+SOURCES = {
+    "gpt2.json": "https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",
+    "llama.model": "https://huggingface.co/NousResearch/Llama-2-7b-hf/resolve/main/tokenizer.model",
+}
+# What they make of a text: it tells them from other tokenizers with as many tokens.
+TEXT = "Hello world"
+TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
+
+
+def with_tokenizer(of_text: dict[str, object], architecture: str) -> dict[str, object]:
+    """A text's keys, with the model's tokenizer in place of the placeholders."""
+    name, file = NAMES[architecture], FILES[architecture]
+    return {
+        key: value.replace("{tokenizer}", name).replace("{tokenizer_file}", file)
+        if isinstance(value, str)
+        else value
+        for key, value in of_text.items()
+    }
+
+
+def check_tokenizers(runs: Sequence[Run]) -> None:
+    """The files of tokenizers that trainings name are there.
+
+    Raises:
+      InputError: if one isn't, with the address that it can be had from.
+    """
+    given = f"--config.{KEY}="
+    paths = [each.removeprefix(given) for run in runs for each in run.arguments if given in each]
+    for path in dict.fromkeys(paths):
+        file = place(path, "--tokenizers")
+        if not file.is_file():
+            raise InputError(
+                f"{path}, the paper's tokenizer, is not there; download it from "
+                f"{SOURCES[file.name]}, or train tokenizers on the text with --tokenizers={OWN}, "
+                "whose numbers can't be compared with the paper's"
+            )
+
+
+def is_papers(tokenizer: Tokenizer | None, architecture: str) -> bool:
+    """Whether the tokenizer is the one that the paper gives models of the architecture."""
+    if tokenizer is None:
+        return False
+    (tokens,) = tokenizer.encode([TEXT])
+    return tokens.tolist() == TOKENS[architecture]
+
+
+def remark(runs: Sequence[Run], output: AnyPath) -> list[str]:
+    """Says which trainings can't be compared with the paper's; nothing if all can."""
+    others = []
+    for run in runs:
+        if run.verb == "train":
+            workdir = output / run.name
+            architecture = read_config(workdir)["model"]["architecture"]
+            if not is_papers(load_tokenizer(workdir / "tokenizer"), architecture):
+                others.append(run.name)
+    if not others:
+        return []
+    return [
+        "**Not comparable with the paper's numbers.** Losses and perplexities are per token, and "
+        "these runs have other tokenizers than the paper's (GPT-2's, Llama 2's): "
+        f"{', '.join(others)}."
+    ]

@@ -1,0 +1,84 @@
+"""Which folders of `checkpoints/` are whole checkpoints, and what becomes of the others.
+
+Orbax writes `commit_success.txt` last. On this machine it also renames the folder last, so that a
+folder with the name of a step is whole even without that file; it may be from before Orbax 0.12.3,
+or copied without it. In a bucket the file is all that Orbax goes by, and by itself Orbax would
+delete what lacks it: here only a save that was cut off is deleted.
+"""
+
+import json
+import shutil
+
+from t5x_diffeq.files import AnyPath, bucket_files, is_in_bucket, move_folder
+from t5x_diffeq.report import say
+
+MARKER = "commit_success.txt"
+METADATA = "_CHECKPOINT_METADATA"
+UNFINISHED = ".orbax-checkpoint-tmp"
+ASIDE = "unreadable_checkpoints"
+
+
+def whole_steps(folder: AnyPath) -> list[int]:
+    """The steps of the whole checkpoints in `folder`, oldest first; nothing is changed."""
+    return sorted(int(step.name) for step in steps_in(folder) if is_whole(step))
+
+
+def steps_in(folder: AnyPath) -> list[AnyPath]:
+    """The folders that have the name of a step."""
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
+
+
+def is_whole(step: AnyPath) -> bool:
+    """Whether all of a checkpoint was written, as far as its marks tell."""
+    return not is_in_bucket(step) or (step / MARKER).exists() or was_committed(step) is True
+
+
+def was_committed(step: AnyPath) -> bool | None:
+    """Whether Orbax began to commit it, all of it being written; None where nothing tells."""
+    try:
+        metadata = json.loads((step / METADATA).read_text())
+        return metadata["commit_timestamp_nsecs"] is not None
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def tidy(folder: AnyPath) -> None:
+    """Deletes saves that were cut off, and marks whole checkpoints that lack the mark.
+
+    Only one process may call it. What nothing is known of is moved to `unreadable_checkpoints/`.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if UNFINISHED in path.name:
+            remove(path)
+    for step in steps_in(folder):
+        if (step / MARKER).exists():
+            continue
+        if is_whole(step):
+            say(f"checkpoint {step.name} lacks {MARKER}, and is whole: marked anew")
+            (step / MARKER).write_text(f"Checkpoint commit was successful to {step}")
+        elif was_committed(step) is False:
+            remove(step)
+        else:
+            aside = set_aside(step)
+            say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {aside}")
+
+
+def set_aside(step: AnyPath) -> AnyPath:
+    """Moves a checkpoint out of the way, where nothing is lost; returns where to."""
+    aside = step.parent.parent / ASIDE / step.name
+    move_folder(step, aside)
+    return aside
+
+
+def remove(path: AnyPath) -> None:
+    """Deletes a folder."""
+    if is_in_bucket(path):
+        bucket_files().rm(str(path), recursive=True)
+    else:
+        shutil.rmtree(path)

@@ -1,0 +1,197 @@
+"""Checksums of a checkpoint's files: saved with them, and compared before they are read.
+
+Each process hashes the files that it wrote, in the thread that saves, into
+`ITEM/checksums/process_<n>.json`. Process 0 hashes the rest, those files among them, into
+`ITEM/checksums/rest.json`, before Orbax commits the checkpoint. The hash is CRC-32C, which Google
+Cloud Storage keeps of every object: in a bucket it is asked for, and nothing is read.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from t5x_diffeq.files import AnyPath, bucket_files, is_in_bucket
+
+FOLDER = "checksums"
+REST = f"{FOLDER}/rest.json"
+CHUNK = 2**22
+THREADS = 8
+HASHING = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+
+
+class Sum(NamedTuple):
+    """What is known of a file: its size in bytes, and the base64 of its CRC-32C."""
+
+    size: int
+    crc32c: str
+
+
+class WithChecksums:
+    """Added to a handler of Orbax, it saves checksums with the item."""
+
+    async def async_save(self, directory: AnyPath, *args: object, **kwargs: object) -> list:
+        """As the handler does; one more future is done when this process's files are hashed."""
+        futures = await super().async_save(directory, *args, **kwargs) or []
+        return [*futures, HASHING.submit(save_own, plain(directory), futures)]
+
+    def finalize(self, directory: AnyPath) -> None:
+        """As the handler does, on process 0 when all have written; then hashes the rest."""
+        super().finalize(directory)
+        directory = plain(directory)
+        listed = {REST}
+        for name in names_in(directory):
+            if name.startswith(f"{FOLDER}/process_"):
+                listed |= read_sums(directory / name).keys()
+        save_sums(directory, REST, [name for name in names_in(directory) if name not in listed])
+
+
+class StateHandler(WithChecksums, ocp.StandardCheckpointHandler):
+    """Saves a train state and its checksums."""
+
+    typestr = ocp.StandardCheckpointHandler.typestr  # any program with Orbax can read it
+
+
+class DataHandler(WithChecksums, ocp.JsonCheckpointHandler):
+    """Saves a JSON object and its checksum."""
+
+    typestr = ocp.JsonCheckpointHandler.typestr
+
+
+def plain(path: epath.Path) -> AnyPath:
+    """A path of Orbax, as this package has it: epath's lists no folders of this machine."""
+    return path if is_in_bucket(path) else Path(path)
+
+
+def save_own(directory: AnyPath, futures: Sequence[Any]) -> None:
+    """When the futures are done, hashes the files that only this process writes."""
+    for future in futures:
+        future.result()
+    process = jax.process_index()
+    folders = (f"ocdbt.process_{process}/", f"array_metadatas/process_{process}")
+    own = [name for name in names_in(directory) if name.startswith(folders)]
+    if own:
+        save_sums(directory, f"{FOLDER}/process_{process}.json", own)
+
+
+def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
+    """Hashes the files `names` of `directory` into its `file`."""
+    path = directory / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(sums_of(directory, names)))
+
+
+def read_sums(path: AnyPath) -> dict[str, Sum]:
+    """What `save_sums` wrote.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    try:
+        return {name: Sum(*values) for name, values in json.loads(path.read_text()).items()}
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no checksums") from error
+
+
+# ------------------------------------------------------------------------------ comparing
+
+
+def are_in(folder: AnyPath) -> bool:
+    """Whether a checkpoint was saved with checksums; those of before 0.2 were not."""
+    return any(f"/{FOLDER}/" in name for name in names_in(folder))
+
+
+def damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with the files of a checkpoint that was saved with checksums, or None.
+
+    Args:
+      folder: of the checkpoint.
+      items: its parts, such as "state".
+      part: hash only this part of the files, of `parts`; sizes are compared for all.
+      parts: in how many parts processes share the work.
+    """
+    try:
+        expected = expected_sums(folder, items)
+    except FileNotFoundError as error:
+        return f"{error.filename or error} is missing"
+    except ValueError as error:
+        return f"its checksums can't be read: {error}"
+    there = sizes_in(folder)
+    for name, known in expected.items():
+        if name not in there:
+            return f"{name} is missing"
+        if there[name] != known.size:
+            return f"{name} has {there[name]} bytes instead of {known.size}"
+    mine = sorted(expected, key=lambda name: (-expected[name].size, name))[part::parts]
+    found = sums_of(folder, mine)
+    wrong = [name for name in mine if found[name] != expected[name]]
+    return f"{wrong[0]} has changed since it was written" if wrong else None
+
+
+def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
+    """The checksums of all files of the items.
+
+    Raises:
+      FileNotFoundError: if a file of checksums is missing.
+      ValueError: if one is damaged.
+    """
+    expected = {}
+    for item in items:
+        rest = read_sums(folder / item / REST)
+        listed = {name: rest[name] for name in rest}
+        for name in rest:
+            if name.startswith(f"{FOLDER}/"):
+                listed |= read_sums(folder / item / name)
+        expected |= {f"{item}/{name}": known for name, known in listed.items()}
+    return expected
+
+
+# ------------------------------------------------------------------------------ hashing
+
+
+def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Sum]:
+    """Size and hash of files in a folder."""
+    if is_in_bucket(folder):
+        facts = object_facts(folder)
+        return {name: Sum(int(facts[name]["size"]), facts[name]["crc32c"]) for name in names}
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(lambda name: sum_of(folder / name), names), strict=True))
+
+
+def sum_of(path: AnyPath) -> Sum:
+    """Size and hash of a file of this machine."""
+    crc, size = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            crc, size = google_crc32c.extend(crc, chunk), size + len(chunk)
+    return Sum(size, base64.b64encode(crc.to_bytes(4, "big")).decode())
+
+
+def names_in(folder: AnyPath) -> list[str]:
+    """All files below a folder, as paths from it, sorted."""
+    return sorted(sizes_in(folder))
+
+
+def sizes_in(folder: AnyPath) -> dict[str, int]:
+    """The size of each file below a folder, by its path from there."""
+    if is_in_bucket(folder):
+        return {name: int(facts["size"]) for name, facts in object_facts(folder).items()}
+    return {
+        file.relative_to(folder).as_posix(): file.stat().st_size
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def object_facts(folder: AnyPath) -> dict[str, Mapping]:
+    """What the bucket tells of each object below a folder, by its path from there."""
+    prefix = str(folder).partition("://")[2].rstrip("/") + "/"
+    found = bucket_files().find(prefix, detail=True)
+    return {name.removeprefix(prefix): facts for name, facts in found.items()}

@@ -1,0 +1,281 @@
+"""Whatever a key or flag is set to, a verb starts its work, or ends with one line and status 2.
+
+`launch/test.sh tests/bad_input_test.py -s` prints how many cases there are.
+"""
+
+import importlib
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+
+import pytest
+from absl import flags
+from conftest import ROOT
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import command_line, train
+from t5x_diffeq.__main__ import VERBS
+from t5x_diffeq.config_files import default_config, flatten
+from t5x_diffeq.config_keys import KEYS, check_values
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.training.setup import make_setup
+
+NUMBERS = ("nan", "inf", "-inf", "-2", "0", "1e300", "1000000000000", "1.5", "many", "True")
+TEXTS = ("", "nope", "0", "None", "[1, 2]", "('a',)", "x" * 300, "s3://bucket", "/dev/null")
+NO_NUMBER = {"nan", "inf", "-inf", "-2", "many"}
+NEVER = {int: NO_NUMBER | {"1e300", "1000000000000", "1.5"}, float: NO_NUMBER | {"1e300"}}
+SECTIONS = ("", "model.", "data.", "train.", "tasks.", "optimizer.", "mesh.")
+CASES = Counter()
+
+
+class Reached(BaseException):
+    """The checks are over, and the work would begin."""
+
+
+def reached(*_, **__):
+    raise Reached
+
+
+@pytest.fixture
+def end(monkeypatch, capsys):
+    """Calls a verb as its command line does; the error that it ends with, or None."""
+
+    def end(main, own, *arguments):
+        argv = ["verb", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        try:
+            command_line.run(main, "", own)
+        except Reached:
+            CASES["legal"] += 1
+            return None
+        except SystemExit as ended:
+            said = capsys.readouterr().err
+            assert ended.code == 2, (arguments, ended.code, said)
+            assert said.startswith("error: ") and said.count("\n") == 1, (arguments, said)
+            CASES["refused"] += 1
+            return said
+        raise AssertionError(f"{arguments}: it neither began nor ended")
+
+    yield end
+    with capsys.disabled():
+        print(f" {CASES['refused']} refused, {CASES['legal']} legal", end="")
+
+
+# --------------------------------------------------------------------------------- keys
+
+
+def test_every_key_says_what_it_can_be():
+    without = flatten(default_config()).keys() - KEYS.keys()
+    assert not without, f"{', '.join(without)}: no entry in t5x_diffeq/config_keys.py; add one"
+    gone = KEYS.keys() - flatten(default_config()).keys()
+    assert not gone, f"{', '.join(gone)}: in t5x_diffeq/config_keys.py, not in configs/default.py"
+
+
+def test_the_table_knows_what_the_code_knows():
+    from t5x_diffeq.training.optimizer import DECAYED
+
+    assert KEYS["optimizer.decay"].choices == tuple(DECAYED)
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """The smallest model, whose setup takes no time."""
+    path = tmp_path / "small.py"
+    path.write_text(
+        "import sys\n"
+        f"sys.path.append({str(ROOT / 'tests')!r})\n"
+        "from conftest import small_config\n"
+        "def get_config():\n"
+        f"    return small_config({str(tmp_path / 'text.txt')!r})\n"
+    )
+    (tmp_path / "text.txt").write_text("a text\n" * 100)
+    return path
+
+
+SETUPS = {}
+
+
+def setup_of(config, vocab_size):
+    """`make_setup`, once for all configs that differ in keys which only the data have."""
+    check_values(flatten(config))
+    shapes = [config[key] for key in ("seed", "model", "train", "optimizer", "mesh")]
+    key = repr((shapes, vocab_size, config.data.sequence_length, config.data.cross_documents))
+    if key not in SETUPS:
+        SETUPS[key] = make_setup(config, vocab_size)
+    return SETUPS[key]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key(end, config_file, tmp_path, monkeypatch, section):
+    """Through the command line; what it can't say, through Python."""
+    monkeypatch.setattr(train, "prepare_corpus", reached)
+    monkeypatch.setattr(train, "Downstream", lambda _: None)  # the harness knows its own tasks
+    monkeypatch.setattr(train, "make_setup", setup_of)
+
+    def main():
+        return train.train(config.value, tmp_path / "run")
+
+    for key in (key for key in KEYS if key.startswith(section) and (section or "." not in key)):
+        for text in NUMBERS + TEXTS:
+            own = flags.FlagValues()
+            config = config_flags.DEFINE_config_file("config", None, "", flag_values=own)
+            said = end(main, own, f"--config={config_file}", f"--config.{key}={text}")
+            if KEYS[key].type in (int, float) and text in NEVER[KEYS[key].type]:
+                assert said and key in said, (key, text, said)
+        for value in (None, True, -2, 0, 1.5, 10**12, float("nan"), "", "nope", (0,), [None], b""):
+            own = flags.FlagValues()
+            config = config_flags.DEFINE_config_file("config", None, "", flag_values=own)
+            own(["verb", f"--config={config_file}"])
+            with config.value.ignore_type(), config.value.unlocked():
+                config.value.update_from_flattened_dict({key: value})
+            changed = partial(train.train, config.value, tmp_path / "run")
+            said = end(changed, flags.FlagValues())
+            if KEYS[key].fault(flatten(config.value)[key]):
+                assert said and key in said, (key, value, said)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "model.embed_dim",
+            40_000_000,
+            r"at least [0-9,]+ GiB on each device, which has [0-9]+",
+        ),
+        ("data.sequence_length", 2**31 - 1, r"at least [0-9,]+ GiB on each device"),
+        ("train.batch_size", 2**31 - 8, r"at least [0-9,]+ GiB on each device"),
+        ("data.sequence_length", 10**12, "it must be at most 2147483647"),
+        (
+            "mesh.rules",
+            (("batch", ("data", "data")),),
+            r"mesh.rules has \('batch', \('data', 'data'",
+        ),
+        (
+            "mesh.rules",
+            (("batch", ("data", "fsdp")), ("embed", 3)),
+            r"mesh.rules has \('embed', 3\)",
+        ),
+        ("model.remat", "every:3", r"model.remat=every:3 keeps no state of model.num_steps=2"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_made(small, tmp_path, key, value, message):
+    small.update_from_flattened_dict({key: value})
+    with pytest.raises(InputError, match=message):
+        train.train(small, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------- flags
+
+# Of each verb: arguments that are good, and the names of what begins when they are.
+GOOD = {
+    "train": (["--config={config}", "--workdir={new}"], ["prepare_corpus"]),
+    "finetune": (
+        [
+            "--config=configs/finetune.py:lora",
+            "--config.init_from={run}",
+            "--config.data.source=text_files",
+            "--workdir={new}",
+        ],
+        ["train"],
+    ),
+    "evaluate": (["--workdir={run}"], ["load_run", "evaluate_tasks"]),
+    "generate": (["--workdir={run}"], ["load_run"]),
+    "prepare_data": (["--config={config}", "--output={new}"], ["load_source"]),
+    "benchmark": (
+        ["--config={config}"],
+        ["compare", "show_data", "show_generation", "show_coordinate_check"],
+    ),
+    "plan": (["--config={config}", "--topology=cpu:1"], ["compare", "sweep"]),
+    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
+    "export": (["--workdir={run}", "--output={new}"], ["load_run"]),
+    "convert": (["--input={run}", "--workdir={new}"], ["load"]),
+    "reproduce": (
+        ["--experiment=table1", "--output={new}", "--text=a={file}"],
+        ["carry_out", "part_of"],
+    ),
+    "make_tasks": (["--workdir={run}", "--output={new}"], ["load_corpus"]),
+}
+FOLDERS = ("workdir", "output", "input")
+
+
+def test_every_verb_is_tried():
+    assert GOOD.keys() == set(VERBS)
+
+
+def bad_values(flag, places):
+    """Values for a flag, and whether none of them can be used."""
+    if isinstance(flag.parser, flags.IntegerParser | flags.FloatParser):
+        yield from ((text, text in NO_NUMBER) for text in NUMBERS)
+        yield "", True
+        return
+    yield from ((text, False) for text in NUMBERS + TEXTS[1:])
+    yield "", not isinstance(flag, flags.BooleanFlag)
+    yield from ((place, flag.name in FOLDERS) for place in (places["file"], places["beneath"]))
+    yield places["empty"], False
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb):
+    module = importlib.import_module(f"t5x_diffeq.{verb}")
+    arguments, works = GOOD[verb]
+    for work in works:
+        monkeypatch.setattr(module, work, reached)
+    monkeypatch.chdir(tmp_path)
+    places = {name: tmp_path / name for name in ("new", "file", "empty")}
+    places["file"].write_text("a file")
+    places["empty"].mkdir()
+    places |= {"run": run_on_lines, "config": config_file, "beneath": places["file"] / "folder"}
+    good = [argument.format(**places) for argument in arguments]
+
+    def tried(*more):
+        names = {each.split("=")[0] for each in more}
+        kept = [each for each in good if each.split("=")[0] not in names]
+        for override in [name for name in module.FLAGS if "." in name]:
+            delattr(module.FLAGS, override)  # a process has them once
+        module.FLAGS.unparse_flags()
+        return end(module.main, module.FLAGS, *kept, *more)
+
+    assert tried() is None
+    for name in [name for name in module.FLAGS if "." not in name]:
+        for text, never in bad_values(module.FLAGS[name], places):
+            said = tried(f"--{name}={text}")
+            if never:
+                assert said and f"--{name}" in said, (name, text, said)
+        tried(f"--{name}")
+        if not isinstance(module.FLAGS[name], flags.MultiFlag):
+            assert "is given 2 times" in tried(f"--{name}=a", f"--{name}=b")
+    assert "no flag of this verb" in tried("--nope=1")
+    assert "not understood" in tried("more")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--config=configs/tiny.py", "--config.optimizer.warmup_fraction=nan"], "in [0"),
+        (["train", "--config=configs/tiny.py", "--config.model.embed_dim=40000000"], "GiB on each"),
+        (["prepare_data", "--config=configs/tiny.py", "--shards=100000000"], "at most 99999"),
+        (["make_tasks"], "/README.md is a file; name a folder"),
+        (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
+        (["benchmark", "--config=configs/tiny.py", "--data", "--generation"], "give one of them"),
+        (["evaluate", "--num_steps="], "--num_steps is empty"),
+    ],
+)
+def test_real_processes(arguments, message, tmp_path):
+    verb, *rest = arguments
+    if verb in ("train", "make_tasks", "evaluate"):
+        rest.append(f"--workdir={tmp_path / 'run'}")
+    if verb in ("prepare_data", "make_tasks"):
+        rest.append(f"--output={ROOT / 'README.md' if verb == 'make_tasks' else tmp_path / 'out'}")
+    ended = subprocess.run(
+        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+    assert message in ended.stderr

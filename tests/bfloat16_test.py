@@ -1,0 +1,293 @@
+"""In bfloat16 every leaf of the gradient is that of float32, whatever a token's count."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from language_model_test import TOKENS, small
+
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.layers.attention_kernels import splash_attention
+from t5x_diffeq.layers.embedding import Embedding
+from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.models.adaptive import Adaptive, solve
+from t5x_diffeq.models.block import empty_cache
+from t5x_diffeq.models.language_model import in_one_document
+from t5x_diffeq.ode.integrate import integrate
+from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.losses import dot_products
+from t5x_diffeq.training.partitioning import sharded, unbox
+
+SHAPES = {
+    "num_steps": 4,
+    "embed_dim": 32,
+    "num_heads": 2,
+    "mlp_dim": 64,
+    "time_embed_dim": 6,
+    "vocab_size": 120,
+    "max_length": 64,
+}
+BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
+SOURCES = {"time_dependent": {}, "shared": {"weights": "shared"}, "per_layer": BASELINE}
+RULES = (
+    ("batch", ("data", "fsdp")),
+    ("embed", "fsdp"),
+    ("vocab", "tensor"),
+    ("heads", "tensor"),
+    ("mlp", "tensor"),
+)
+TOLERANCE = 0.02  # norm of the difference over norm of the reference
+
+
+def batch(tokens):
+    tokens = jnp.asarray(tokens, jnp.int32)
+    mask = jnp.ones((len(tokens), tokens.shape[1] - 1), jnp.float32)
+    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "mask": mask}
+
+
+def batches():
+    """4096 tokens each: of Zipf's counts, the first 770 of them; and one token, 3 in 4 times."""
+    rng = np.random.default_rng(0)
+    counts = 1 / np.arange(1, 121)
+    zipf = rng.choice(120, p=counts / counts.sum(), size=(64, 65))
+    repeated = np.where(rng.random((64, 65)) < 0.75, 7, zipf)
+    return {"zipf": batch(zipf), "repeated": batch(repeated)}
+
+
+BATCHES = batches()
+
+
+@functools.cache
+def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes):
+    """The gradient on each batch, by leaf."""
+    model = small(**SHAPES, **SOURCES[source], architecture=architecture, dtype=dtype, **changes)
+    init = jax.jit(model.init)
+    params = unbox(init(jax.random.key(1), BATCHES["zipf"]["inputs"][:1])["params"])
+    of_batch = make_gradient(
+        model, trains=lambda part: True, microbatches=microbatches, loss_chunk=256, z_loss=0.0
+    )
+    key = jax.random.key(0)
+    if mesh is None:
+        compiled = jax.jit(of_batch)
+        found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
+    else:
+        axis_types = (jax.sharding.AxisType.Auto,) * 3
+        devices = jax.make_mesh(mesh, ("data", "fsdp", "tensor"), axis_types=axis_types)
+        with sharded(devices, RULES):
+            compiled = jax.jit(of_batch)
+            found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
+    return {
+        (name, *path): np.asarray(leaf)
+        for name, (gradient, _, _) in found.items()
+        for path, leaf in flatten_dict(gradient).items()
+    }
+
+
+def errors(found, expected):
+    return {
+        "/".join(path): float(np.linalg.norm(found[path] - leaf) / np.linalg.norm(leaf))
+        for path, leaf in expected.items()
+    }
+
+
+def assert_close(found, expected):
+    worst = {leaf: error for leaf, error in errors(found, expected).items() if error > TOLERANCE}
+    assert not worst
+
+
+slow = pytest.mark.slow
+MODELS = [
+    ("gpt", "time_dependent"),  # its head is the token embedding
+    pytest.param("gpt", "shared", marks=slow),
+    pytest.param("gpt", "per_layer", marks=slow),
+    pytest.param("llama", "time_dependent", marks=slow),
+    pytest.param("llama", "shared", marks=slow),
+    ("llama", "per_layer"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "source"), MODELS)
+def test_every_leaf_of_the_gradient(architecture, source):
+    expected = gradients("float32", architecture, source)
+    assert_close(gradients("bfloat16", architecture, source), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "source"),
+    [("gpt", "time_dependent"), ("llama", "shared"), ("gpt", "per_layer")],
+)
+def test_every_leaf_on_a_mesh_in_microbatches(architecture, source):
+    found = gradients("bfloat16", architecture, source, microbatches=2, mesh=(1, 2, 2))
+    assert_close(found, gradients("float32", architecture, source))
+
+
+@pytest.mark.slow
+def test_every_leaf_where_steps_are_computed_again():
+    """From inputs that are kept in 16 bits."""
+    found = gradients("bfloat16", "gpt", "time_dependent", remat="full")
+    assert_close(found, gradients("float32", "gpt", "time_dependent"))
+
+
+def ones(*shape):
+    return jnp.ones(shape, jnp.bfloat16)
+
+
+def test_a_row_of_an_embedding_counts_each_use():
+    layer = Embedding(4, 8, dtype=jnp.bfloat16)
+    tokens = jnp.full((3, 1000), 2)
+    params = jax.tree.map(jnp.ones_like, unbox(layer.init(jax.random.key(0), tokens)))
+    gradient = jax.grad(lambda p: layer.apply(p, tokens).sum())(params)["params"]["table"]
+    np.testing.assert_array_equal(gradient, np.outer([0, 0, 3000, 0], np.ones(8)))
+
+
+def test_devices_exchange_an_embedding_in_16_bits():
+    """The table is rounded first, and then gathered along its width."""
+    layer = Embedding(128, 16, dtype=jnp.bfloat16)
+    params = {"params": {"table": jnp.ones((128, 16))}}
+    axis_types = (jax.sharding.AxisType.Auto,) * 3
+    mesh = jax.make_mesh((1, 2, 2), ("data", "fsdp", "tensor"), axis_types=axis_types)
+    with sharded(mesh, RULES):
+        traced = jax.make_jaxpr(layer.apply)(params, jnp.zeros((4, 8), jnp.int32))
+    constrained = re.findall(r"(\w+)\[128,16\] = sharding_constraint", str(traced))
+    assert constrained == ["bf16"]
+
+
+def test_a_bias_counts_each_token():
+    layer = Linear((4, 8), (None, None), use_bias=True, dtype=jnp.bfloat16)
+    params = unbox(layer.init(jax.random.key(0), ones(1, 4)))
+    gradient = jax.grad(lambda p: layer.apply(p, ones(1000, 4)).astype(jnp.float32).sum())(params)
+    np.testing.assert_array_equal(gradient["params"]["bias"], 1000)
+
+
+def test_shared_weights_count_each_step():
+    model = small(weights="shared", dtype="bfloat16")
+    params = unbox(model.init(jax.random.key(0), TOKENS)["params"])
+
+    def total(source):
+        made = model.apply(
+            {"params": {**params, "source": source}}, jnp.zeros(999), method="weights"
+        )
+        return made["mlp"]["up"]["kernel"].astype(jnp.float32).sum()
+
+    gradient = jax.grad(total)(params["source"])["weights"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(gradient, 999)
+
+
+def test_logits_are_summed_in_float32():
+    states, head = ones(1001, 301), jnp.ones((2, 301))
+    logits, pull_back = jax.vjp(dot_products, states, head)
+    np.testing.assert_array_equal(logits, 301)
+    d_states, d_head = pull_back(jnp.ones_like(logits))
+    assert d_states.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(d_head, 1001)
+
+
+def test_splash_rounds_queries_once():
+    """Its division by sqrt(G) comes before the rounding of queries that are still float32."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 128, 1, 128)), jnp.float32) for _ in range(3))
+    k, v = (x.astype(jnp.bfloat16) for x in (8 * k, v))
+    expected = splash_attention(q, *(x.astype(jnp.float32) for x in (k, v)), interpret=True)
+
+    def error(q):
+        found = splash_attention(q, k, v, interpret=True)
+        return np.linalg.norm(found.astype(jnp.float32) - expected)
+
+    assert error(q) < 0.9 * error(q.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+def test_small_steps_are_not_lost(architecture):
+    """y(1) - y(0) over 36 steps, against float32: a bfloat16 state rounds most of it away."""
+
+    def change(dtype, state_dtype="float32"):
+        model = small(
+            architecture=architecture,
+            num_steps=36,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            init="paper",
+        )
+        params = unbox(jax.jit(model.init)(jax.random.key(0), TOKENS)["params"])
+        states = jax.jit(
+            lambda p: model.apply(
+                {"params": p},
+                TOKENS,
+                model.apply({"params": p}, method="weights"),
+                method="trajectory",
+            )
+        )(params)
+        assert states.dtype == state_dtype
+        return (states[-1] - states[0]).astype(jnp.float32)
+
+    expected = change("float32")
+    error = {
+        of: np.linalg.norm(change("bfloat16", of) - expected) / np.linalg.norm(expected)
+        for of in ("float32", "bfloat16")
+    }
+    assert error["float32"] < TOLERANCE
+    assert error["bfloat16"] > 0.2
+
+
+def test_checkpoints_are_kept_in_16_bits():
+    def field(_):
+        return VectorField(lambda W, y: W["w"] * jnp.sin(y), lambda W, y: W["w"] * jnp.cos(y))
+
+    def residuals(kept_dtype):
+        y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5)), jnp.float32)
+        _, pull_back = jax.vjp(
+            lambda y, w: integrate(
+                field,
+                {"w": w},
+                y,
+                scheme="euler",
+                num_steps=7,
+                step_size=1 / 7,
+                remat="full",
+                kept_dtype=kept_dtype,
+            ),
+            y,
+            jnp.linspace(0.5, 1, 7),
+        )
+        kept = [x for x in jax.tree.leaves(pull_back) if x.shape == (7, 2, 3, 5)]
+        return [x.dtype for x in kept], pull_back(jnp.ones_like(y))
+
+    (wide, exact), (narrow, found) = residuals(jnp.float32), residuals(jnp.bfloat16)
+    assert (wide, narrow) == ([jnp.float32], [jnp.bfloat16])
+    for a, b in zip(found, exact, strict=True):
+        assert 0 < np.linalg.norm(a - b) < 0.01 * np.linalg.norm(b)
+
+
+def test_the_state_is_float32_wherever_it_is_integrated():
+    model = small(weights="shared", dtype="bfloat16")
+    params = jax.eval_shape(lambda: unbox(model.init(jax.random.key(0), TOKENS)["params"]))
+    tokens, places = TOKENS[:, :1], in_one_document(TOKENS[:, :1])
+
+    def extended(params):
+        weights = model.apply({"params": params}, method="merged_weights_by_step")
+        cache = empty_cache(model.config, 2, 10)
+        return model.apply({"params": params}, tokens, places, weights, cache, method="extend")
+
+    def integrated(params):
+        y = model.apply({"params": params}, TOKENS, in_one_document(TOKENS), method="embed")
+        weights = model.apply({"params": params}, method="weights")
+        return model.apply(
+            {"params": params}, y, in_one_document(TOKENS), weights, method="integrate"
+        )
+
+    assert jax.eval_shape(integrated, params).dtype == jnp.float32
+    solved = jax.eval_shape(lambda p: solve(model, p, TOKENS, Adaptive()), params)
+    assert solved.y.dtype == jnp.float32
+    y, cache = jax.eval_shape(extended, params)
+    assert {y.dtype, cache["keys"].dtype} == {jnp.dtype(jnp.bfloat16)}  # activations stay narrow
+
+
+def test_a_state_narrower_than_the_computation_is_refused():
+    with pytest.raises(InputError, match=r"model.state_dtype=bfloat16 with model.dtype=float32"):
+        small(state_dtype="bfloat16")

@@ -1,0 +1,71 @@
+"""Files, locks, copies and shards in a bucket of a server that others wrote: see emulator.py.
+
+The clients remember the server that they found first, so each test has a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+import emulator
+import pytest
+from conftest import ROOT
+
+FILES = """
+import pytest
+from t5x_diffeq import files, locks, staging
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import place
+from t5x_diffeq.training.metrics import MetricWriter, read_metrics
+
+root = place("gs://bucket/run", "it")
+for content in (b"good", b"better", bytes(6 * 2**20)):  # the last is sent in parts
+    files.write_whole(root / "x", content)
+    assert (root / "x").read_bytes() == content
+for name in ("from/a", "from/b/c"):
+    files.write_whole(root / name, name.encode())
+assert [path.name for path in files.files_in(root)] == ["a", "c", "x"]
+assert files.files_matching(root / "**" / "c") == [root / "from/b/c"]
+with MetricWriter(root, 0) as writer:
+    writer.write(1, {"train/loss": 1.0})
+assert [line["step"] for line in read_metrics(root)] == [1]
+with locks.held(root / ".lock", "it"):
+    assert (root / ".lock").exists()
+assert not (root / ".lock").exists()
+(copy,) = staging.staged([root / "x"])
+assert copy.read_bytes() == bytes(6 * 2**20)
+with pytest.raises(InputError, match="is damaged"):
+    staging.staged([root / "from/a"], ["0" * 64])
+with pytest.raises(InputError, match="there is no such object"):
+    staging.staged([root / "none"])
+"""
+SHARDS = """
+import os, sys
+import numpy as np
+from t5x_diffeq import files
+from t5x_diffeq.config_files import config_of, default_config
+from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.files import place
+
+data = default_config().data
+data.update(source="text_files", path="gs://bucket/texts", tokenizer="bytes")
+made = prepare_corpus(data, place("gs://bucket/run", "it"), new=True).parts[0].train
+data.update(source="tokens", path="gs://bucket/run/data/0")
+for gib in ("1", "0"):  # copied; read by ArrayRecord where they are
+    os.environ["T5X_DIFFEQ_CACHE_GIB"] = gib
+    found = prepare_corpus(data, place(f"gs://bucket/run{gib}", "it"), new=True).parts[0].train
+    assert files.is_in_bucket(found.paths[0]) == (gib == "0")
+    np.testing.assert_array_equal(found[0], made[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [FILES, SHARDS], ids=["files", "shards"])
+def test_in_the_bucket_of_another_server(code, tmp_path):
+    with emulator.serving() as (store, environment):
+        text = "".join(f"line {n} of the text.\n" for n in range(3000))
+        store.put("bucket", "texts/a.txt", text.encode())
+        given = {**os.environ, **environment, "T5X_DIFFEQ_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        ended = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,181 @@
+"""Checkpoints are verified before they are read; what can't be read is kept apart."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from fault_checkpoints import (
+    FINGERPRINT,
+    abstract,
+    delete,
+    faults,
+    files_of,
+    flip,
+    restored_step,
+    save_some,
+    state_at,
+    truncate,
+)
+
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.training import checkpoint as checkpoints_of
+from t5x_diffeq.training import checksums
+from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
+from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
+from t5x_diffeq.training.progress import check_finite
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_some(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(saved, tmp_path / "workdir")
+
+
+@pytest.mark.parametrize("way", [delete, flip])
+def test_a_damaged_checkpoint_is_kept_apart(workdir, way, capsys):
+    """`faults_test.py` damages every file in every way."""
+    way(next((workdir / "checkpoints" / "6" / "state" / "ocdbt.process_0" / "d").iterdir()))
+    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: state/.* of 2, 4, 6"):
+        restore_params(workdir, abstract(state_at(0).params))
+    assert restore_params(workdir, abstract(state_at(0).params), 4)[1] == 4
+    assert restored_step(workdir) == 4
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "warning: checkpoint 6 can't be read (state/ocdbt.process_0/d/" in told
+    assert (workdir / "unreadable_checkpoints" / "6").is_dir()
+
+
+def test_checkpoints_without_checksums(workdir, capsys):
+    """Those of before: said, and taken; a truncated or missing file is found all the same."""
+    for folder in list(workdir.rglob(checksums.FOLDER)):
+        shutil.rmtree(folder)
+    assert restored_step(workdir) == 6
+    assert "checkpoint 6 has no checksums, and is taken as it is" in capsys.readouterr().err
+    for name, way in faults(workdir, [truncate, delete]):
+        assert restored_step(workdir) in (4, 6), (name, way)
+
+
+def test_verification_can_be_switched_off(workdir):
+    (data,) = (workdir / "checkpoints" / "6" / "state").glob("checksums/rest.json")
+    data.unlink()
+    assert restored_step(workdir, verify=False) == 6
+    assert restored_step(workdir) == 4
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"step": 4, "fingerprint": "x"}', "{"])
+def test_other_json_as_state_of_the_data(workdir, content):
+    (workdir / "checkpoints" / "6" / "data" / "metadata").write_text(content)
+    assert restored_step(workdir, verify=False) == 4
+
+
+def test_all_damaged(workdir):
+    for step in (2, 4, 6):
+        flip(next((workdir / "checkpoints" / str(step)).rglob("manifest.ocdbt")))
+    for _ in range(2):  # starting again begins nothing anew, and moves nothing
+        with pytest.raises(RunError, match=r"no checkpoint in .* can be read \(of 6: state/"):
+            restored_step(workdir)
+    assert {p.name for p in (workdir / "checkpoints").iterdir()} == {"2", "4", "6"}
+
+
+def test_other_files_of_the_right_kind(workdir):
+    """Checkpoint 4 under the name of 6: each file is whole."""
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    shutil.copytree(workdir / "checkpoints" / "4", workdir / "checkpoints" / "6")
+    assert restored_step(workdir) == 4
+
+
+@pytest.mark.parametrize("lost", [[MARKER], [MARKER, METADATA]])
+def test_copied_without_the_mark(workdir, lost, capsys):
+    """Later versions of Orbax may delete what isn't marked: it is marked anew."""
+    for name in lost:
+        for path in list(workdir.rglob(name)):
+            path.unlink()
+    assert restored_step(workdir) == 6
+    assert capsys.readouterr().err.count(f"lacks {MARKER}, and is whole: marked anew") == 3
+    assert all((workdir / "checkpoints" / step / MARKER).exists() for step in ("2", "4", "6"))
+
+
+def test_saves_that_were_cut_off_are_deleted(workdir):
+    shutil.copytree(
+        workdir / "checkpoints" / "4", workdir / "checkpoints" / "8.orbax-checkpoint-tmp"
+    )
+    assert restored_step(workdir) == 6
+    assert {p.name for p in (workdir / "checkpoints").iterdir()} == {"2", "4", "6"}
+
+
+def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch):
+    """Orbax's thread fails: one line at the next look, and what was saved is there."""
+    workdir = shutil.copytree(saved, tmp_path / "workdir")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checksums, "save_sums", full)
+    message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
+    with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
+        checkpoints.save(8, state_at(8), FINGERPRINT)
+        checkpoints.save(10, state_at(10), FINGERPRINT)
+    monkeypatch.undo()
+    assert restored_step(workdir) == 6
+
+
+def test_a_loss_that_is_not_finite_right_after_a_restore():
+    nan = {"loss": float("nan")}
+    with pytest.raises(RunError, match=r"checkpoint is suspect; move checkpoints/6 away"):
+        check_finite(7, nan, 6, start=6)
+    with pytest.raises(RunError, match=r"the last good checkpoint is 8"):
+        check_finite(9, nan, 8, start=6)
+    with pytest.raises(RunError, match=r"no checkpoint was saved yet"):
+        check_finite(1, nan, None, start=0)
+
+
+def test_metrics_that_were_cut(tmp_path, capsys):
+    with MetricWriter(tmp_path, 0) as writer:
+        for step in range(1, 9):
+            writer.write(step, {"train/loss": 1.0})
+        assert writer.reports == 8
+    say_if_lost(tmp_path, 8, 8)
+    say_if_lost(tmp_path, 4, 4)  # later lines count for nothing
+    say_if_lost(tmp_path, 8, None)
+    assert capsys.readouterr().err == ""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    say_if_lost(tmp_path, 8, 8)
+    assert (
+        "metrics.jsonl has 5 of the 8 lines that it had at checkpoint 8" in capsys.readouterr().err
+    )
+    path.unlink()
+    say_if_lost(tmp_path, 8, 8)
+    assert "has 0 of the 8 lines" in capsys.readouterr().err
+
+
+def test_sums_are_of_every_file(saved):
+    """But of those that Orbax writes when all is committed."""
+    checkpoint = saved / "checkpoints" / "6"
+    expected = checksums.expected_sums(checkpoint, checkpoints_of.ITEMS)
+    unlisted = {str(name) for name in files_of(checkpoint)} - expected.keys()
+    assert {name.rpartition("/")[2] for name in unlisted} == {MARKER, METADATA, "rest.json"}
+    for item in checkpoints_of.ITEMS:
+        assert json.loads((checkpoint / item / checksums.REST).read_text())
+
+
+@pytest.mark.slow
+def test_what_checksums_cost(tmp_path, capsys):
+    """Prints the README's figure."""
+    gigabytes, content = 1, os.urandom(10**6) * 125
+    for number in range(8):
+        (tmp_path / str(number)).write_bytes(content)
+    seconds, busy = time.perf_counter(), time.process_time()
+    sums = checksums.sums_of(tmp_path, checksums.names_in(tmp_path))
+    seconds, busy = time.perf_counter() - seconds, time.process_time() - busy
+    assert len(sums) == 8 and len(set(sums.values())) == 1
+    assert busy < 5 * gigabytes
+    with capsys.disabled():
+        print(f"\nchecksums of 1 GB: {seconds:.2f} s, {busy:.2f} s of a core")

@@ -1,0 +1,115 @@
+"""Two training processes that stop for a moment in each phase, for a test to send them a signal.
+
+They are forked from a server that has imported everything, and their model is the smallest, so that
+a run costs seconds. All else is the real thing: `train` as a verb, JAX's distributed service, Gloo,
+Orbax.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+PHASES = ("start-up", "compile", "loop", "save")
+PAUSE = 1.5  # seconds in each phase, for the signal to come in
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fault_processes", "t5x_diffeq.train"])
+
+
+class Run:
+    """A run of two processes on `workdir`, one of which stops in `phase` and says so.
+
+    Args:
+      arguments: of `train`.
+      folder: for the logs.
+      victim: the process that is to stop; None: neither.
+      phase: where.
+      more: arguments that only the victim has.
+      silence: seconds that a process may be silent.
+    """
+
+    def __init__(self, arguments, folder, victim=None, phase=None, more=(), silence=10):
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.mark = folder / "mark"
+        self.processes = []
+        for index in (0, 1):
+            environment = {
+                "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+                "JAX_NUM_PROCESSES": "2",
+                "JAX_PROCESS_ID": str(index),
+                "T5X_DIFFEQ_SILENCE_SECONDS": str(silence),
+                "XLA_FLAGS": "--xla_backend_optimization_level=0 "
+                "--xla_llvm_disable_expensive_passes=true",
+            }
+            own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
+            process = FORKS.Process(
+                target=train, args=(own, environment, self.log(index), stop, self.mark)
+            )
+            process.start()
+            self.processes.append(process)
+
+    def log(self, index):
+        return self.folder / f"{index}.log"
+
+    def told(self, index):
+        """What it said, but for its steps."""
+        lines = self.log(index).read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("step "))
+
+    def wait_for_mark(self, seconds=900):
+        deadline = time.monotonic() + seconds
+        while not self.mark.exists():
+            assert time.monotonic() < deadline and self.processes[0].is_alive(), self.told(0)
+            time.sleep(0.05)
+
+    def end(self, index, seconds=900):
+        """The exit status of a process, once it has ended."""
+        self.processes[index].join(seconds)
+        status = self.processes[index].exitcode
+        if status is None:
+            self.kill()
+        assert status is not None, f"process {index} hangs: {self.told(index)}"
+        return status
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+
+
+def train(arguments, environment, log, phase, mark):
+    """A process of the run, in a child of the server."""
+    from t5x_diffeq import command_line
+    from t5x_diffeq import train as verb
+    from t5x_diffeq.training import checksums
+
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    sys.argv = ["train", *arguments]
+
+    def stop_in(module, name, wanted, number=1):
+        """Stops in the `number`th call of a function, if that is the phase."""
+        function, calls = getattr(module, name), []
+
+        def stopping(*args, **kwargs):
+            calls.append(name)
+            if phase == wanted and len(calls) == number:
+                Path(mark).touch()
+                time.sleep(PAUSE)
+            return function(*args, **kwargs)
+
+        setattr(module, name, stopping)
+
+    stop_in(verb, "make_setup", "start-up")
+    stop_in(verb, "compile_train_step", "compile")
+    stop_in(verb, "depths_of", "loop", number=3)
+    stop_in(checksums, "save_own", "save", number=2)
+    command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)

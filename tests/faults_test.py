@@ -1,0 +1,256 @@
+"""A table of faults. Each must end in one clear line, and nothing may be lost.
+
+Faults of token shards are in `shards_test.py`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from fault_checkpoints import SAID_NOTHING_OF, abstract, faults, restored_step, save_some, state_at
+from fault_processes import PHASES, Run
+
+from t5x_diffeq import train as verb
+from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.training import progress
+from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+
+RATES = {"train/tokens_per_second"}
+STEPS = 60
+EVERY = 4  # steps from checkpoint to checkpoint
+
+
+def arguments(text, workdir):
+    """Of the smallest run that there is."""
+    return [
+        "--config=configs/shakespeare.py:baseline",
+        f"--workdir={workdir}",
+        f"--config.data.path={text}",
+        *("--config.model.embed_dim=16", "--config.model.num_heads=2"),
+        *("--config.model.mlp_dim=16", "--config.model.num_steps=1", "--config.model.remat=none"),
+        *("--config.data.sequence_length=16", "--config.train.batch_size=4"),
+        *("--config.train.eval_batches=1", "--config.train.eval_batch_size=4"),
+        *(f"--config.train.total_steps={STEPS}", f"--config.train.checkpoint_every={EVERY}"),
+        *("--config.train.log_every=1", "--config.train.eval_every=1000"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(300)))
+    return path
+
+
+def lines(workdir):
+    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in report.items() if k not in RATES} for report in reports]
+
+
+def newest(workdir):
+    """The newest whole checkpoint; 0 if there is none."""
+    folder = workdir / "checkpoints"
+    return max((int(p.name) for p in folder.glob("*") if p.name.isdecimal()), default=0)
+
+
+def last_line(told):
+    return told.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def survived(capsys, request):
+    """Collects the faults that were survived, and prints how many."""
+    found = []
+    yield found
+    with capsys.disabled():
+        print(f"\n{len(found)} faults survived, nothing lost: {request.node.name}")
+
+
+# ------------------------------------------------------------------------ damaged files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_some(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "workdir")
+
+
+@pytest.mark.slow
+def test_every_file_of_a_checkpoint(workdir, capsys, survived):
+    """A run goes on with what was saved, and the damaged checkpoint is kept apart."""
+    for name, way in faults(workdir):
+        capsys.readouterr()
+        step = restored_step(workdir)
+        told = capsys.readouterr().err
+        if name.name in SAID_NOTHING_OF:
+            assert step == 6, (name, way)
+        else:
+            assert step == 4, (name, way)
+            assert told.count("\n") == 1 and "checkpoint 6 can't be read (" in told, (told, name)
+            assert (workdir / "unreadable_checkpoints" / "6").is_dir()
+        survived.append((name, way))
+    assert len(survived) >= 60
+
+
+@pytest.mark.slow
+def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survived):
+    """`generate --checkpoint=6` and the like: the right parameters, or one line."""
+    params = abstract(state_at(0).params)
+    for name, way in faults(workdir):
+        if name.name in SAID_NOTHING_OF:
+            found, _ = restore_params(workdir, params, 6)
+            jax.tree.map(np.testing.assert_array_equal, found, state_at(6).params)
+        else:
+            with pytest.raises(
+                InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"
+            ):
+                restore_params(workdir, params, 6)
+        survived.append((name, way))
+    assert len(survived) >= 60
+
+
+# ------------------------------------------------------------------------ full disks
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk):
+    """Writes a file until there is no room."""
+    with (disk / "filler").open("ab", buffering=0) as file:
+        for size in (2**16, 2**12):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+
+@pytest.mark.slow
+def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
+    """In each phase: one line, and with room again the same command goes on."""
+    small.mesh.fsdp = 1
+    assert verb.train(small, tmp_path / "undisturbed") == 0
+    shutil.rmtree(tmp_path / "undisturbed" / "checkpoints")
+    run = disk / "run"
+    phases = [
+        (verb, "check_config"),  # start-up: the data, or the config
+        (verb, "compile_train_step"),  # then metrics.jsonl is begun
+        (verb, "evaluate"),  # the evaluation's line
+        (progress.Clock, "rate"),  # a step's line
+        (Checkpoints, "save"),
+    ]
+    for owner, name in phases:
+        function = getattr(owner, name)
+
+        def filling(*args, function=function, **kwargs):
+            fill(disk)
+            return function(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, filling)
+            with pytest.raises(RunError, match="No space left on device"):
+                verb.train(small, run)
+        (disk / "filler").unlink()
+        survived.append(name)
+    assert verb.train(small, run) == 0
+    assert lines(run) == lines(tmp_path / "undisturbed")
+
+
+# ------------------------------------------------------------------------ lost processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_lost_processes(text, tmp_path, victim, survived):
+    """Each phase x {SIGKILL, SIGSTOP, SIGTERM}: the other process ends in one line, and the same
+    command goes on; after all of that the metrics are those of a run that nothing happened to."""
+    (tmp_path / "logs").mkdir()
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    undisturbed = Run(arguments(text, whole), tmp_path / "logs")
+    assert [undisturbed.end(index) for index in (0, 1)] == [0, 0], undisturbed.told(0)
+    for phase in PHASES:
+        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
+            before = newest(run)
+            logs = tmp_path / f"{phase}-{number.name}"
+            logs.mkdir()
+            lose(Run(arguments(text, run), logs, victim, phase), victim, number)
+            assert newest(run) >= before
+            survived.append((phase, number))
+    last = Run(arguments(text, run), tmp_path / "logs")
+    assert [last.end(index) for index in (0, 1)] == [0, 0], last.told(0)
+    assert lines(run) == lines(whole)
+
+
+def lose(run, victim, number):
+    """One fault: sends the signal to the victim, and looks how the two end."""
+    other = 1 - victim
+    run.wait_for_mark()
+    signal_to(run, victim, number)
+    if number == signal.SIGTERM:  # JAX's service hears it, and both save after the same step
+        assert [run.end(index) for index in (0, 1)] == [42, 42], run.told(0)
+        return
+    assert run.end(other) == 175, run.told(other)
+    told = run.told(other)
+    how = "has not answered for 10 s" if number == signal.SIGSTOP else "was lost: it was killed"
+    assert last_line(told).startswith(f"error: process {victim} of 2 {how}"), told
+    assert told.count("error:") == 1 and "Traceback" not in told and "@ " not in told, told
+    if number == signal.SIGSTOP:
+        signal_to(run, victim, signal.SIGCONT)
+        assert run.end(victim) == 175, run.told(victim)
+    else:
+        assert run.end(victim) == -number
+
+
+def signal_to(run, index, number):
+    os.kill(run.processes[index].pid, number)
+
+
+@pytest.mark.slow
+def test_a_hang(text, tmp_path, survived):
+    """A peer that is stopped, and whose silence is allowed: the watchdog finds it, with stacks."""
+    limit = ["--config.train.hang_timeout=8"]
+    run = Run(arguments(text, tmp_path / "run") + limit, tmp_path, 1, "loop", silence=1000)
+    run.wait_for_mark()
+    signal_to(run, 1, signal.SIGSTOP)
+    assert run.end(0) == 175, run.told(0)
+    told = run.told(0)
+    assert "was not done within 8 s: a process, a link or a device hangs; the stacks" in told
+    assert told.count("error:") == 1 and "Traceback" not in told, told
+    assert "train.py" in (tmp_path / "run" / "stacks" / "process_0.txt").read_text()
+    signal_to(run, 1, signal.SIGCONT)
+    assert run.end(1) == 175, run.told(1)
+    assert "train.py" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
+    survived.append("hang")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_process_refuses_its_input(text, tmp_path, victim, survived):
+    """The other ends with the same line and status, and no stack of C++."""
+    run = Run(arguments(text, tmp_path / "run"), tmp_path, victim, more=["--config.train.batch=3"])
+    assert [run.end(index) for index in (0, 1)] == [2, 2]
+    refusal = "config key 'train.batch' does not exist; did you mean train.batch_size?"
+    prefix = "error: process 1: " if victim else "error: "
+    for index in (0, 1):
+        assert run.told(index).strip() == prefix + refusal, run.told(index)
+    survived.append("refusal")

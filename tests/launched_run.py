@@ -1,0 +1,122 @@
+"""A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import ROOT
+
+STEPS = 40
+RATES = {"train/tokens_per_second"}
+
+
+class Run:
+    """One workdir, and the environment for the scripts that train in it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir()
+        self.workdir = folder / "run"
+        self.set(seconds=0.0)
+        text = folder / "the $(text) 'is' \"here\".txt"
+        text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+        # The user's own file, under the name of one of the project's.
+        (folder / "configs").mkdir()
+        (folder / "configs" / "tiny.py").write_text(
+            "from configs import default\n\n\ndef get_config():\n"
+            "    config = default.get_config()\n"
+            "    config.model.update(num_steps=2, embed_dim=16, num_heads=2, mlp_dim=32,\n"
+            "        time_embed_dim=4, num_frequencies=4, remat='none')\n"
+            "    config.data.update(source='text_files', tokenizer='bytes', sequence_length=16)\n"
+            f"    config.train.update(total_steps={STEPS}, batch_size=8, eval_batch_size=8,\n"
+            "        eval_batches=1, log_every=1, eval_every=1000, checkpoint_every=10)\n"
+            "    return config\n"
+        )
+        self.words = [
+            "configs/tiny.py",
+            "--workdir=run",
+            f"--config.data.path={text}",
+            f"--env=TRAIN_CONTROL={folder}",
+            "--env=JAX_PLATFORMS=cpu",
+            "--env=OMP_NUM_THREADS=1",
+            "--env=JAX_DISABLE_MOST_OPTIMIZATIONS=1",  # compiles sooner
+        ]
+        self.installed_at = self.installed()
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")},
+            "VENV": str(self.installed_at),
+            "LAUNCH_POLL_SECONDS": "1",
+        }
+
+    def installed(self) -> Path:
+        """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
+        venv = self.folder / "venv"
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").write_text(
+            "#!/usr/bin/env bash\n"
+            'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
+            f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        (venv / "bin" / "python").chmod(0o755)
+        text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
+        for extras in ("data,gcs", "gpu,data,gcs"):
+            (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
+        return venv
+
+    def set(self, seconds: float | None = None, fault: str = "") -> None:
+        """How long steps take from now on; a fault to come."""
+        if seconds is not None:
+            (self.folder / "new").write_text(str(seconds))
+            (self.folder / "new").rename(self.folder / "seconds")
+        if fault:
+            (self.folder / "fault").write_text(fault)
+
+    def reports(self) -> list[dict]:
+        """What stands in metrics.jsonl of the training steps, but for rates."""
+        path = self.workdir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        reports = [json.loads(line) for line in lines if line.endswith("\n")]
+        steps = [report for report in reports if "train/loss" in report]
+        return [{k: v for k, v in report.items() if k not in RATES} for report in steps]
+
+    def step(self) -> int:
+        """The last that was reported."""
+        reports = self.reports()
+        return reports[-1]["step"] if reports else 0
+
+    def processes(self) -> list[int]:
+        """The numbers of its processes, by rank."""
+        pattern = f"slow_train.py .*{self.folder}/"
+        listed = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True)
+        return sorted(map(int, listed.stdout.split()), key=rank)
+
+    def launch(self, script: str, *arguments: str, log: Path, **more: str) -> subprocess.Popen:
+        """A script of launch/, started in the run's folder; what it says goes to `log`."""
+        with open(log, "w") as said:
+            return subprocess.Popen(
+                [ROOT / "launch" / script, *arguments],
+                env={**self.environment, **more},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+
+def rank(pid: int) -> int:
+    """What the process was told by its launcher."""
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    told = dict(variable.split("=", 1) for variable in variables if "=" in variable)
+    return int(told.get("JAX_PROCESS_ID") or told["SLURM_PROCID"])
+
+
+def wait_for(is_so, seconds: float = 600) -> None:
+    """Waits until it is."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,103 @@
+"""A collective has the links that its devices span; the estimate of a step is a range."""
+
+import dataclasses
+import itertools
+
+import jax
+import pytest
+
+from t5x_diffeq.training.chips import CHIPS
+from t5x_diffeq.training.collectives import BETWEEN_SLICES, Collective
+from t5x_diffeq.training.estimate import tpu_times
+from t5x_diffeq.training.links import Links
+from t5x_diffeq.training.program import shapes
+
+
+class Place:
+    """A device at a place of a slice."""
+
+    def __init__(self, *coords, slice_index=0):
+        self.coords, self.slice_index = coords, slice_index
+
+
+def torus(*extents, slices=1):
+    places = itertools.product(range(slices), *(range(n) for n in extents))
+    return [Place(*coords, slice_index=number) for number, *coords in places]
+
+
+def collective(kind, group, size=1_000_000):
+    return Collective(kind, tuple(shapes(f"f32[{size}]")), 2, group, "", "", False)
+
+
+V5P, V6E = CHIPS["TPU v5p"], CHIPS["TPU v6 lite"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "chip", "group", "links", "hops"),
+    [
+        (torus(4, 4, 4), V5P, None, 6, 6),  # three rings
+        (torus(4, 4, 4), V5P, range(16), 4, 4),  # two
+        (torus(4, 4, 4), V5P, range(4), 2, 2),
+        (torus(4, 4, 4), V5P, range(2), 1, 1),  # neighbours
+        (torus(4, 4, 4), V5P, (0, 2), 1 / 2, 2),  # who share their way with the ones between
+        (torus(4, 4, 4), V5P, (0, 1, 4), 1, 2),  # no box
+        (torus(2, 2, 4), V5P, range(4), 1, 3),  # no whole cube: a line
+        (torus(16, 16), V6E, range(16), 2, 8),
+        (torus(8, 8), V6E, range(64), 2, 14),
+    ],
+)
+def test_a_group_has_the_links_of_the_dimensions_that_it_spans(devices, chip, group, links, hops):
+    route = Links(devices, chip).route(collective("all-gather", group and tuple(group)))
+    assert route.bandwidth == pytest.approx(links * chip.link_bandwidth / chip.links)
+    assert (route.hops, route.crossed) == (hops, 1)
+
+
+def test_seconds_of_collectives():
+    links = Links(torus(4, 4, 4), V5P)
+
+    def seconds(kind, group):
+        it = collective(kind, group, 150_000_000)  # twice 0.6 GB; 100 GB/s on each link
+        return links.route(it).seconds(it)
+
+    ring = (0, 1, 2, 3)
+    assert seconds("all-gather", ring) == pytest.approx(1.2 * 3 / 4 / 200)
+    assert seconds("all-reduce", ring) == pytest.approx(2 * 1.2 * 3 / 4 / 200)
+    assert seconds("reduce-scatter", None) == pytest.approx(1.2 * 63 / 64 / 600)
+    assert seconds("collective-permute", None) == pytest.approx(12e-3)  # over one link
+    it = collective("all-reduce", ring)
+    assert links.route(it).latency(it) == pytest.approx(2 * 2 * 2e-6)
+
+
+def test_between_slices_data_takes_the_network():
+    """Of a group of 2 x 4 devices each sends a fourth of the array to the other slice."""
+    links = Links(torus(4, 4, 4, slices=2), V5P)
+    it = collective("all-reduce", (0, 1, 2, 3, 64, 65, 66, 67), 150_000_000)
+    route = links.route(it)
+    assert route.crossed == 2
+    within, between = 2 * 1.2 * 3 / 4 / 200, 2 * 1.2 / 4 / 2 / 6.25
+    assert route.seconds(it) == pytest.approx(within + between)
+    assert route.latency(it) > 4 * 2e-5
+
+
+def test_hosts_exchange_over_the_network_alone():
+    links = Links(torus(4, 4, 4, slices=2), V5P)
+    it = dataclasses.replace(collective(BETWEEN_SLICES, None, 150_000_000), asynchronous=True)
+    assert links.route(it).seconds(it) == pytest.approx(2 * 1.2 / 2 / 6.25)
+
+
+def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
+    links = Links(jax.devices() * 2, CHIPS["H100"])
+    near, far = (links.route(collective("all-gather", g)) for g in (tuple(range(8)), (0, 8)))
+    assert (near.bandwidth, near.crossed) == (450e9, 1)
+    assert (far.network, far.crossed) == (50e9, 2)
+
+
+def test_the_step_is_a_range():
+    hidden = dataclasses.replace(collective("all-gather", None), asynchronous=True)
+    found = [collective("all-reduce", None), hidden]
+    times = tpu_times(V5P, Links(torus(4, 4, 4), V5P), 1_750_000, found, 459e9)
+    assert (times.compute, times.kernels) == pytest.approx((1e-3, 1e-3))
+    assert times.overlapped == pytest.approx(times.waited / 2)
+    assert times.low == pytest.approx(2e-3 + times.waited + times.latency)
+    moved = times.waited + times.latency + times.overlapped
+    assert times.high == pytest.approx(1.1 * (3e-3 + moved))

@@ -1,0 +1,155 @@
+"""What is shown of outcomes: tables, paired tests, losses over steps, what can't be compared."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t5x_diffeq.config_files import default_config
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.experiments.analyses import pages
+from t5x_diffeq.experiments.downstream import TaskScores
+from t5x_diffeq.experiments.drawing import draw, losses_over_steps
+from t5x_diffeq.experiments.paired import paired
+from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
+from t5x_diffeq.experiments.runs import Run, figures
+from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
+from t5x_diffeq.training.workdir import as_json
+
+
+def test_a_table_of_means_at_their_best():
+    outcomes = [
+        {"model": model, "text": "t", "rate": rate, "seed": seed, "loss": loss + seed / 100}
+        for model, rate, loss in (
+            ("a", 1, 3.0),
+            ("a", 2, 1.0),
+            ("a", 4, 2.0),
+            ("b", 1, 5.0),
+            ("b", 2, 6),
+        )
+        for seed in (0, 2)
+    ]
+    layout = Layout(row=("model",), column="text", value="loss", best_of="rate")
+    found = cells([*outcomes, {"other": 1}], layout)
+    a, b = found["a",]["t"], found["b",]["t"]
+    assert (a.at, a.interior, b.at, b.interior) == (2, True, 1, False)
+    assert a.mean == pytest.approx(1.01)
+    assert a.error == pytest.approx(0.01)
+    table = markdown(outcomes, layout).splitlines()
+    assert table[2] == "| a | 1.0100 ± 0.0100 (2) |"
+    assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
+
+
+def test_of_a_sweep_the_best_is_what_several_seeds_had():
+    tried = ((1, 3.0, (0,)), (2, 2.0, (0, 1)), (4, 1.9, (0,)), (8, 5.0, (0,)))
+    outcomes = [
+        {"model": "a", "text": "t", "rate": rate, "seed": seed, "loss": loss + seed}
+        for rate, loss, seeds in tried
+        for seed in seeds
+    ]
+    cell = cells(outcomes, Layout(("model",), "text", "loss", best_of="rate"))["a",]["t"]
+    assert (cell.at, cell.values, cell.interior) == (2, (2.0, 3.0), True)
+
+
+def test_tasks_become_rows():
+    outcomes = [
+        {"model": model, "tasks/a/acc": score, "tasks/b/acc": 1, "tasks/b/perplexity": 9}
+        for model, score in (("x", 0.25), ("y", 0.5))
+    ]
+    table = markdown(scores(outcomes), Layout(("task",), "model", "score")).splitlines()
+    assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
+
+
+def test_scores_have_the_standard_errors_of_the_harness():
+    outcome = {"model": "x", "tasks/mmlu/acc": 0.5, "tasks/mmlu_law/acc": 0.1}
+    one = {**outcome, "seed": 0, "tasks/mmlu/acc_stderr": 0.02}
+    layout = Layout(("task",), "model", "score")
+    assert markdown(scores([one]), layout).splitlines()[2:] == ["| mmlu | 0.5 (0.0200) |"]
+    two = {**one, "seed": 1, "tasks/mmlu/acc": 0.6, "tasks/mmlu/acc_stderr": 0.04}
+    assert markdown(scores([one, two]), layout).splitlines()[2:] == [
+        "| mmlu | 0.5500 ± 0.0500 (0.0300) |"
+    ]
+
+
+def test_a_paired_test_sees_what_two_standard_errors_do_not():
+    """Of 1000 hard and easy questions one model knows 30 more, and loses none."""
+    b = np.repeat([[0.0, 1.0]], 500, axis=1)
+    a = b.copy()
+    a[0, :30] = 1
+    test = paired(a, b)
+    assert test.difference == pytest.approx(0.03)
+    assert test.error == pytest.approx(np.std(a - b, ddof=1) / np.sqrt(1000))
+    separate = np.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 1000)
+    assert test.difference < 2 * separate and test.p < 1e-6
+    assert paired(b, b).p == 1
+
+
+def test_a_paired_test_has_the_variance_of_seeds():
+    """Seeds that differ by 0.1 from their mean say nothing of a difference of 0.05."""
+    rng = np.random.default_rng(0)
+    b = (rng.random((2, 5000)) < 0.5).astype(float)
+    a = b + np.array([[0.15], [-0.05]])
+    test = paired(a, b)
+    assert test.error == pytest.approx(np.std([0.15, -0.05], ddof=1) / np.sqrt(2), rel=1e-6)
+    assert test.p > 0.3
+
+
+def test_tasks_are_tested_by_document(tmp_path):
+    outcomes = []
+    for model, right in (("baseline", [0, 1, 0, 1]), ("ode", [1, 1, 0, 1])):
+        folder = tmp_path / model
+        folder.mkdir()
+        documents = {"mmlu_a": right[:2], "mmlu_b": right[2:], "piqa": right}
+        (folder / "9-2-euler-20260101T000000.json").write_text('{"documents": {}}')
+        (folder / "10-2-euler-20260102T000000.json").write_text(
+            json.dumps({"documents": documents})
+        )
+        outcomes.append({"run": model, "text": "t", "shots": 0, "model": model, "seed": 0})
+    (note,) = TaskScores(variants=()).notes(outcomes, tmp_path)
+    rows = note.splitlines()[-2:]
+    assert rows[0].startswith("| t, mmlu, 0 | +0.2500 | 0.2500 | 0.32 | 1 | 4 |")
+    assert rows[1].startswith("| t, piqa, 0 | +0.2500")
+
+
+def test_losses_over_steps_are_means_of_seeds(tmp_path):
+    outcomes = []
+    for seed, last in ((0, 2.0), (1, 3.0)):
+        (tmp_path / f"r{seed}").mkdir()
+        evaluations = [{"step": 0, "eval/loss": 5.0}, {"step": 7, "train/loss": 1.0}]
+        lines = [*evaluations, {"step": 10, "eval/loss": last}]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"r{seed}" / "metrics.jsonl").write_text(text)
+        outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
+    layout = Layout(("text",), "model", "loss", over_steps=True)
+    assert losses_over_steps(outcomes, layout, tmp_path) == {
+        "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
+    }
+    draw(outcomes, layout, tmp_path / "figure1", tmp_path)
+    for name in ("figure1.png", "figure1_over_steps.png", "figure1_over_steps.pdf"):
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+class Encoding(ByteTokenizer):
+    """A tokenizer that makes GPT-2's tokens of what is asked for."""
+
+    def encode(self, texts):
+        return [np.array(TOKENS["gpt"]) for _ in texts]
+
+
+def test_an_analysis_gives_numbers_and_a_page(tmp_path):
+    found = figures(Run("a", "analyze", ()), tmp_path, '{"qk/ratio": 2.0}\n/a b/spectra.html\n')
+    assert found == {"page": "/a b/spectra.html", "qk/ratio": 2.0}
+    assert figures(Run("a", "analyze", ()), tmp_path, "/c.html\n") == {"page": "/c.html"}
+    (note,) = pages([{"run": "x"}, {"run": "a", **found}])
+    assert note.endswith("\n- /a b/spectra.html")
+
+
+def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
+    assert is_papers(Encoding(), "gpt") and not is_papers(Encoding(), "llama")
+    assert not is_papers(ByteTokenizer(), "gpt") and not is_papers(None, "gpt")
+    run = Run("r", "train", ())
+    (tmp_path / "r" / "tokenizer").mkdir(parents=True)
+    ByteTokenizer().save(tmp_path / "r" / "tokenizer")
+    (tmp_path / "r" / "config.json").write_text(json.dumps(as_json(default_config())))
+    (said,) = remark([run, Run("other", "evaluate", ())], tmp_path)
+    assert "Not comparable with the paper's numbers" in said and said.endswith("Llama 2's): r.")

@@ -1,0 +1,45 @@
+"""`train`, as slow as a test needs it, and with faults.
+
+The folder $TRAIN_CONTROL holds `seconds`, the time that every step takes longer, read at each step;
+and may hold `fault`, `STEP PROCESS STATUS`: that process then ends with that status, once.
+"""
+
+import os
+import runpy
+import time
+from pathlib import Path
+
+import jax
+
+from t5x_diffeq.training import depths
+from t5x_diffeq.training.stop import StopSignals
+
+CONTROL = Path(os.environ["TRAIN_CONTROL"])
+after_step, depths_of = StopSignals.after_step, depths.depths_of
+current = {}  # the step that was dispatched last
+
+
+def noting_the_step(config: object, step: int) -> object:
+    """Like `depths_of`, which the loop asks at every step."""
+    current["step"] = step
+    return depths_of(config, step)
+
+
+def slowly(stop: StopSignals) -> bool:
+    """Like `after_step`, later."""
+    time.sleep(float((CONTROL / "seconds").read_text()))
+    fault = CONTROL / "fault"
+    if fault.exists():
+        at, process, status = map(int, fault.read_text().split())
+        if current["step"] >= at and jax.process_index() == process:
+            fault.unlink()
+            os._exit(status)
+    return after_step(stop)
+
+
+depths.depths_of = noting_the_step
+StopSignals.after_step = slowly
+(CONTROL / f"cpus-{os.environ.get('SLURM_PROCID', 0)}").write_text(
+    str(len(os.sched_getaffinity(0)))
+)
+runpy.run_module("t5x_diffeq.train", run_name="__main__", alter_sys=True)

@@ -1,0 +1,162 @@
+"""launch/gpu_nodes.sh over real ssh: two hosts, which are two sshd on this machine."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from launched_run import STEPS, Run, wait_for
+from slurm_cluster import free_ports, path
+
+SSHD = shutil.which("sshd", path=path())
+NAMES = ("one", "two")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SSHD, reason="no sshd here: apt-get install openssh-server"),
+]
+SERVER = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PasswordAuthentication no
+"""
+CLIENT = """
+Host *
+  HostName 127.0.0.1
+  User {user}
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile {folder}/known_hosts
+  LogLevel ERROR
+"""
+
+
+class Hosts:
+    """Use as a context: two sshd of our own, with a key and ports of their own."""
+
+    def __enter__(self) -> "Hosts":
+        self.folder = Path(tempfile.mkdtemp(prefix="sshd-"))
+        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")]
+        subprocess.run(key, check=True)
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # sshd does not start without
+        self.config = self.folder / "ssh_config"
+        self.ports = dict(zip(NAMES, free_ports(2), strict=True))
+        ports = "".join(f"Host {name}\n  Port {port}\n" for name, port in self.ports.items())
+        self.config.write_text(ports + CLIENT.format(folder=self.folder, user=getpass.getuser()))
+        self.servers = {}
+        for name in NAMES:
+            self.start(name)
+        return self
+
+    def start(self, name: str) -> None:
+        """The host is there, and can be reached."""
+        settings = self.folder / f"sshd_config_{name}"
+        settings.write_text(SERVER.format(port=self.ports[name], folder=self.folder))
+        command = [SSHD, "-D", "-e", "-f", settings]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.servers[name] = subprocess.Popen(command, stderr=log, start_new_session=True)
+        reached = ["ssh", "-F", self.config, "-o", "BatchMode=yes", name, "true"]
+        wait_for(lambda: subprocess.run(reached).returncode == 0, 60)
+
+    def end(self, name: str) -> None:
+        """Takes the host away: its sshd, and every connection to it."""
+        parent = str(self.servers[name].pid)
+        children = subprocess.run(["pgrep", "-P", parent], capture_output=True, text=True)
+        self.servers[name].kill()
+        self.servers[name].wait()
+        for child in map(int, children.stdout.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    def __exit__(self, *exception: object) -> None:
+        for name in NAMES:
+            self.end(name)
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts() as hosts:
+        yield hosts
+
+
+class Launched:
+    """gpu_nodes.sh, and what it says."""
+
+    def __init__(self, hosts: Hosts, run: Run):
+        self.log_file = run.folder / "log"
+        (port,) = free_ports(1)
+        place = [f"--hosts={','.join(NAMES)}", f"--ssh_config={hosts.config}"]
+        place += ["--coordinator=127.0.0.1", f"--port={port}", f"--env=VENV={run.installed_at}"]
+        self.process = run.launch("gpu_nodes.sh", *run.words, *place, log=self.log_file)
+
+    def says(self, text: str, times: int = 1) -> None:
+        """Returns when it has said so."""
+
+        def is_so():
+            said = self.log().count(text) >= times
+            assert said or self.process.poll() is None, self.log()
+            return said
+
+        wait_for(is_so)
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+
+def test_interrupted_equals_undisturbed(hosts, tmp_path):
+    alone = Run(tmp_path / "alone")
+    launched = Launched(hosts, alone)
+    assert launched.process.wait() == 0, launched.log()
+    assert "2 x cpu, 2 process(es)" in launched.log()
+    assert len(alone.reports()) == STEPS
+    run = Run(tmp_path / "user")
+    run.set(seconds=0.5)
+
+    launched = Launched(hosts, run)
+    wait_for(lambda: run.step() >= 3)
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.process.wait() == 42, launched.log()
+    assert "stopping: all save" in launched.log()
+    assert not run.processes()
+
+    run.set(fault=f"{run.step() + 2} 1 175")
+    launched = Launched(hosts, run)
+    launched.says("status 175: starting again (1 of at most 100)")
+    launched.says("first step done", times=2)
+    os.kill(run.processes()[1], signal.SIGTERM)
+    launched.says("status 42: starting again (2 of at most 100)")
+    launched.says("first step done", times=3)
+    hosts.end("two")
+    launched.says("process 1: ssh to two failed or broke off")
+    launched.says("status 255: starting again")
+    hosts.start("two")
+    run.set(seconds=0)
+    assert launched.process.wait() == 0, launched.log()
+    assert run.reports() == alone.reports()
+
+
+def test_lost_process_and_failure(hosts, tmp_path):
+    """Killed: started again. Failed: not, and what failed wins over what it did to the other."""
+    run = Run(tmp_path / "user")
+    run.set(seconds=0.5)
+    launched = Launched(hosts, run)
+    wait_for(lambda: run.step() >= 3)
+    os.kill(run.processes()[1], signal.SIGKILL)
+    launched.says("starting again (1 of at most 100)")
+    assert "process 1 on two ended with status 137" in launched.log()
+    run.set(fault="1 0 1")
+    assert launched.process.wait() == 1
+    assert "error: the run ended with status 1; the lines above say why" in launched.log()

@@ -1,0 +1,138 @@
+"""launch/tpu_host.sh on a folder that is a host's home, with a Python that ends as it is told."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from stand_ins import ODD
+
+ARGUMENTS = ("--config=configs/tiny.py", "--workdir=gs://bucket/run", ODD)
+PYTHON = """#!/usr/bin/env bash
+# Training ends with the next status of the list; the other scripts of launch/ do nothing.
+case "$*" in
+  *keep_log*) exec sleep 60 ;;
+  *t5x_diffeq.train*) ;;
+  *) exit 0 ;;
+esac
+printf '%s\\0' "$@" >"$HOME/arguments.$(ls "$HOME" | grep -c '^arguments')"
+[ -z "${TOKEN:-}" ] || echo "$TOKEN" >"$HOME/token"
+read -r status <"$HOME/statuses"
+sed -i 1d "$HOME/statuses"
+exit "$status"
+"""
+
+
+class Host:
+    def __init__(self, home):
+        self.home = home
+        project = home / "t5x_diffeq"
+        project.mkdir()
+        shutil.copytree(ROOT / "launch", project / "launch")
+        python = home / "t5x_diffeq_venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(PYTHON)
+        python.chmod(0o755)
+
+    def run(self, *words, script="tpu_host.sh", **more):
+        given = {**os.environ, "HOME": str(self.home), "LAUNCH_POLL_SECONDS": "0", **more}
+        given.pop("VENV", None)
+        command = ["bash", self.home / "t5x_diffeq" / "launch" / script, *words]
+        ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.strip()
+
+    def begin(self, *statuses, number="1"):
+        (self.home / "statuses").write_text("".join(f"{status}\n" for status in statuses))
+        self.run("start", number, *ARGUMENTS)
+
+    def wait(self):
+        for _ in range(300):
+            if (status := self.run("status")) != "running":
+                return status
+            time.sleep(0.1)
+        raise AssertionError((self.home / "t5x_diffeq_run" / "log").read_text())
+
+    def trainings(self):
+        files = sorted(self.home.glob("arguments.*"))
+        return [file.read_text().split("\0")[:-1] for file in files]
+
+
+@pytest.fixture
+def host(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    return Host(home)
+
+
+def test_starts_again_when_the_machinery_fails(host):
+    """Without a word from outside; with the same arguments."""
+    host.begin(175, 137, 0)
+    assert host.wait() == "ended 0"
+    assert host.trainings() == [["-m", "t5x_diffeq.train", *ARGUMENTS]] * 3
+    assert "ended with status 175; starting again" in (host.home / "t5x_diffeq_run/log").read_text()
+
+
+@pytest.mark.parametrize("status", [1, 2, 42, 130])
+def test_other_ends_are_ends(host, status):
+    host.begin(status, 0)
+    assert host.wait() == f"ended {status}"
+    assert len(host.trainings()) == 1
+
+
+def test_restarts_are_bounded(host):
+    (host.home / "t5x_diffeq" / "settings").write_text("T5X_DIFFEQ_RESTARTS=2\n")
+    host.begin(175, 175, 175, 0)
+    assert host.wait() == "ended 175"
+    assert len(host.trainings()) == 3
+
+
+def test_goes_on_after_a_boot(host, tmp_path):
+    """As the startup script does for each home; not what had ended, or was stopped."""
+    host.begin(42, 0)
+    assert host.wait() == "ended 42"
+    (host.home / "t5x_diffeq_run" / "stopped").touch()
+    host.run("resume")
+    assert len(host.trainings()) == 1
+    (host.home / "t5x_diffeq_run" / "stopped").unlink()
+    (host.home / "runuser").write_text('#!/usr/bin/env bash\nshift 3\nexec "$@"\n')
+    (host.home / "runuser").chmod(0o755)
+    path = f"{host.home}:{os.environ['PATH']}"
+    host.run(script="tpu_boot.sh", HOMES=str(tmp_path), PATH=path)
+    assert host.wait() == "ended 0"
+    assert host.trainings()[1] == host.trainings()[0]
+    host.run("resume")
+    assert len(host.trainings()) == 2
+
+
+def test_secrets_are_read_on_the_host(host):
+    (host.home / "t5x_diffeq" / "settings").write_text("T5X_DIFFEQ_SECRETS=TOKEN=its-name\n")
+    (host.home / "gcloud").write_text('#!/usr/bin/env bash\necho "secret of $*"\n')
+    (host.home / "gcloud").chmod(0o755)
+    (host.home / "statuses").write_text("0\n")
+    host.run("start", "1", *ARGUMENTS, PATH=f"{host.home}:{os.environ['PATH']}")
+    assert host.wait() == "ended 0"
+    told = (host.home / "token").read_text().strip()
+    assert told == "secret of secrets versions access latest --secret=its-name"
+
+
+@pytest.mark.slow
+def test_the_log_is_kept(tmp_path):
+    """The real Python script: what is there at once, and what came since at the end."""
+    log, target = tmp_path / "log", tmp_path / "run" / "logs" / "host.log"
+    log.write_text("first\n")
+    command = [sys.executable, ROOT / "launch" / "keep_log.py", log, target]
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=given)
+    while not target.exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    with log.open("a") as file:
+        file.write("last\n")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert target.read_text() == "first\nlast\n"

@@ -1,0 +1,254 @@
+"""Shards that are not what their manifest says are refused by name, and hashed only once."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from conftest import small_config
+
+from t5x_diffeq.data import verification
+from t5x_diffeq.data.corpus import load_corpus, prepare_corpus
+from t5x_diffeq.data.manifest import read_manifest
+from t5x_diffeq.data.preparation import prepare
+from t5x_diffeq.data.recipe import tokenizer_in
+from t5x_diffeq.data.shards import ShardedDocuments, stem, write_records
+from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import file_digest
+
+NAMES = [stem("train", number, 2) for number in range(2)]
+LATER = ("largest_token", "lengths_sha256")  # what earlier versions did not write
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Two shards of each split, of bytes."""
+    folder = tmp_path_factory.mktemp("shards")
+    (folder / "text").mkdir()
+    for number in range(8):
+        (folder / "text" / f"{number}.txt").write_text(f"document {number}\n" * 5)
+    data = small_config(folder / "text").data
+    source = load_source(data)
+    tokenizer = tokenizer_in(folder / "made" / "tokenizer", data, source.train)
+    prepare(source, tokenizer, folder / "made", shards=2, workers=1)
+    return folder / "made"
+
+
+@pytest.fixture
+def shards(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "shards")
+
+
+@pytest.fixture
+def data(shards):
+    """A config's data that is these shards."""
+    data = small_config(shards).data
+    data.update(source="tokens", path=str(shards))
+    return data
+
+
+def edit(shards, change):
+    """The manifest after `change`, which is given its parts."""
+    path = shards / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def without_later_keys(manifest):
+    for split in ("train", "validation"):
+        for key in LATER:
+            del manifest[split][key]
+
+
+def swap(shards, end):
+    first, second = (shards / f"{name}{end}" for name in NAMES)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+CHANGES = {
+    "swapped": (lambda s: swap(s, ".array_record"), f"{NAMES[0]}.array_record is not the one"),
+    "swapped lengths": (lambda s: swap(s, ".lengths.npy"), f"{NAMES[0]}.lengths.npy is not the"),
+    "one bit": (lambda s: flip(s / f"{NAMES[1]}.array_record"), f"{NAMES[1]}.array_record is not"),
+    "cut off": (
+        lambda s: os.truncate(s / f"{NAMES[0]}.array_record", 40),
+        f"{NAMES[0]}.array_record is not the one",
+    ),
+    "missing": (lambda s: (s / f"{NAMES[1]}.array_record").unlink(), "No such file or directory"),
+    "hash": (
+        lambda s: edit(s, lambda m: m["train"]["sha256"].__setitem__(1, "0" * 64)),
+        rf"{NAMES[1]}.array_record is not .* not 000000000000\.\.\.; restore it",
+    ),
+    "tokenizer": (
+        lambda s: edit(s, lambda m: m.update(tokenizer="other")),
+        "its tokenizer is not the one that its shards were made with",
+    ),
+    "vocabulary": (
+        lambda s: edit(s, lambda m: m.update(vocab_size=300)),
+        "was tokenised with vocab_size 300, and the tokenizer of workdir .* has 256",
+    ),
+    "tokenizer, everywhere": (
+        lambda s: (
+            edit(s, lambda m: m.update(tokenizer="bytes", record_tokens=7)),
+            (s / "train-00000-of-00002.json").write_text('{"tokenizer": "another"}'),
+        ),
+        "says that tokenizer is 'bytes', and shard train-00000-of-00002 was made with 'another'",
+    ),
+    "documents": (
+        lambda s: edit(s, lambda m: m["train"].update(documents=3)),
+        "it says 3 documents of train, and its shards hold [0-9]+; restore it",
+    ),
+    "a list": (lambda s: (s / "manifest.json").write_text("[]"), "is damaged: it is a list"),
+    "empty": (lambda s: (s / "manifest.json").write_text("{}"), "is damaged: it lacks 'source'"),
+    "no JSON": (lambda s: (s / "manifest.json").write_text("{"), "manifest.json is damaged: Exp"),
+    "a number": (lambda s: edit(s, lambda m: m.update(train=7)), "its train is no JSON object"),
+    "no names": (
+        lambda s: edit(s, lambda m: m["train"].pop("names")),
+        "of train, it lacks 'names'",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_as_it_was_made_is_refused_by_name(shards, data, tmp_path, change):
+    make, message = CHANGES[change]
+    make(shards)
+    with pytest.raises(InputError, match=message):
+        prepare_corpus(data, tmp_path / "run", new=True)
+
+
+def test_shards_of_another_tokenizer_under_the_right_names(shards, data, tmp_path):
+    for name in NAMES:
+        write_records(shards / f"{name}.array_record", [np.full(9, 7, "<u2")] * 4)
+    with pytest.raises(InputError, match=f"{NAMES[0]}.array_record is not the one that manifest"):
+        prepare_corpus(data, tmp_path / "run", new=True)
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written beside it", "an old shard"])
+def test_tokens_beyond_the_vocabulary(shards, data, tmp_path, written):
+    def change(manifest):
+        path = shards / f"{NAMES[1]}.array_record"
+        lengths = np.load(shards / f"{NAMES[1]}.lengths.npy")
+        _, largest = write_records(path, (np.full(n, 999, "<u2") for n in lengths))
+        manifest["train"]["sha256"][1] = file_digest(path)
+        manifest["train"]["largest_token"][1] = largest
+        if not written:
+            without_later_keys(manifest)
+
+    edit(shards, change)
+    with pytest.raises(
+        InputError, match=rf"{NAMES[1]} of .* holds token 999, .* tokenizer has 256"
+    ):
+        prepare_corpus(data, tmp_path / "run", new=True)
+
+
+def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
+    hashed = []
+
+    def counted(path):
+        hashed.append(path.name)
+        return file_digest(path)
+
+    monkeypatch.setattr(verification, "file_digest", counted)
+    prepare_corpus(data, tmp_path / "run", new=True)
+    assert len(hashed) == len(set(hashed)) == 8  # records and lengths of two splits
+    prepare_corpus(data, tmp_path / "run", new=False)
+    load_corpus(tmp_path / "run")
+    assert len(hashed) == 8
+    os.utime(shards / f"{NAMES[1]}.array_record")
+    load_corpus(tmp_path / "run")
+    assert hashed[8:] == [f"{NAMES[1]}.{end}" for end in ("array_record", "lengths.npy")]
+    edit(shards, without_later_keys)  # as an earlier version wrote it
+    load_corpus(tmp_path / "run")
+
+
+def test_what_was_just_made_is_not_hashed_again(original, monkeypatch):
+    monkeypatch.setattr(verification, "file_digest", None)
+    for split in ("train", "validation"):
+        ShardedDocuments(original, split)
+
+
+def test_a_cache_that_can_not_be_written(shards, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "file"))
+    ShardedDocuments(shards, "train")
+    assert "Not a directory" in (said := capsys.readouterr().err) or "exists" in said
+    flip(shards / f"{NAMES[1]}.array_record")
+    with pytest.raises(InputError, match="is not the one"):
+        ShardedDocuments(shards, "train")
+
+
+def test_records_that_change_later_are_named(shards, monkeypatch):
+    monkeypatch.setattr("t5x_diffeq.data.shards.IN_MEMORY_TOKENS", 0)
+    documents = ShardedDocuments(shards, "train")
+    path = shards / f"{NAMES[1]}.array_record"
+    content = bytearray(path.read_bytes())
+    content[200] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{path.name}: record \d+ can't be read: .+; prepare"):
+        for number in range(len(documents)):
+            documents[number]
+
+
+# ------------------------------------------------------------------- workdirs that never began
+
+
+def text_of(folder, name, line):
+    path = folder / name
+    path.write_text("".join(f"{line} {n}\n" for n in range(300)))
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "sentencepiece"])
+def test_a_refused_run_leaves_nothing_that_matters(tmp_path, capsys, tokenizer):
+    """Other text, then another tokenizer, in the workdir of a run that was refused."""
+    run = tmp_path / "run"
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    data.update(tokenizer=tokenizer, tokenizer_vocab_size=300)
+    with pytest.raises(InputError, match=r"model.vocab_size is 77, and the tokenizer has"):
+        prepare_corpus(data, run, new=True, vocab_size=77)
+    assert not (run / "data").exists()  # it was refused before the text was tokenised
+    prepare_corpus(data, run, new=True)
+    data.path = str(text_of(tmp_path, "b.txt", "something else:"))
+    corpus = prepare_corpus(data, run, new=True)
+    assert "of a run that never began" in capsys.readouterr().err
+    tokens = corpus.parts[0].train[0]
+    assert corpus.tokenizer.decode(tokens[:-1]).startswith("something else: 0")
+    fresh = prepare_corpus(data, tmp_path / "fresh", new=True)
+    assert corpus.fingerprint == fresh.fingerprint
+    assert read_manifest(run / "data" / "0") == read_manifest(tmp_path / "fresh" / "data" / "0")
+
+
+def test_a_tokenizer_of_other_text_is_not_used_for_shards(tmp_path):
+    folder = tmp_path / "tokenizer"
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    data.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    documents = load_source(data).train
+    tokenizer_in(folder, data, documents, "text of a")
+    tokenizer_in(folder, data, documents, "text of a")
+    with pytest.raises(InputError, match="was trained on other text; choose another folder"):
+        tokenizer_in(folder, data, documents, "text of b")
+    recipe = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps({**recipe, "text": None}))
+    tokenizer_in(folder, data, documents, "text of b")  # of an earlier version, it isn't known
+
+
+def test_a_workdir_with_the_tokenizer_of_another_run(tmp_path):
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    prepare_corpus(data, tmp_path / "bytes", new=True)
+    data.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    prepare_corpus(data, tmp_path / "run", new=True)
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    shutil.copytree(tmp_path / "bytes" / "tokenizer", tmp_path / "run" / "tokenizer")
+    with pytest.raises(InputError, match=r"was tokenised with tokenizer .* restore the one or the"):
+        load_corpus(tmp_path / "run")
