@@ -68,6 +68,10 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
     model = small(**SHAPES, **SOURCES[source], architecture=architecture, dtype=dtype, **changes)
     init = jax.jit(model.init)
     params = unbox(init(jax.random.key(1), BATCHES["zipf"]["inputs"][:1])["params"])
+    rng = np.random.default_rng(0)  # no leaf stays zero, for then others have no gradient
+    params = jax.tree.map(
+        lambda x: x + 0.02 * jnp.asarray(rng.normal(size=x.shape), x.dtype), params
+    )
     of_batch = make_gradient(
         model, trains=lambda part: True, microbatches=microbatches, loss_chunk=256, z_loss=0.0
     )
@@ -92,6 +96,7 @@ def errors(found, expected):
     return {
         "/".join(path): float(np.linalg.norm(found[path] - leaf) / np.linalg.norm(leaf))
         for path, leaf in expected.items()
+        if leaf.any() or found[path].any()
     }
 
 
@@ -202,7 +207,7 @@ def test_splash_rounds_queries_once():
     assert error(q) < 0.9 * error(q.astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+@pytest.mark.parametrize("architecture", [pytest.param("gpt", marks=slow), "llama"])
 def test_small_steps_are_not_lost(architecture):
     """y(1) - y(0) over 36 steps, against float32: a bfloat16 state rounds most of it away."""
 
