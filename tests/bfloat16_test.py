@@ -112,7 +112,7 @@ MODELS = [
     pytest.param("gpt", "per_layer", marks=slow),
     pytest.param("llama", "time_dependent", marks=slow),
     pytest.param("llama", "shared", marks=slow),
-    ("llama", "per_layer"),
+    pytest.param("llama", "per_layer", marks=slow),
 ]
 
 

@@ -200,7 +200,7 @@ def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> St
         return y, (kept, inputs)
 
     def backward(found: tuple, dy: State) -> tuple[State, tuple]:
-        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, tuple[Weights, ...]]:
+        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, Weights]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
