@@ -68,6 +68,10 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
     model = small(**SHAPES, **SOURCES[source], architecture=architecture, dtype=dtype, **changes)
     init = jax.jit(model.init)
     params = unbox(init(jax.random.key(1), BATCHES["zipf"]["inputs"][:1])["params"])
+    rng = np.random.default_rng(0)  # no leaf stays zero, for then others have no gradient
+    params = jax.tree.map(
+        lambda x: x + 0.02 * jnp.asarray(rng.normal(size=x.shape), x.dtype), params
+    )
     of_batch = make_gradient(
         model, trains=lambda part: True, microbatches=microbatches, loss_chunk=256, z_loss=0.0
     )
@@ -92,6 +96,7 @@ def errors(found, expected):
     return {
         "/".join(path): float(np.linalg.norm(found[path] - leaf) / np.linalg.norm(leaf))
         for path, leaf in expected.items()
+        if leaf.any() or found[path].any()
     }
 
 
@@ -107,7 +112,7 @@ MODELS = [
     pytest.param("gpt", "per_layer", marks=slow),
     pytest.param("llama", "time_dependent", marks=slow),
     pytest.param("llama", "shared", marks=slow),
-    ("llama", "per_layer"),
+    pytest.param("llama", "per_layer", marks=slow),
 ]
 
 
@@ -161,8 +166,8 @@ def test_devices_exchange_an_embedding_in_16_bits():
 def test_a_bias_counts_each_token():
     layer = Linear((4, 8), (None, None), use_bias=True, dtype=jnp.bfloat16)
     params = unbox(layer.init(jax.random.key(0), ones(1, 4)))
-    gradient = jax.grad(lambda p: layer.apply(p, ones(1000, 4)).astype(jnp.float32).sum())(params)
-    np.testing.assert_array_equal(gradient["params"]["bias"], 1000)
+    gradient = jax.grad(lambda p: layer.apply(p, ones(1001, 4)).astype(jnp.float32).sum())(params)
+    np.testing.assert_array_equal(gradient["params"]["bias"], 1001)
 
 
 def test_shared_weights_count_each_step():
@@ -202,7 +207,7 @@ def test_splash_rounds_queries_once():
     assert error(q) < 0.9 * error(q.astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+@pytest.mark.parametrize("architecture", [pytest.param("gpt", marks=slow), "llama"])
 def test_small_steps_are_not_lost(architecture):
     """y(1) - y(0) over 36 steps, against float32: a bfloat16 state rounds most of it away."""
 

@@ -196,15 +196,15 @@ def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> St
         return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
     dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
 
-    def forward(y: State, inputs: tuple) -> tuple[State, tuple[State, tuple]]:
+    def forward(y: State, inputs: tuple) -> tuple[State, tuple]:
         def keep(y: State, x: tuple) -> tuple[State, State]:
             return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs)
         return y, (kept, inputs)
 
-    def backward(found: tuple[State, tuple], dy: State) -> tuple[State, tuple]:
-        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, tuple[Weights, ...]]:
+    def backward(found: tuple, dy: State) -> tuple[State, tuple]:
+        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, Weights]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
