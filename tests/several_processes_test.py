@@ -110,7 +110,7 @@ def test_a_lost_process_is_started_again(text, tmp_path):
     log = process.stderr.read()
     assert process.wait() == 0, log
     assert "starting again (at most 1 times)" in log
-    assert len(losses(tmp_path)) == 40
+    assert len(reported(tmp_path)) == 40
 
 
 @pytest.mark.slow
