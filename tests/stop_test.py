@@ -17,9 +17,11 @@ def test_further_sigterms_change_nothing():
 
 
 def test_a_second_ctrl_c_acts_at_once():
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.after_step()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.status == 130
+    signal.signal(signal.SIGINT, found)
