@@ -29,7 +29,7 @@ from t5x_diffeq.files import BUCKETS, files_in, files_matching, place
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.training.topology import topology_devices
+from t5x_diffeq.training.topology import topology
 
 NEED_PATH = {
     "text_files": "a file, folder or glob of text",
@@ -145,7 +145,7 @@ def check_mesh(config: ConfigDict, devices: list[Chip]) -> None:
     config.mesh.update({axis: sizes[axis] for axis in AXES})
     vocab = config.model.vocab_size
     # As many devices of this machine have the same shardings.
-    make_setup(config, 1 if vocab is None else vocab, topology_devices(f"cpu:{len(devices)}"))
+    make_setup(config, 1 if vocab is None else vocab, topology(f"cpu:{len(devices)}").devices)
     print(f"the mesh: {describe(sizes)} on {len(devices)} devices", file=sys.stderr)
 
 

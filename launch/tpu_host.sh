@@ -34,7 +34,13 @@ install_host() {
 is_running() {
   local pid
   pid="$(cat "$state/pid" 2>/dev/null)" || return 1
-  [ ! -e "$state/status" ] && [[ "$(ps -o args= -p "$pid")" == *tpu_host.sh* ]]
+  for _ in 1 2 3; do # ps shows nothing of a process that is just starting another program
+    [ ! -e "$state/status" ] || return 1
+    [[ "$(ps -o args= -p "$pid")" != *tpu_host.sh* ]] || return 0
+    kill -0 "$pid" 2>/dev/null || return 1
+    sleep 0.2
+  done
+  return 1
 }
 
 # What is asked for twice, because ssh broke off, is done once.

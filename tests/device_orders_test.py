@@ -10,7 +10,6 @@ from math import prod
 import jax
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 from process_runs import reported, run, stop_at, write_text
 
@@ -24,7 +23,7 @@ from t5x_diffeq.training.partitioning import (
     logical_rules,
     make_mesh,
 )
-from t5x_diffeq.training.topology import topology_devices
+from t5x_diffeq.training.topology import topology
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
@@ -68,7 +67,7 @@ def check_rows(devices, sizes, batch_size):
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_on_every_topology(name):
     """Every mesh can be made, and processes partition the batch."""
-    devices = topology_devices(name)
+    devices = topology(name).devices
     all_sizes = list(meshes(len(devices)))
     assert len(all_sizes) > 2
     for sizes in all_sizes:
@@ -81,7 +80,7 @@ def test_rows_on_every_topology(name):
 @needs_libtpu
 def test_no_process_of_a_pod_holds_neighbouring_rows():
     """What made this file necessary: rows are no range on a TPU."""
-    devices = topology_devices("v5p:4x4x4")
+    devices = topology("v5p:4x4x4").devices
     sizes = {"data": 1, "fsdp": 64, "tensor": 1}
     sharding = batch_sharding(arrange(sizes, devices), logical_rules(default.get_config().mesh))
     for process in range(16):
@@ -94,9 +93,7 @@ def test_no_process_of_a_pod_holds_neighbouring_rows():
 @pytest.mark.parametrize("name", ["v5p:4x4x4", "v6e:4x8"])
 def test_two_slices(name):
     """By default data crosses the slices, and fsdp fills each."""
-    topology_devices(name)  # finds the compiler
-    described = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=2)
-    devices = list(described.devices)
+    devices = topology(name, slices=2).devices
     mesh = make_mesh(default.get_config().mesh, 2 * len(devices), devices)
     assert dict(mesh.shape) == {"data": 2, "fsdp": len(devices) // 2, "tensor": 1}
     for half in mesh.devices:
@@ -108,7 +105,7 @@ def test_two_slices(name):
 
 @needs_libtpu
 def test_a_mesh_that_the_torus_cannot_hold():
-    devices = topology_devices("v5p:2x2x2")[:7]  # no box of chips
+    devices = topology("v5p:2x2x2").devices[:7]  # no box of chips
     with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
         arrange({"data": 7, "fsdp": 1, "tensor": 1}, devices)
 
@@ -116,7 +113,7 @@ def test_a_mesh_that_the_torus_cannot_hold():
 @needs_libtpu
 def test_a_batch_that_does_not_fill_a_host():
     """Two of the four chips take a batch of six: three chips are no box."""
-    devices = topology_devices("v5e:2x2")
+    devices = topology("v5e:2x2").devices
     mesh = make_mesh(default.get_config().mesh, 6, devices)
     assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "tensor": 1}
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy_model
 import pytest
 from language_model_test import LLAMA, TOKENS, random_params, small
-from parity_test import GPT_ODE, gpt_params, load, needs_golden
+from parity_test import GPT_ODE, gpt_params, load
 
 from t5x_diffeq.analysis.lyapunov import (
     chunks_for,
@@ -88,7 +88,6 @@ def official(model, params, tokens, j):
     return np.array(logs)
 
 
-@needs_golden
 def test_official_convention():
     arrays = load("gpt_ode.npz")
     params = gpt_params(arrays, "param")

@@ -64,9 +64,9 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from t5x_diffeq.training.topology import topology_devices
+from t5x_diffeq.training.topology import topology
 
-mesh = Mesh(np.array(topology_devices(sys.argv[1])), ("fsdp",))
+mesh = Mesh(np.array(topology(sys.argv[1]).devices), ("fsdp",))
 rows, columns = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P(None, "fsdp"))
 weights = jax.ShapeDtypeStruct((4, 1024, 1024), "float32", sharding=columns)
 batch = jax.ShapeDtypeStruct((256, 1024), "float32", sharding=rows)
