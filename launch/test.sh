@@ -19,4 +19,5 @@ setup "${extras[@]}"
 cd "$ROOT"
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
-"$VENV/bin/python" -m pytest --numprocesses=2 --dist=worksteal "$@"
+workers=$(($(getconf _NPROCESSORS_ONLN) - 1)) # one core is left for the processes that tests start
+"$VENV/bin/python" -m pytest --numprocesses=$((workers > 2 ? workers : 2)) --dist=worksteal "$@"

@@ -63,7 +63,7 @@ WRONG = {
     "wrong", [WRONG, {"--config.mesh.tensor=32": "axis 'heads' of size 16 is not divisible by 32"}]
 )
 def test_values_data_and_mesh(check, wrong):
-    place = ("--type=v5p-128", "--workdir=/mounted/run")
+    place = ("--type=v5p-128", "--workdir=/mounted/run", "--mounted")
     ended = check("configs/llama1b.py", *place, *DATA, *wrong)
     assert ended.returncode == 2
     for message in wrong.values():
@@ -75,7 +75,7 @@ def test_values_data_and_mesh(check, wrong):
 @pytest.mark.slow
 def test_what_is_right_is_requested(check):
     """The mesh's data axis is the number of slices."""
-    place = ("--type=v5p-128", "--slices=2", "--workdir=/mounted/run")
+    place = ("--type=v5p-128", "--slices=2", "--workdir=/mounted/run", "--mounted")
     ended = check("configs/llama1b.py", *place, *DATA)
     assert ended.returncode == 0, ended.stderr
     assert "the mesh: data 2 x fsdp 64 x tensor 1 on 128 devices" in ended.stderr
@@ -86,7 +86,7 @@ def test_what_is_right_is_requested(check):
 def test_a_config_of_ones_own_is_checked(check, tmp_path):
     mine = tmp_path / "llama1b.py"
     mine.write_text("def get_config():\n    raise ValueError('mine is wrong')\n")
-    ended = check(str(mine), "--type=v5p-128", "--workdir=/mounted/run")
+    ended = check(str(mine), "--type=v5p-128", "--workdir=/mounted/run", "--mounted")
     assert ended.returncode == 2
     assert "mine is wrong" in ended.stderr
 
