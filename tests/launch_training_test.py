@@ -152,7 +152,8 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     )
     given = environment(stand_ins)
     del given["VENV"]
-    command = [ROOT / "launch" / "tpu_pod.sh", *words, "--type=v5p-16", "--unchecked"]
+    options = ["--type=v5p-16", "--mounted", "--unchecked"]
+    command = [ROOT / "launch" / "tpu_pod.sh", *words, *options]
     process = start(command, env=given, cwd=tmp_path)
     preempt(stand_ins, tmp_path, process)
     log, _ = process.communicate(timeout=240)
