@@ -57,10 +57,10 @@ def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
 
 
 def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Plan]:
-    """Plans by name, made at once if there are two cores for each; a line now and then."""
-    workers = 1  # JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2)
+    """Plans by name, made one after the other; prints a line every few seconds."""
     begun, cpu = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(workers) as pool:
+    # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
+    with ThreadPoolExecutor(max_workers=1) as pool:
         made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
         while pending := wait(made.values(), SECONDS_BETWEEN_LINES).not_done:
             left = ", ".join(name for name, future in made.items() if future in pending)
