@@ -2,8 +2,9 @@
 
 Every process holds a connection to process 0, from before JAX starts until it ends. Over it each
 says that it lives, that it has done its work, or with what status and message it fails; process 0
-passes that on. A connection that closes without a word, or is silent for `SILENCE_SECONDS`, is a
-process that was lost. Whoever hears of a failure ends at once, with its one line and its status.
+passes that on. Other modules send messages of their own over it (see `agreement`). A connection
+that closes without a word, or is silent for `SILENCE_SECONDS`, is a process that was lost. Whoever
+hears of a failure ends at once, with its one line and its status.
 
 JAX's own service would end the others too, with a C++ stack and SIGABRT: later when another process
 was lost, and at once when process 0 was. So its heartbeats have a longer limit than ours, and its
@@ -85,6 +86,9 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
+        self.subscriber: Callable[[int, dict], None] | None = None
+        self.unclaimed: list[tuple[int, dict]] = []  # that came before there was a subscriber
+        self.handing_on = threading.RLock()  # messages are handed on in the order they came in
         self.selector = selectors.DefaultSelector()
         for other, connection in connections.items():
             connection.settimeout(self.beat)
@@ -103,15 +107,44 @@ class Peers:
         self.leaving = True
         self.send(DONE)
 
-    def send(self, message: dict) -> None:
-        """Sends a message to all who still listen."""
+    def send(self, message: dict, others: set[int] | None = None) -> None:
+        """Sends a message to those of `others` (None: all) who still listen."""
         line = json.dumps(message).encode() + b"\n"
+        listening = self.connections.keys() - self.done
         with self.sending:
-            for other in self.connections.keys() - self.done:
+            for other in listening if others is None else listening & others:
                 with suppress(OSError):  # `listen` finds out
                     self.connections[other].sendall(line)
 
+    def send_to(self, process: int, message: dict) -> None:
+        """Sends a message to the subscriber of process 0, or from process 0 to any."""
+        if process == self.index:
+            self.hand_on(self.index, message)
+        else:
+            self.send(message, {process})
+
+    def send_to_all(self, message: dict) -> None:
+        """Sends a message from process 0 to the subscribers of all processes, its own last."""
+        self.send(message)
+        self.hand_on(self.index, message)
+
     # ---------------------------------------------------------------------- what is heard
+
+    def subscribe(self, subscriber: Callable[[int, dict], None]) -> None:
+        """Has `subscriber(sender, message)` called for every message between modules."""
+        with self.handing_on:
+            self.subscriber = subscriber
+            unclaimed, self.unclaimed = self.unclaimed, []
+            for sender, message in unclaimed:
+                subscriber(sender, message)
+
+    def hand_on(self, sender: int, message: dict) -> None:
+        """Gives the subscriber a message, now or when there is one."""
+        with self.handing_on:
+            if self.subscriber is None:
+                self.unclaimed.append((sender, message))
+            else:
+                self.subscriber(sender, message)
 
     def listen(self) -> None:
         """The thread: hears the others, and says that this process lives."""
@@ -144,8 +177,10 @@ class Peers:
         for message in map(json.loads, lines):
             if message == DONE:
                 self.done.add(other)
-            elif message:
+            elif "status" in message:
                 self.end(Failure(**message))
+            elif message:
+                self.hand_on(other, message)
 
     def lose(self, other: int, how: str) -> None:
         """Ends the run, because a process was lost."""

@@ -22,6 +22,7 @@ from jax._src.clusters import ClusterEnv
 from jax.experimental import multihost_utils
 
 from t5x_diffeq import tpu_hosts
+from t5x_diffeq.agreement import Agreement
 from t5x_diffeq.errors import InputError, MachineryError
 from t5x_diffeq.peers import Peers, relayed
 
@@ -30,6 +31,7 @@ ALL_HERE = b"all are here"
 ARRIVAL_SECONDS = 300  # for all to be there; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
 peers: Peers | None = None  # of this process, if there are several
+agreement: Agreement | None = None  # likewise
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,16 @@ def initialise() -> None:
       InputError: if the environment says only half of what is needed.
       MachineryError: naming the processes that did not arrive in time.
     """
-    global peers
+    global peers, agreement
     place = found_place(os.environ)
     if place is None:
         return
     spare_stdout()
     seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", ARRIVAL_SECONDS))
     peers = Peers(place.index, place.count, meet(place, seconds))
+    agreement = Agreement(peers)
     coordinator = place.coordinator if place.index == 0 else relayed(place.coordinator)
+    jax.config.update("jax_enable_preemption_service", False)  # `agreement` does its work
     try:
         jax.distributed.initialize(
             coordinator,

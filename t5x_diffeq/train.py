@@ -198,8 +198,8 @@ def train(
 
     # ------------------------------------------------------------------ end: all is on disk
     if step < total_steps:
-        say(f"stopped by {stop.name} after step {step}, saved; the same command continues")
-        return stop.status
+        say(f"stopped by {stop.reason.name} after step {step}, saved; the same command continues")
+        return stop.reason.status
     progress.say_summary(workdir, time.perf_counter() - started)
     return 0
 

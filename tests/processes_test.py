@@ -110,9 +110,6 @@ def test_local_sh(tmp_path):
         assert "".join(sample).strip()
 
 
-@pytest.mark.xfail(
-    reason="on a busy machine Ctrl-C of two processes came too late; to be found out"
-)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
 def test_local_sh_hands_signals_on(text, tmp_path, number, status):

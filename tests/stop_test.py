@@ -13,7 +13,7 @@ def test_further_sigterms_change_nothing():
     with StopSignals() as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert (stop.status, stop.name) == (42, "SIGTERM")
+        assert stop.reason == (42, "SIGTERM")
 
 
 def test_a_second_ctrl_c_acts_at_once():
@@ -23,5 +23,5 @@ def test_a_second_ctrl_c_acts_at_once():
         assert stop.after_step()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert stop.status == 130
+    assert stop.reason.status == 130
     signal.signal(signal.SIGINT, found)

@@ -24,14 +24,6 @@ ITEMS = ("state", "data")
 SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
 
 
-class Manager(ocp.CheckpointManager):
-    """Orbax's, but that it doesn't ask JAX for preemption: `StopSignals` alone counts the calls."""
-
-    def reached_preemption(self, step: int) -> bool:
-        """What `StopSignals` knows is not asked here."""
-        return False
-
-
 class Restored(NamedTuple):
     """What a checkpoint holds.
 
@@ -67,12 +59,12 @@ class Checkpoints:
         wait_for_all("the checkpoints are tidy")
         self.manager = self.open()
 
-    def open(self) -> Manager:
+    def open(self) -> ocp.CheckpointManager:
         """Orbax's view of the folder as it is now."""
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
-        return Manager(self.folder, options=self.options, handler_registry=handlers)
+        return ocp.CheckpointManager(self.folder, options=self.options, handler_registry=handlers)
 
     @property
     def latest_step(self) -> int | None:
@@ -227,7 +219,7 @@ class Checkpoints:
         closing.join(SECONDS_AFTER_FAILURE if are_several() else None)
 
 
-def close_quietly(manager: Manager) -> None:
+def close_quietly(manager: ocp.CheckpointManager) -> None:
     """Waits for the save; why it failed is told already."""
     with suppress(Exception):
         manager.close()
