@@ -5,7 +5,8 @@
 #            new enough)
 #   VENV     where the environment lies (default: .venv in the project)
 #
-# It is made again when pyproject.toml or the extras change; else this takes no time.
+# Packages have the versions of versions.txt. The environment is brought up to date when that,
+# pyproject.toml or the extras change; else this takes no time.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$ROOT/.venv}"
@@ -43,7 +44,7 @@ setup() {
   local extras stamp want python
   extras="$(IFS=,; echo "$*")"
   stamp="$VENV/.installed"
-  want="$(cat "$ROOT/pyproject.toml")|$ROOT"
+  want="$(cat "$ROOT/pyproject.toml" "$ROOT/launch/versions.txt")|$ROOT"
   # An environment with more extras than asked for will do.
   if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp-$extras" 2>/dev/null)" = "$want" ]; then
     return
@@ -60,9 +61,10 @@ setup() {
 # With uv where it is or can be had, else with pip, which takes ten times as long.
 install() {
   local uv
+  set -- --quiet --constraint "$ROOT/launch/versions.txt" --editable "$1"
   uv="$(command -v uv)" || { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null && uv="$VENV/bin/uv"; } || true
-  if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install --quiet --editable "$1"; then
+  if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install "$@"; then
     return
   fi
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$1"
+  "$VENV/bin/python" -m pip install --disable-pip-version-check "$@"
 }

@@ -7,7 +7,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ from t5x_diffeq.exchange.save_pretrained import save_pretrained
 
 PACKAGES = ("torch>=2.6", "transformers>=4.48", "peft>=0.14", "safetensors>=0.5", "numpy")
 MINUTES = 10
+UV = (sys.executable, "-m", "uv")
 
 
 @pytest.fixture(scope="session")
@@ -27,16 +27,14 @@ def interpreter(tmp_path_factory):
     given = os.environ.get("PYTHON_WITH_TRANSFORMERS")
     if given:
         return given
-    if not shutil.which("uv"):
-        pytest.skip("uv isn't here to install torch and transformers")
     folder = tmp_path_factory.mktemp("transformers")
     python = folder / "venv" / "bin" / "python"
     # uv doesn't read pip's settings; a wheel found there is preferred to the registry's.
     links = os.environ.get("PIP_FIND_LINKS")
     environment = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
     for command in (
-        ["uv", "venv", "--quiet", "--python", sys.executable, folder / "venv"],
-        ["uv", "pip", "install", "--quiet", "--python", python, *PACKAGES],
+        [*UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"],
+        [*UV, "pip", "install", "--quiet", "--python", python, *PACKAGES],
     ):
         try:
             ended = subprocess.run(
