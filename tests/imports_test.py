@@ -9,7 +9,7 @@ RANK = {"ode": 0, "layers": 0, "models": 1}
 RANK |= {"training": 2, "analysis": 2, "data": 2, "exchange": 3, "experiments": 3}
 LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_datasets", "orbax"}
 BASE = ("config_files", "config_keys", "errors", "files", "locks", "staging", "report")
-BASE += ("array_types", "peers", "processes")
+BASE += ("agreement", "array_types", "peers", "processes")
 PACKAGE = ROOT / "t5x_diffeq"
 
 
