@@ -79,16 +79,10 @@ class TrainedRun:
         tokens = self._tokens(prompt)[0].tolist()
         row = Continuation(self.tokenizer, tokens, limit=max_tokens)
         room = self.run.setup.model.config.max_length - len(tokens)
-        key = jax.random.key(seed)
+        model, sampling = self.run.setup.model, sampling or Sampling(temperature=0.8)
         with self.run.setup.context():
-            for token in generate(
-                self.run.setup.model,
-                self.run.params,
-                [tokens],
-                min(max_tokens, room),
-                sampling,
-                key,
-            ):
+            key, params = jax.random.key(seed), self.run.params
+            for token in generate(model, params, [tokens], min(max_tokens, room), sampling, key):
                 row.add(int(token[0]))
                 if row.ended:
                     break
