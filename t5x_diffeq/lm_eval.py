@@ -71,7 +71,7 @@ class DiffEqLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
-        """The same of tokens. Of a context that is too long, the end counts."""
+        """The same for tokens. Contexts that are too long are truncated on the left."""
         return self.summed(
             [self.sequels(context, continuation) for _, context, continuation in requests]
         )
@@ -104,8 +104,8 @@ class DiffEqLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """What follows each context, up to its stops or as many tokens as are asked for.
 
-        Of a context that leaves no room for these, the end counts, but at least half of the model's
-        length is kept for it; what is generated then ends at the model's length.
+        A context that leaves no room for these is truncated on the left, but never below half of
+        the model's length; the generated text then ends at the model's length.
         """
         rows, groups = [], defaultdict(list)
         occurrences: Counter = Counter()

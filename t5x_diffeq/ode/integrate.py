@@ -60,7 +60,8 @@ def integrate(
         for n in range(num_steps):
             y = step(y, jax.tree.map(lambda x, n=n: x[n], inputs))
         return y
-    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):  # of more stages, some thrice
+    # Schemes that evaluate a sub-field more than once per step would recompute it three times.
+    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):
         field = apart(field)
     step = step_function(field, scheme, step_size)
     return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)

@@ -93,7 +93,7 @@ class Setup:
         }
 
     def eval_rows(self, batch_size: int) -> int:
-        """`batch_size` rounded up to what the mesh divides; the rows more are masked."""
+        """`batch_size` rounded up to a multiple of the batch shards; padding rows are masked."""
         shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         return -(-batch_size // shards) * shards
 
