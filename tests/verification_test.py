@@ -252,3 +252,12 @@ def test_a_workdir_with_the_tokenizer_of_another_run(tmp_path):
     shutil.copytree(tmp_path / "bytes" / "tokenizer", tmp_path / "run" / "tokenizer")
     with pytest.raises(InputError, match=r"was tokenised with tokenizer .* restore the one or the"):
         load_corpus(tmp_path / "run")
+
+
+def test_shards_in_the_workdir_of_a_refused_run_on_text(shards, data, tmp_path):
+    """The tokenizer that was trained for that text does not hide the shards' own."""
+    text = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    text.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    with pytest.raises(InputError, match=r"model.vocab_size is 77"):
+        prepare_corpus(text, tmp_path / "run", new=True, vocab_size=77)
+    assert prepare_corpus(data, tmp_path / "run", new=True).tokenizer.vocab_size == 256

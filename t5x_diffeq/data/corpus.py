@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from t5x_diffeq.data.manifest import MANIFEST, SPLITS, read_manifest
 from t5x_diffeq.data.mixture import Concatenated, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare
-from t5x_diffeq.data.recipe import discard_other_tokenizer, tokenizer_in
+from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, read_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
@@ -147,7 +147,7 @@ def make_corpus(
                 "data.mixture: its shards were made with different tokenizers; prepare them with "
                 "the same one (--config.data.tokenizer=FILE)"
             )
-        tokenizer.save(workdir / "tokenizer")
+        put_tokenizer(tokenizer, workdir / "tokenizer")
     else:
         text = digest(source.fingerprint.encode() for source in sources if source)
         discard_other_tokenizer(workdir / "tokenizer", data, text)

@@ -284,13 +284,7 @@ def restore_params(
       MachineryError: if the bucket or a process doesn't answer.
     """
     folder = absolute(workdir) / "checkpoints"
-    steps = whole_steps(folder)
-    if not steps:
-        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
-    step = steps[-1] if step is None else step
-    there = ", ".join(map(str, steps))
-    if step not in steps:
-        raise InputError(f"checkpoint {step} of {workdir} does not exist; there are {there}")
+    step = chosen_step(workdir, step)
     restored, failure = None, damage(folder / str(step), verify)
     if not failure:
         try:
@@ -301,9 +295,34 @@ def restore_params(
     if failure:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
-            f"{there}"
+            f"{listed(whole_steps(folder))}"
         )
     return restored["params"], step
+
+
+def chosen_step(workdir: AnyPath, step: int | None) -> int:
+    """The step of the checkpoint that is asked for; nothing is read from it.
+
+    Args:
+      workdir: of a run.
+      step: None is the newest.
+
+    Raises:
+      InputError: if there is no such checkpoint.
+    """
+    steps = whole_steps(absolute(workdir) / "checkpoints")
+    if not steps:
+        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+    if step is not None and step not in steps:
+        raise InputError(
+            f"checkpoint {step} of {workdir} does not exist; there are {listed(steps)}"
+        )
+    return steps[-1] if step is None else step
+
+
+def listed(steps: list[int]) -> str:
+    """`2, 4, 6`."""
+    return ", ".join(map(str, steps))
 
 
 def read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
