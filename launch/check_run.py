@@ -24,7 +24,7 @@ from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.errors import InputError, MachineryError
 from t5x_diffeq.files import BUCKETS, files_in, files_matching, place
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
@@ -156,7 +156,7 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     def collect(check: Callable[[], object]) -> None:
         try:
             check()
-        except InputError as error:
+        except (InputError, MachineryError) as error:
             problems.append(" ".join(str(error).split()))
 
     file, workdir, *overrides = arguments

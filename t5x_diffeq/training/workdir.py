@@ -50,8 +50,8 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
 def save_config(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
 
-    `train` calls it when the first step is done. A run that was refused, or that failed before that,
-    has saved nothing, so its workdir can be used with another config.
+    `train` calls it when the first step is done. A run that was refused, or that failed before
+    that, has saved nothing, so its workdir can be used with another config.
     """
     if jax.process_index() != 0:
         return
