@@ -68,7 +68,8 @@ def zero(path):
 
 def flip(path):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
+    if content:
+        content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 
