@@ -5,9 +5,9 @@ once.
         [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
 
 The config is built with all its overrides. Its keys and values, where its data and its workdir lie,
-and its mesh on so many devices (--count=0: on any) are checked as `train` checks them. What can be seen
-only on the machines (their own folders, the data itself) is not; with --shared they see the files of
-this machine.
+and its mesh on so many devices are checked as `train` checks them; --count=0 leaves out the mesh.
+What can be seen only on the machines (their own folders, the data itself) is not checked. With
+--shared, the machines see the files of this one.
 """
 
 import argparse
@@ -164,7 +164,7 @@ def check_model(config: ConfigDict) -> None:
     Raises:
       InputError: if not.
     """
-    config.mesh.update({axis: 1 for axis in AXES})
+    config.mesh.update(dict.fromkeys(AXES, 1))
     vocab = config.model.vocab_size
     make_setup(config, 1 if vocab is None else vocab, topology("cpu:1").devices)
 

@@ -38,6 +38,7 @@ class Run:
         self.words = [
             "configs/tiny.py",
             "--workdir=run",
+            "--unchecked",  # `check_run_test.py` checks configs
             f"--config.data.path={text}",
             f"--env=TRAIN_CONTROL={folder}",
             "--env=JAX_PLATFORMS=cpu",

@@ -4,6 +4,7 @@ They are verified by checksums before anything is read from them (see `checksums
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
-from t5x_diffeq.files import AnyPath, absolute, told
+from t5x_diffeq.files import AnyPath, absolute, is_in_bucket, told
 from t5x_diffeq.processes import are_several, first_told, wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training import checksums
@@ -21,6 +22,7 @@ from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy, whole_
 from t5x_diffeq.training.state import TrainState
 
 ITEMS = ("state", "data")
+FULL = "No space left on device"
 SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
 
 
@@ -133,7 +135,8 @@ class Checkpoints:
             kind = MachineryError if is_of_machinery(error) else RunError
             there = [step for step in whole_steps(self.folder) if step != self.saving]
             raise kind(
-                f"checkpoint {self.saving} can't be written to {self.folder}: {reason(error)}; "
+                f"checkpoint {self.saving} can't be written to {self.folder}: "
+                f"{FULL if is_full(self.folder) else reason(error)}; "
                 f"nothing that was saved before is lost: once this is mended, the same command "
                 f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
             ) from error
@@ -353,10 +356,18 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
     return reason(error)
 
 
+def is_full(folder: AnyPath) -> bool:
+    """Whether the disk has less than a MiB left.
+
+    Of the errors of a full disk, Orbax's threads may raise a consequence such as "File exists".
+    """
+    return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
+
+
 def reason(error: BaseException) -> str:
     """What lies at the bottom of an error, on one line."""
     text = told(error)
-    for known in ("No space left on device", "Disk quota exceeded"):
+    for known in (FULL, "Disk quota exceeded"):
         cause = error
         while cause is not None:
             if known in str(cause):
