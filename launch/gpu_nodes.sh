@@ -53,9 +53,11 @@ fi
 # ---------------------------------------------------------------- all of them, over ssh
 
 needs ssh
+[ -z "$ssh_config" ] || [ -f "$ssh_config" ] || die "--ssh_config=$ssh_config: there is no such file"
 IFS=, read -r -a machines <<<"$hosts"
-for machine in "${machines[@]}"; do # a dash would make it an option of ssh
-  [[ "$machine" =~ ^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$ ]] || die "--hosts=$hosts: '$machine' is no host's name"
+host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*$' # a dash would make it an option of ssh
+for machine in "${machines[@]}"; do
+  [[ "$machine" =~ $host ]] || die "--hosts=$hosts: '$machine' is no host's name"
 done
 coordinator="${coordinator:-${machines[0]#*@}}"
 [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"

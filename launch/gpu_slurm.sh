@@ -78,7 +78,11 @@ cpus_of_task() {
     } END { if (least) print least }'
 }
 
-if [[ "$time" =~ ^[0-9:-]+$ ]] && [ "$(limit_seconds)" -le "$grace" ]; then
+case "$time" in
+  infinite | INFINITE | unlimited | UNLIMITED) ;;
+  *) [[ "$time" =~ ^[0-9][0-9:-]*$ ]] || die "--time=$time must be like 24:00:00, 1-12:00 or infinite" ;;
+esac
+if [[ "$time" =~ ^[0-9] ]] && [ "$(limit_seconds)" -le "$grace" ]; then
   die "--time=$time leaves nothing to train in: the run saves --grace=$grace seconds ahead of it"
 fi
 if [ -z "$cpus_per_task$exclusive" ]; then
