@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
+from stand_ins import StandIns, add_python, stand_ins_fixture  # noqa: F401
 
 DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 
@@ -14,8 +14,7 @@ DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 @pytest.fixture
 def check(stand_ins: StandIns):
     """A script with a real Python in its environment, up to the first command that it would run."""
-    python = stand_ins.installed() / "bin" / "python"
-    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n')
+    add_python(stand_ins.installed())
     environment = stand_ins.environment(JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
 
     def run(*words, script="tpu_pod.sh", **more):

@@ -14,9 +14,10 @@ from fault_checkpoints import (
     files_of,
     flip,
     restored_step,
-    save_some,
+    saved_fixture,  # noqa: F401
     state_at,
     truncate,
+    workdir_fixture,  # noqa: F401
 )
 
 from t5x_diffeq.errors import InputError, RunError
@@ -26,17 +27,6 @@ from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
 from t5x_diffeq.training.progress import check_finite
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_some(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(saved, tmp_path / "workdir")
 
 
 @pytest.mark.parametrize("way", [delete, flip])

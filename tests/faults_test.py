@@ -13,7 +13,15 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-from fault_checkpoints import SAID_NOTHING_OF, abstract, faults, restored_step, save_some, state_at
+from fault_checkpoints import (
+    SAID_NOTHING_OF,
+    abstract,
+    faults,
+    restored_step,
+    saved_fixture,  # noqa: F401
+    state_at,
+    workdir_fixture,  # noqa: F401
+)
 from fault_processes import PHASES, Run
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 
@@ -75,16 +83,6 @@ def survived(capsys, request):
 
 
 # ------------------------------------------------------------------------ damaged files
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_some(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "workdir")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from conftest import ROOT
+from stand_ins import add_python, mark_installed
 
 STEPS = 40
 RATES = {"train/tokens_per_second"}
@@ -55,17 +56,12 @@ class Run:
     def installed(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        (venv / "bin").mkdir(parents=True)
-        (venv / "bin" / "python").write_text(
-            "#!/usr/bin/env bash\n"
+        slow = (
             'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
             f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
-            f'exec {sys.executable} "$@"\n'
         )
-        (venv / "bin" / "python").chmod(0o755)
-        text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
-        for extras in ("data,gcs", "gpu,data,gcs"):
-            (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
+        add_python(venv, slow)
+        mark_installed(venv, ("data,gcs", "gpu,data,gcs"))
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:
