@@ -14,6 +14,22 @@ STEPS = 40
 RATES = {"train/tokens_per_second"}
 
 
+def small_training(steps: int) -> list[str]:
+    """Keys of a training on any text, each step of which is reported."""
+    return [
+        "--config.model.embed_dim=32",
+        "--config.model.num_steps=2",
+        "--config.model.time_embed_dim=48",
+        "--config.data.sequence_length=32",
+        "--config.train.batch_size=8",
+        "--config.train.eval_batch_size=8",
+        "--config.train.eval_batches=2",
+        f"--config.train.total_steps={steps}",
+        "--config.train.log_every=1",
+        "--config.train.eval_every=1000",
+    ]
+
+
 class Run:
     """One workdir, and the environment for the scripts that train in it."""
 
