@@ -5,8 +5,9 @@ once.
         [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
 
 The config is built with all its overrides. Its keys and values, where its data and its workdir lie,
-and its mesh on so many devices are checked as `train` checks them. What can be seen only on the
-machines (their own folders, the data itself) is not.
+and its mesh on so many devices are checked as `train` checks them; --count=0 leaves out the mesh.
+What can be seen only on the machines (their own folders, the data itself) is not checked. With
+--shared, the machines see the files of this one.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import BUCKETS, files_in, files_matching, place
+from t5x_diffeq.errors import InputError, MachineryError
+from t5x_diffeq.files import BUCKETS, files_in, files_matching, is_in_bucket, place
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
 from t5x_diffeq.training.setup import make_setup
@@ -100,8 +101,12 @@ def check_workdir(workdir: str) -> None:
         place(workdir, "--workdir")
 
 
-def check_source(data: ConfigDict) -> None:
-    """There is such a source, and its path is given; in a bucket, something is there.
+def check_source(data: ConfigDict, shared: bool) -> None:
+    """There is such a source, and its path is given; if it can be reached, something is there.
+
+    Args:
+      data: `config.data`, of one source.
+      shared: whether the machines see the files of this one.
 
     Raises:
       InputError: if not.
@@ -113,26 +118,30 @@ def check_source(data: ConfigDict) -> None:
         raise InputError(
             f"--config.data.path for data.source={data.source}: {NEED_PATH[data.source]}"
         )
-    if not str(data.path).startswith(BUCKETS):
-        if data.source in ("text_files", "tokens"):
-            note = f"data.path={data.path} has to be on the machines; it can't be checked from here"
-            print(f"note: {note}", file=sys.stderr)
+    if data.source not in ("text_files", "tokens") and not str(data.path).startswith(BUCKETS):
         return
     path = place(data.path, "data.path")
+    here = shared and (path.exists() or files_matching(path))
+    if not here and not is_in_bucket(path):
+        note = f"data.path={data.path} has to be on the machines; it can't be checked from here"
+        print(f"note: {note}", file=sys.stderr)
+        return
     if data.source == "tokens":
         read_manifest(path)
     elif not (files_in(path) or files_matching(path)):
         raise InputError(f"data.path={data.path}: there is nothing")
 
 
-def check_sources(data: ConfigDict, collect: Callable[[Callable[[], object]], None]) -> None:
+def check_sources(
+    data: ConfigDict, shared: bool, collect: Callable[[Callable[[], object]], None]
+) -> None:
     """Checks every part of the data.
 
     Raises:
       InputError: if the mixture is none.
     """
     for part in part_configs(data):
-        collect(lambda part=part: check_source(part))
+        collect(lambda part=part: check_source(part, shared))
 
 
 def check_mesh(config: ConfigDict, devices: list[Chip]) -> None:
@@ -149,6 +158,17 @@ def check_mesh(config: ConfigDict, devices: list[Chip]) -> None:
     print(f"the mesh: {describe(sizes)} on {len(devices)} devices", file=sys.stderr)
 
 
+def check_model(config: ConfigDict) -> None:
+    """Model, optimizer and batch go together, on whatever devices.
+
+    Raises:
+      InputError: if not.
+    """
+    config.mesh.update(dict.fromkeys(AXES, 1))
+    vocab = config.model.vocab_size
+    make_setup(config, 1 if vocab is None else vocab, topology("cpu:1").devices)
+
+
 def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     """All that is missing or wrong."""
     problems = list(options.missing)
@@ -156,7 +176,7 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     def collect(check: Callable[[], object]) -> None:
         try:
             check()
-        except InputError as error:
+        except (InputError, MachineryError) as error:
             problems.append(" ".join(str(error).split()))
 
     file, workdir, *overrides = arguments
@@ -169,10 +189,12 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
         return problems
     collect(lambda: check_data(config.data))
     collect(lambda: check_depths(config))
-    collect(lambda: check_sources(config.data, collect))
+    collect(lambda: check_sources(config.data, options.shared, collect))
     if options.count:
         devices = chips(options.chip, options.count, options.hosts, options.slices)
         collect(lambda: check_mesh(config, devices))
+    else:
+        collect(lambda: check_model(config))
     return problems
 
 
@@ -182,6 +204,7 @@ def main() -> int:
     parser.add_argument("--chip", default="tpu")
     for number in ("count", "hosts", "slices"):
         parser.add_argument(f"--{number}", type=int, default=1)
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--example", required=True)
     parser.add_argument("--missing", action="append", default=[])
     words = sys.argv[1:]

@@ -169,13 +169,33 @@ seconds_of() {
 # data and its mesh against machines of `chip` (tpu or gpu). `missing` holds what the script itself
 # found to be missing; everything that is wrong is told at once.
 check_run() {
-  local each told=()
   [ -z "${unchecked:-}" ] || return 0
-  for each in ${missing[@]+"${missing[@]}"}; do told+=(--missing="$each"); done
   setup data gcs
+  checked "$@" || exit
+}
+
+# check_run_here CHIP COUNT HOSTS EXAMPLE: the same for machines that share this one's files, with the
+# environment that is there. None is made for it: --dry-run makes nothing, and an image needs none.
+check_run_here() {
+  local status=0
+  [ -z "${unchecked:-}" ] || return 0
+  if ! "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null; then
+    say "note: the config is not checked here, for there is no environment in $VENV; the run checks it"
+    return
+  fi
+  checked "$1" "$2" "$3" 1 "$4" --shared || status=$?
+  [ "$status" -ne 2 ] || exit 2
+  [ "$status" -eq 0 ] || say "warning: the config could not be checked here, as said above; the run checks it"
+}
+
+# checked CHIP COUNT HOSTS SLICES EXAMPLE [--shared]: status 2 if anything is wrong, 1 if the check failed.
+checked() {
+  local each told=()
+  for each in ${missing[@]+"${missing[@]}"}; do told+=(--missing="$each"); done
   "$VENV/bin/python" "$ROOT/launch/check_run.py" --chip="$1" --count="$2" --hosts="$3" --slices="$4" \
-    --example="$5" ${told[@]+"${told[@]}"} -- --config="${own_config:-$config}${own_config:+$(variant)}" \
-    --workdir="$workdir" ${arguments[@]+"${arguments[@]}"} || exit
+    --example="$5" ${6:+"$6"} ${told[@]+"${told[@]}"} -- \
+    --config="${own_config:-$config}${own_config:+$(variant)}" \
+    --workdir="$workdir" ${arguments[@]+"${arguments[@]}"}
 }
 
 # `:variant` of the config, if it has one.

@@ -15,6 +15,7 @@
 #   --ssh_config=FILE       as ssh -F takes it
 #   --env=KEY[=VALUE]       a variable for the run, given here or taken from this shell; several times
 #   --restarts=100          starts at most so often again, after preemption, a lost host or process
+#   --unchecked             leaves out the check of config, data and mesh on this machine
 #   --dry-run               prints the commands
 #
 # Workdir and data lie on a file system that the machines share. The config is read on this machine, and
@@ -24,9 +25,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 hosts="" rank="" size="" coordinator="" local_rank=all processes_per_host=1 port=8476 restarts=100
-project="$ROOT" ssh_config=""
+project="$ROOT" ssh_config="" unchecked=""
 parse_options "hosts rank size coordinator local_rank processes_per_host port restarts project ssh_config
-  env" "" "$@"
+  env" unchecked "$@"
 numbers processes_per_host port restarts
 [ -n "$config" ] || die "give a config: launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
 absolute_config
@@ -52,9 +53,11 @@ fi
 # ---------------------------------------------------------------- all of them, over ssh
 
 needs ssh
+[ -z "$ssh_config" ] || [ -f "$ssh_config" ] || die "--ssh_config=$ssh_config: there is no such file"
 IFS=, read -r -a machines <<<"$hosts"
-for machine in "${machines[@]}"; do # a dash would make it an option of ssh
-  [[ "$machine" =~ ^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$ ]] || die "--hosts=$hosts: '$machine' is no host's name"
+host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*$' # a dash would make it an option of ssh
+for machine in "${machines[@]}"; do
+  [[ "$machine" =~ $host ]] || die "--hosts=$hosts: '$machine' is no host's name"
 done
 coordinator="${coordinator:-${machines[0]#*@}}"
 [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
@@ -127,6 +130,9 @@ outcome() {
 }
 
 [ "$project" != "$ROOT" ] || run setup gpu data gcs # here, once: the machines see the same environment
+# With one process per host, only the hosts know how many GPUs it has: 0 leaves the mesh to the run.
+devices=$((processes_per_host > 1 ? count : 0))
+check_run_here gpu "$devices" "$count" "launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
 stopping="" again=0
 while :; do
   attempt

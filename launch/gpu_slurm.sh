@@ -15,6 +15,7 @@
 #   --container=IMAGE        runs in this image of docker/gpu.Dockerfile (by pyxis and enroot)
 #   --container_mounts=A:B,C:D   folders in it, beside those of the workdir and the config
 #   --partition --account --qos --constraint --name    as sbatch takes them
+#   --unchecked              leaves out the check of config, data and mesh on this machine
 #   -- OPTION ...            further options of sbatch, last: -- --reservation=R --mail-type=END
 #   --dry-run                prints the commands
 #
@@ -36,11 +37,11 @@ while [ $# -gt 0 ]; do
   shift
 done
 nodes=1 gpus_per_node=8 tasks_per_node="" cpus_per_task="" time=24:00:00 grace=300 restarts=100
-container="" container_mounts="" exclusive=""
+container="" container_mounts="" exclusive="" unchecked=""
 # shellcheck disable=SC2034 # read by name, below
 mem="" partition="" account="" qos="" constraint="" name=""
 parse_options "nodes gpus_per_node tasks_per_node cpus_per_task mem time grace restarts env container
-  container_mounts partition account qos constraint name" exclusive ${own[@]+"${own[@]}"}
+  container_mounts partition account qos constraint name" "exclusive unchecked" ${own[@]+"${own[@]}"}
 [ "$gpus_per_node" = 0 ] || numbers gpus_per_node
 tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 numbers nodes tasks_per_node grace restarts
@@ -77,7 +78,11 @@ cpus_of_task() {
     } END { if (least) print least }'
 }
 
-if [[ "$time" =~ ^[0-9:-]+$ ]] && [ "$(limit_seconds)" -le "$grace" ]; then
+case "$time" in
+  infinite | INFINITE | unlimited | UNLIMITED) ;;
+  *) [[ "$time" =~ ^[0-9][0-9:-]*$ ]] || die "--time=$time must be like 24:00:00, 1-12:00 or infinite" ;;
+esac
+if [[ "$time" =~ ^[0-9] ]] && [ "$(limit_seconds)" -le "$grace" ]; then
   die "--time=$time leaves nothing to train in: the run saves --grace=$grace seconds ahead of it"
 fi
 if [ -z "$cpus_per_task$exclusive" ]; then
@@ -110,6 +115,9 @@ if [ -n "$container" ]; then
 else
   run setup "${extras[@]}" # here, once: the nodes see the same environment
 fi
+# CPU nodes have as many devices as XLA_FLAGS says: 0 leaves their mesh to the run.
+check_run_here gpu "$((nodes * gpus_per_node))" "$((nodes * tasks_per_node))" \
+  "launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4"
 job="$(run sbatch --parsable "${options[@]}" ${further[@]+"${further[@]}"} \
   "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" train ${step[@]+"${step[@]}"} -- \
   --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})" ||

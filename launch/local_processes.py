@@ -21,9 +21,18 @@ GRACE_SECONDS = 15  # for the others to end by themselves when one died
 LEAVE_SECONDS = 60  # likewise when one ended well
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in the one line that all verbs and scripts end with."""
+
+    def error(self, message: str) -> None:
+        """Ends with status 2."""
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> int:
     """Starts them, waits for them; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="how many")
     parser.add_argument("--devices_per_process", type=int, default=1, help="virtual CPU devices")
     parser.add_argument("--restarts", type=int, default=0, help="after a process was lost")

@@ -29,7 +29,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq import __version__, processes
 from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.config_keys import Key, check_values
-from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery, is_of_server
 from t5x_diffeq.files import AnyPath, place, told
 from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure
 from t5x_diffeq.training.stop import EXIT_INTERRUPTED
@@ -61,10 +61,8 @@ def run(
             processes.initialise()  # first, so that the others hear of what is refused
         parse(sys.argv, own)
         status = verb() or 0
-    except InputError as error:
-        status = fail(2, error)
-    except RunError as error:
-        status = fail(1, error)
+    except (InputError, RunError) as error:
+        status = fail_foreseen(error)
     except KeyboardInterrupt:
         status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
     except Exception as error:
@@ -93,6 +91,17 @@ def fail(status: int, error: object) -> int:
     return status
 
 
+def fail_foreseen(error: InputError | RunError) -> int:
+    """`fail` for what our code has put into words.
+
+    If a file can't be read or written because its bucket or network disk does not answer, that may
+    pass: the status is then that of the machinery.
+    """
+    if error.__cause__ is not None and is_of_machinery(error.__cause__):
+        return fail(EXIT_MACHINERY, error)
+    return fail(2 if isinstance(error, InputError) else 1, error)
+
+
 def fail_unforeseen(error: Exception) -> int:
     """`fail` for what no code of ours has put into words."""
     if processes.peers:
@@ -100,7 +109,8 @@ def fail_unforeseen(error: Exception) -> int:
     if isinstance(error, MachineryError):
         return fail(EXIT_MACHINERY, error)
     if is_of_machinery(error):
-        return fail(EXIT_MACHINERY, f"{told(error)}; the same command continues the run")
+        who = "a bucket or another server does not answer: " if is_of_server(error) else ""
+        return fail(EXIT_MACHINERY, f"{who}{told(error)}; the same command continues the run")
     traceback.print_exception(error)
     return fail(1, f"{type(error).__name__}: {error}")
 

@@ -20,11 +20,12 @@ import fsspec
 import numpy as np
 from etils import epath
 
-from t5x_diffeq.errors import InputError, MachineryError, RunError
+from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
 from t5x_diffeq.report import say
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a file that grows; an object takes at most one a second
+SILENCE = 30  # seconds without a byte, after which a request to a bucket is made again
 AnyPath = Path | epath.Path
 
 
@@ -36,7 +37,8 @@ def place(text: str, name: str) -> AnyPath:
       name: of the flag or key, for messages.
 
     Raises:
-      InputError: if it is of another kind, or the bucket can't be reached.
+      InputError: if it is of another kind, or the bucket refuses.
+      MachineryError: if the bucket does not answer.
     """
     if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
         raise InputError(f"{name}={text[:60]}...: no file has so long a name; check the path")
@@ -58,6 +60,8 @@ def place(text: str, name: str) -> AnyPath:
             'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
         ) from error
     except Exception as error:  # gcsfs raises its own, those of aiohttp, requests and google.auth
+        if is_of_machinery(error):
+            raise bucket_failure(error, f"{name}={text}", InputError) from error
         raise InputError(
             f"{name}={text} can't be reached: {told(error)}; check the bucket's name and who asks: "
             "the machine's service account, or `gcloud auth application-default login`"
@@ -77,8 +81,14 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     Raises:
       ImportError: if gcsfs isn't installed.
     """
+    import aiohttp  # gcsfs's own
+
     # As epath asks for it, so that there is one. TensorStore writes beside it, unseen by a cache.
-    fsspec.config.conf["gcs"] = {"use_listings_cache": False}
+    fsspec.config.conf["gcs"] = {
+        "use_listings_cache": False,
+        # A server that is silent for so long doesn't answer; a long download may take any time.
+        "requests_timeout": aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE),
+    }
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
@@ -154,16 +164,23 @@ def upload(local: Path, path: AnyPath) -> None:
     try:
         bucket_files().put_file(str(local), str(path), consistency="md5")
     except Exception as error:  # of every library below
-        kind = RunError if is_refusal(error) else MachineryError
-        raise kind(f"{path} can't be written: {told(error)}") from error
+        raise bucket_failure(error, f"{path} can't be written", RunError) from error
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether a bucket has answered, and said no: asking again would be no use."""
-    code = getattr(error, "code", None) or getattr(error, "status", None)
-    if isinstance(code, int):
-        return 400 <= code < 500 and code not in (408, 429)
-    return isinstance(error, FileNotFoundError | PermissionError)
+def bucket_failure(error: Exception, what: str, refused: type[Exception]) -> Exception:
+    """The error to raise for one of a bucket's client.
+
+    Args:
+      error: what the client raised.
+      what: begins the message.
+      refused: the kind of error, if the bucket has answered and said no.
+
+    Returns:
+      MachineryError, if it did not answer, which may pass; else one of kind `refused`.
+    """
+    if is_of_machinery(error):
+        return MachineryError(f"{what}: the bucket does not answer: {told(error)}")
+    return refused(f"{what}: {told(error)}")
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:

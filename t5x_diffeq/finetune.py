@@ -25,11 +25,11 @@ from t5x_diffeq.processes import first_then_others
 from t5x_diffeq.report import say
 from t5x_diffeq.train import train
 from t5x_diffeq.training.adapter_files import save_adapters
-from t5x_diffeq.training.checkpoint import restore_params
+from t5x_diffeq.training.checkpoint import chosen_step, restore_params
 from t5x_diffeq.training.pretrained import Pretrained, begin
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.workdir import CONFIG_FILE, read_config
+from t5x_diffeq.training.workdir import CONFIG_FILE, check_config, read_config
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -98,9 +98,11 @@ def take_over(config: ConfigDict, workdir: AnyPath, first: bool) -> ConfigDict:
     tokenizer = load_tokenizer(source / "tokenizer")
     if tokenizer is None:
         raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
+    chosen_step(source, config.init_step)
     asked = make_setup(config, tokenizer.vocab_size).model.config
     Pretrained.of(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
+    check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:
         adopt_tokenizer(tokenizer, workdir / "tokenizer", config.data)
     return config

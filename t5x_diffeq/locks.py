@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, bucket_files, is_in_bucket, told
+from t5x_diffeq.files import AnyPath, bucket_failure, bucket_files, is_in_bucket, told
 from t5x_diffeq.report import say
 
 LEASE_SECONDS = 60  # after which a holder that was killed holds no more; T5X_DIFFEQ_LEASE_SECONDS
@@ -27,6 +27,7 @@ def held(lock: AnyPath, what: str) -> Iterator[None]:
 
     Raises:
       InputError: if it can't be made, or another process holds it.
+      MachineryError: if the bucket does not answer.
     """
     with leased(lock, what) if is_in_bucket(lock) else locked(lock, what):
         yield
@@ -65,7 +66,7 @@ def leased(lock: AnyPath, what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # of every library below
-        raise InputError(f"{what} can't be written: {told(error)}") from error
+        raise bucket_failure(error, f"{what} can't be written", InputError) from error
     ended = threading.Event()
     beating = threading.Thread(target=beat, args=(lock, me, ended, seconds / 4), daemon=True)
     beating.start()

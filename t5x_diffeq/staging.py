@@ -18,9 +18,10 @@ from typing import IO
 
 import google_crc32c
 
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.errors import InputError, MachineryError, RunError
 from t5x_diffeq.files import (
     AnyPath,
+    bucket_failure,
     bucket_files,
     digest,
     file_digest,
@@ -81,6 +82,7 @@ def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> lis
       NoRoomError: if they don't fit the cache.
       InputError: if one is not there, or isn't what its hash says.
       RunError: if one can't be copied.
+      MachineryError: if the bucket does not answer.
     """
     hashes = sha256 or [None] * len(paths)
     copies = [
@@ -106,12 +108,15 @@ def copy_of(path: AnyPath, sha256: str | None) -> Copy:
     """What is to be known of an object before it is copied.
 
     Raises:
-      InputError: if it isn't there.
+      InputError: if it isn't there, or the bucket refuses.
+      MachineryError: if the bucket does not answer.
     """
     try:
         facts = bucket_files().info(str(path))
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such object") from error
+    except Exception as error:  # of every library below
+        raise bucket_failure(error, f"{path} can't be read", InputError) from error
     version = digest([str(path).encode(), str(facts.get("generation")).encode()])
     folder = cache_folder() / version[:32]
     return Copy(path, int(facts["size"]), folder, facts["crc32c"], sha256)
@@ -220,17 +225,17 @@ def fetch(copy: Copy) -> None:
     Raises:
       InputError: if it isn't what its hash says.
       RunError: if it can't be copied.
+      MachineryError: if the bucket does not answer, or the copy was damaged on the way.
     """
-    try:
-        with whole(copy.file) as partial:
+    with whole(copy.file) as partial:
+        try:
             bucket_files().get_file(str(copy.source), str(partial))
-            if crc32c_of(partial) != copy.crc32c:
-                raise RunError(f"{copy.source} was damaged on the way; start again")
-            found = file_digest(partial)
-    except RunError:
-        raise
-    except Exception as error:  # of every library below
-        raise RunError(f"{copy.source} can't be copied to {copy.folder}: {told(error)}") from error
+        except Exception as error:  # of every library below
+            what = f"{copy.source} can't be copied to {copy.folder}"
+            raise bucket_failure(error, what, RunError) from error
+        if crc32c_of(partial) != copy.crc32c:
+            raise MachineryError(f"{copy.source} was damaged on the way; start again")
+        found = file_digest(partial)
     if copy.sha256 not in (None, found):
         shutil.rmtree(copy.folder)
         raise InputError(

@@ -23,7 +23,7 @@ from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.locks import held
-from t5x_diffeq.processes import first_then_others, wait_for_all
+from t5x_diffeq.processes import first_then_others
 from t5x_diffeq.report import say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
@@ -86,9 +86,6 @@ def train(
     examples = train_examples(config.data, corpus, batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
     eval_sequences = sum(map(len, eval_parts))
-    if jax.process_index() == 0:
-        save_config(config, workdir)
-    wait_for_all("the config is saved")
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # -------------------------------------------------------------- state, new or restored
@@ -132,6 +129,7 @@ def train(
             progress.check_finite(step, values, checkpoints.latest_step, start)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
             if step == start + 1:
+                save_config(config, workdir)  # the workdir is this config's from here on
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
                 rate = clock.rate(step)

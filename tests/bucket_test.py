@@ -2,20 +2,24 @@
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from absl import flags
 from fake_gcs import serving
 
-from t5x_diffeq import files, locks, staging
+from t5x_diffeq import command_line, files, locks, staging
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import place
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy, whole_steps
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
+from t5x_diffeq.training.workdir import read_config
 
 WAYS = ("/upload/", "/resume")  # to write an object
 
@@ -87,6 +91,68 @@ def test_what_cannot_be_uploaded_replaces_nothing(store, size):
     files.write_whole(path, bytes(size))
     assert content(store, "run/x") == bytes(size)
     assert not partial.exists()
+
+
+def write(path):
+    files.write_whole(path, b"new")
+
+
+def copy(path):
+    staging.staged([path])
+
+
+def lease(path):
+    with locks.held(path.parent / ".lock", "it"):
+        pass
+
+
+@pytest.mark.parametrize("status", [503, 502])
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda path: place(str(path), "data.path"), "data.path=gs://bucket/text/a"),
+        (write, "gs://bucket/text/a can't be written"),
+        (copy, "gs://bucket/text/a can't be read"),
+        (copy, r"gs://bucket/text/a can't be copied to \S+"),
+        (lease, "it can't be written"),
+        (
+            lambda path: read_config(path.parent),
+            "a bucket or another server does not answer|gs://bucket/text/config.json is not the",
+        ),
+    ],
+    ids=["place", "write", "look", "copy", "lease", "read"],
+)
+def test_a_bucket_that_does_not_answer_is_machinery(store, no_waiting, status, use, what):
+    """Status 175, so that launchers start the run again. A refusal is 1 or 2 (see above)."""
+    path = place("gs://bucket/text/a", "it")
+    files.write_whole(path, b"text")
+    only_download = "copied" in what
+    store.refuse = lambda method, path: (
+        status if not only_download or "alt=media" in path or "/download" in path else None
+    )
+
+    def verb():
+        use(path)
+
+    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["verb"])
+        command_line.run(verb, "", flags.FlagValues())
+    assert ended.value.code == 175
+    told = no_waiting.readouterr().err
+    line = told.splitlines()[-1]
+    assert "Traceback" not in told and told.count("error: ") == 1, told
+    assert re.match(f"error: ({what})", line), line
+
+
+@pytest.fixture
+def no_waiting(monkeypatch, capsys):
+    """gcsfs asks six times, and waits in between."""
+
+    async def sleep(_):
+        pass
+
+    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(sleep=sleep))
+    return capsys
 
 
 def test_metrics_are_rewritten_whole(store, monkeypatch):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from images import python_of_images
+from launched_run import small_training
 
 pytestmark = pytest.mark.slow
 BASE = "localhost/t5x_diffeq-base"
@@ -29,14 +30,7 @@ TRAIN = (
     "--workdir=/home/trainer/run",
     "--config.data.source=stdlib",
     "--config.data.path=none",
-    "--config.model.embed_dim=32",
-    "--config.model.num_steps=2",
-    "--config.data.sequence_length=32",
-    "--config.train.batch_size=8",
-    "--config.train.eval_batch_size=8",
-    "--config.train.eval_batches=2",
-    f"--config.train.total_steps={STEPS}",
-    "--config.train.log_every=1",
+    *small_training(STEPS),
 )
 
 
@@ -182,7 +176,7 @@ def trainer() -> int:
     raise AssertionError("nothing trains")
 
 
-def test_trains_is_preempted_and_continues(container):
+def trains_is_preempted_and_continues(container):
     buildah, name = container
     root = Path(buildah("mount", name))
     process = start(container, *TRAIN, JAX_PLATFORMS="cpu")
@@ -201,12 +195,12 @@ def test_trains_is_preempted_and_continues(container):
     assert (root / "home/trainer/run/metrics.jsonl").stat().st_uid == 1000
 
 
-def test_without_a_tpu_it_fails(container):
+def fails_without_a_tpu(container):
     log = start(container, *TRAIN).communicate(timeout=240)[0]
     assert "error:" in log
 
 
-def test_labels_user_and_size(container):
+def has_label_user_and_size(container):
     buildah, _ = container
     facts = json.loads(buildah("inspect", "--type=image", IMAGE))["OCIv1"]["config"]
     assert facts["Labels"]["org.opencontainers.image.revision"] == "abc"
@@ -215,3 +209,10 @@ def test_labels_user_and_size(container):
     sizes = {name: image["size"] for image in listed for name in image.get("names") or []}
     print(sizes)
     assert any(name.startswith(IMAGE) for name in sizes)
+
+
+def test_the_image(container):
+    """In one test, because the image is built once in each process that runs tests of this file."""
+    has_label_user_and_size(container)
+    fails_without_a_tpu(container)
+    trains_is_preempted_and_continues(container)

@@ -6,21 +6,21 @@ import sys
 
 import pytest
 from conftest import ROOT
-from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
+from stand_ins import StandIns, add_python, stand_ins_fixture  # noqa: F401
 
 DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 
 
 @pytest.fixture
 def check(stand_ins: StandIns):
-    """launch/tpu_pod.sh with a real Python in its environment, up to what it asks of gcloud."""
-    python = stand_ins.installed() / "bin" / "python"
-    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n')
+    """A script with a real Python in its environment, up to the first command that it would run."""
+    add_python(stand_ins.installed())
     environment = stand_ins.environment(JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
 
-    def run(*words):
-        command = [ROOT / "launch" / "tpu_pod.sh", *words, "--dry-run"]
-        ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    def run(*words, script="tpu_pod.sh", **more):
+        command = [ROOT / "launch" / script, *words, "--dry-run"]
+        options = {"cwd": ROOT, "capture_output": True, "text": True}
+        ended = subprocess.run(command, env={**environment, **more}, **options)
         assert stand_ins.calls() == []
         return ended
 
@@ -70,6 +70,67 @@ def test_values_data_and_mesh(check, wrong):
         assert message in ended.stderr
     assert sum(line.startswith("  - ") for line in ended.stderr.splitlines()) == len(wrong)
     assert "+ gcloud" not in ended.stdout
+
+
+PLACES = {
+    "gpu_slurm.sh": (["--nodes=3"], "256 is not divisible by 24 devices", "+ sbatch"),
+    "gpu_nodes.sh": (["--hosts=a,b,c", "--processes_per_host=8"], "by 24 devices", "+ ssh"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", PLACES)
+def test_clusters_that_share_files(check, script, tmp_path):
+    """Keys, values, data and mesh are checked with the environment that is there."""
+    place, mesh, submitted = PLACES[script]
+    (tmp_path / "empty").mkdir()
+    words = ("configs/llama1b.py", f"--workdir={tmp_path}", *place)
+    data = ("--config.data.source=text_files", f"--config.data.path={tmp_path / 'empty'}")
+    wrong = ("--config.train.batchsize=3", "--config.model.remat=all")
+    ended = check(*words, *data, *wrong, script=script)
+    assert ended.returncode == 2
+    told = [line for line in ended.stderr.splitlines() if line.startswith("  - ")]
+    for line, part in zip(
+        told,
+        (
+            "'train.batchsize' does not exist; did you mean train.batch_size",
+            "model.remat is 'all'; it can be",
+            f"data.path={tmp_path / 'empty'}: there is nothing",
+            mesh,
+        ),
+        strict=True,
+    ):
+        assert part in line
+    assert submitted not in ended.stdout
+    (tmp_path / "empty" / "a.txt").write_text("text")
+    right = ("--config.train.batch_size=240", "--config.mesh.data=3")
+    ended = check(*words, *data, *right, script=script)
+    assert ended.returncode == 0, ended.stderr
+    assert "the mesh: data 3 x fsdp 8 x tensor 1 on 24 devices" in ended.stderr
+    assert submitted in ended.stdout
+
+
+@pytest.mark.slow
+def test_one_process_per_host_leaves_the_mesh_to_the_run(check):
+    """How many GPUs a host has can't be known; the rest is checked, on one device."""
+    words = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b", *DATA)
+    ended = check(*words, "--config.model.num_heads=7", script="gpu_nodes.sh")
+    assert ended.returncode == 2
+    assert "model.embed_dim=2048 is not divisible by model.num_heads=7" in ended.stderr
+
+
+@pytest.mark.parametrize("script", PLACES)
+def test_where_there_is_no_environment_a_line_says_so(check, script, tmp_path):
+    """--dry-run makes none, and prints what it would run."""
+    place, _, submitted = PLACES[script]
+    words = ("configs/llama1b.py", "--workdir=/shared/run", *place, "--config.seed=x")
+    ended = check(*words, script=script, VENV=str(tmp_path / "none"))
+    assert ended.returncode == 0
+    assert ended.stderr.splitlines() == [
+        f"note: the config is not checked here, for there is no environment in {tmp_path}/none; "
+        "the run checks it"
+    ]
+    assert submitted in ended.stdout
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from fault_checkpoints import (
     files_of,
     flip,
     restored_step,
-    save_some,
+    saved_fixture,  # noqa: F401
     state_at,
     truncate,
+    workdir_fixture,  # noqa: F401
 )
 
 from t5x_diffeq.errors import InputError, RunError
@@ -26,17 +27,6 @@ from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
 from t5x_diffeq.training.progress import check_finite
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_some(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(saved, tmp_path / "workdir")
 
 
 @pytest.mark.parametrize("way", [delete, flip])
@@ -110,14 +100,19 @@ def test_saves_that_were_cut_off_are_deleted(workdir):
     assert {p.name for p in (workdir / "checkpoints").iterdir()} == {"2", "4", "6"}
 
 
-def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch):
-    """Orbax's thread fails: one line at the next look, and what was saved is there."""
+@pytest.mark.parametrize("raised", [(28, "No space left on device"), (17, "File exists")])
+def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
+    """Orbax's thread fails: one line at the next look, and what was saved is there.
+
+    Where the disk is full, another error is taken for a consequence of that.
+    """
     workdir = shutil.copytree(saved, tmp_path / "workdir")
 
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(*raised)
 
     monkeypatch.setattr(checksums, "save_sums", full)
+    monkeypatch.setattr(checkpoints_of, "is_full", lambda _: raised[0] != 28)
     message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
     with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.save(8, state_at(8), FINGERPRINT)

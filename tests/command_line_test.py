@@ -97,3 +97,18 @@ def test_library_messages_become_one_line():
     assert explain("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
         "--config=a.py: no good"
     )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--processes=0", "--processes=0 must be at least 1"),
+        ("--restarts=x", "argument --restarts: invalid int value: 'x'"),
+        ("--process=2", "unrecognized arguments: --process=2"),
+    ],
+)
+def test_several_processes_of_this_machine(argument, message):
+    script = ROOT / "launch" / "local_processes.py"
+    command = [sys.executable, script, argument, "--", "true"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (2, f"error: {message}\n")

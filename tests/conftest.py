@@ -27,6 +27,7 @@ from t5x_diffeq.training import run, setup
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also train and kill whole processes")
+    parser.addoption("--whole", action="store_true", help="every fault of a table, not a sample")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

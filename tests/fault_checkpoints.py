@@ -5,6 +5,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.training.checkpoint import Checkpoints
@@ -42,6 +43,17 @@ def save_some(workdir):
     return workdir
 
 
+@pytest.fixture(name="saved", scope="module")
+def saved_fixture(tmp_path_factory):
+    return save_some(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(name="workdir")
+def workdir_fixture(saved, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(saved, tmp_path / "workdir")
+
+
 def restored_step(workdir, **options):
     """What is restored, and that it is what was saved at that step."""
     with Checkpoints(workdir, keep=3, **options) as checkpoints:
@@ -68,7 +80,8 @@ def zero(path):
 
 def flip(path):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
+    if content:
+        content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 

@@ -1,6 +1,7 @@
 """A table of faults. Each must end in one clear line, and nothing may be lost.
 
-Faults of token shards are in `shards_test.py`.
+Of lost processes CI tries a sample, each signal and each phase for either process; `--whole` tries
+every combination.
 """
 
 import json
@@ -12,10 +13,20 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-from fault_checkpoints import SAID_NOTHING_OF, abstract, faults, restored_step, save_some, state_at
+from fault_checkpoints import (
+    SAID_NOTHING_OF,
+    abstract,
+    faults,
+    restored_step,
+    saved_fixture,  # noqa: F401
+    state_at,
+    workdir_fixture,  # noqa: F401
+)
 from fault_processes import PHASES, Run
+from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 
 from t5x_diffeq import train as verb
+from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
@@ -74,16 +85,6 @@ def survived(capsys, request):
 # ------------------------------------------------------------------------ damaged files
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_some(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "workdir")
-
-
 @pytest.mark.slow
 def test_every_file_of_a_checkpoint(workdir, capsys, survived):
     """A run goes on with what was saved, and the damaged checkpoint is kept apart."""
@@ -116,6 +117,38 @@ def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survived):
                 restore_params(workdir, params, 6)
         survived.append((name, way))
     assert len(survived) >= 60
+
+
+@pytest.mark.slow
+def test_every_file_of_token_shards(tmp_path, survived):
+    """A run that was begun on them refuses them by name; restored, they are what they were."""
+    shards, run = make_shards(tmp_path), tmp_path / "run"
+    data = data_of(shards)
+    before = tokens_of(prepare_corpus(data, run, new=True))
+    for name, way, must_be_found in shard_faults(shards):
+        try:
+            found = tokens_of(prepare_corpus(data, run, new=False))
+        except InputError as error:
+            told = str(error)
+            assert str(shards) in told and "\n" not in told, (name, way, told)
+            assert not name.endswith(CHECKED) or stem_of(name) in told, (name, way, told)
+        else:
+            assert not must_be_found, (name, way)
+            assert found == before, (name, way)
+        survived.append((name, way))
+    assert tokens_of(prepare_corpus(data, run, new=False)) == before
+    assert len(survived) >= 50
+
+
+def stem_of(name):
+    """Of two files that were swapped, the first is named."""
+    return NAMES[0] if name in CHECKED else name.partition(".")[0]
+
+
+def tokens_of(corpus):
+    (part,) = corpus.parts
+    splits = (part.train, part.validation)
+    return [[each[number].tolist() for number in range(len(each))] for each in splits]
 
 
 # ------------------------------------------------------------------------ full disks
@@ -179,23 +212,32 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
 # ------------------------------------------------------------------------ lost processes
 
 
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+
+
+def signals_of(whole, victim):
+    """(phase, signal) of every fault. Of a sample, a phase has another signal for each victim."""
+    for number, phase in enumerate(PHASES):
+        for each in SIGNALS if whole else [SIGNALS[(number + victim) % len(SIGNALS)]]:
+            yield phase, each
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_lost_processes(text, tmp_path, victim, survived):
-    """Each phase x {SIGKILL, SIGSTOP, SIGTERM}: the other process ends in one line, and the same
-    command goes on; after all of that the metrics are those of a run that nothing happened to."""
+def test_lost_processes(text, tmp_path, victim, survived, request):
+    """The other process ends in one line, and the same command goes on; after all of that the
+    metrics are those of a run that nothing happened to."""
     (tmp_path / "logs").mkdir()
     whole, run = tmp_path / "whole", tmp_path / "run"
     undisturbed = Run(arguments(text, whole), tmp_path / "logs")
     assert [undisturbed.end(index) for index in (0, 1)] == [0, 0], undisturbed.told(0)
-    for phase in PHASES:
-        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
-            before = newest(run)
-            logs = tmp_path / f"{phase}-{number.name}"
-            logs.mkdir()
-            lose(Run(arguments(text, run), logs, victim, phase), victim, number, phase)
-            assert newest(run) >= before
-            survived.append((phase, number))
+    for phase, number in signals_of(request.config.getoption("--whole"), victim):
+        before = newest(run)
+        logs = tmp_path / f"{phase}-{number.name}"
+        logs.mkdir()
+        lose(Run(arguments(text, run), logs, victim, phase), victim, number, phase)
+        assert newest(run) >= before
+        survived.append((phase, number))
     last = Run(arguments(text, run), tmp_path / "logs")
     assert [last.end(index) for index in (0, 1)] == [0, 0], last.told(0)
     assert lines(run) == lines(whole)
@@ -236,10 +278,10 @@ def test_a_hang(text, tmp_path, survived):
     told = run.told(0)
     assert "was not done within 8 s: a process, a link or a device hangs; the stacks" in told
     assert told.count("error:") == 1 and "Traceback" not in told, told
-    assert "train.py" in (tmp_path / "run" / "stacks" / "process_0.txt").read_text()
+    assert "fault_processes.py" in (tmp_path / "run" / "stacks" / "process_0.txt").read_text()
     signal_to(run, 1, signal.SIGCONT)
     assert run.end(1) == 175, run.told(1)
-    assert "train.py" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
+    assert "fault_processes.py" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
     survived.append("hang")
 
 

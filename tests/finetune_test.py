@@ -1,6 +1,7 @@
 """Tuning on another grid: the same function at first, only what should train does, small files."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_config
+from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
 from language_model_test import random_params, small
 
@@ -220,9 +222,34 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
     config.init_from = str(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"holds no config.json"):
         verb.finetune(config, tmp_path / "new")
-    config.init_from, config.train.trainable = str(base), ("adapters", "hands")
+    config.init_from, config.init_step = str(base), 77
+    with pytest.raises(InputError, match=r"checkpoint 77 of .* does not exist; there are 2, 4, 6"):
+        verb.finetune(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    config.init_step, config.train.trainable = None, ("adapters", "hands")
     with pytest.raises(InputError, match=r"train\.trainable is .*'hands'.*it can be source, ad"):
         verb.finetune(config, tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
+    """A damaged checkpoint is found after the data is prepared; then another one is named."""
+    damaged = shutil.copytree(base, tmp_path / "damaged")
+    truncate(next((damaged / "checkpoints" / "6").rglob("manifest.ocdbt")))
+    config = tuning("lora", damaged, text)
+    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"):
+        verb.finetune(config, tmp_path / "new")
+    config.init_step = 4
+    config.train.total_steps = 1
+    assert verb.finetune(config, tmp_path / "new") == 0
+
+
+def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
+    lost = shutil.copytree(base, tmp_path / "lost", ignore=shutil.ignore_patterns("config.json"))
+    (lost / "tokenizer" / "tokenizer.model").write_bytes(b"of that run")
+    with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
+        verb.finetune(tuning("lora", base, text), lost)
+    assert (lost / "tokenizer" / "tokenizer.model").read_bytes() == b"of that run"
 
 
 @pytest.mark.slow

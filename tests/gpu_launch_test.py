@@ -11,8 +11,9 @@ import pytest
 from conftest import ROOT
 from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
 
-SLURM = ("configs/llama1b.py", "--workdir=/shared/run")
-NODES = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b")
+# `check_run_test.py` checks configs; here Python is a stand-in.
+SLURM = ("configs/llama1b.py", "--workdir=/shared/run", "--unchecked")
+NODES = (*SLURM, "--hosts=a,b")
 CONFIG = f"--config={ROOT / 'configs' / 'llama1b.py'}"
 
 
@@ -84,9 +85,10 @@ def test_the_users_own_config_is_taken(stand_ins, script):
         if exists:
             own.parent.mkdir()
             own.write_text("")
-        words = ("configs/llama1b.py:shared", "--workdir=run", "--rank=0", "--size=2")
-        words = words if script == "gpu_nodes.sh" else words[:2]
-        *_, call = printed(stand_ins, script, *words, *(["--coordinator=a"] * (len(words) > 2)))
+        words = ["configs/llama1b.py:shared", "--workdir=run", "--unchecked"]
+        if script == "gpu_nodes.sh":
+            words += ["--rank=0", "--size=2", "--coordinator=a"]
+        *_, call = printed(stand_ins, script, *words)
         assert f"--config={taken}:shared" in call
         assert f"--workdir={stand_ins.folder / 'run'}" in call
 
@@ -114,11 +116,14 @@ def test_bad_arguments(stand_ins, script):
         ("gpu_slurm.sh", (*SLURM, "--time=5"), "--time=5 leaves nothing to train in"),
         ("gpu_slurm.sh", (*SLURM, "--time=4:59"), "--time=4:59 leaves nothing to train in"),
         ("gpu_slurm.sh", (*SLURM, "--time=0-0:5"), "--time=0-0:5 leaves nothing to train in"),
+        ("gpu_slurm.sh", (*SLURM, "--time=abc"), "--time=abc must be like 24:00:00, 1-12:00 or"),
         ("gpu_slurm.sh", (*SLURM, "--cpus_per_task=0"), "--cpus_per_task=0 must be a number"),
         ("gpu_slurm.sh", (*SLURM, "--env=NOT_SET"), "there is no variable NOT_SET here"),
         ("gpu_slurm.sh", (*SLURM, "--env=a b=1"), "a b is no name of a variable"),
         ("gpu_nodes.sh", ("configs/no.py", *NODES[1:]), "configs/no.py: there is no such"),
         ("gpu_nodes.sh", (*SLURM, "--hosts=a,-oProxyCommand=x"), "'-oProxyCommand=x' is no host"),
+        ("gpu_nodes.sh", (*SLURM, "--hosts=me@-oX"), "'me@-oX' is no host's name"),
+        ("gpu_nodes.sh", (*NODES, "--ssh_config=/none"), "--ssh_config=/none: there is no such"),
         ("gpu_nodes.sh", (*SLURM, "--hosts=a,,b"), "'' is no host's name"),
         ("gpu_nodes.sh", SLURM, "give --hosts=a,b, or --rank"),
     ],
@@ -142,7 +147,7 @@ def test_data_as_an_array(stand_ins):
 
 def test_over_ssh(stand_ins):
     """One ssh for each process; what a shell on the host reads; no secret on the command line."""
-    words = (*NODES[:2], "--hosts=me@a,b", "--processes-per-host=2", "--env=KEY=secret", ODD)
+    words = (*SLURM, "--hosts=me@a,b", "--processes-per-host=2", "--env=KEY=secret", ODD)
     _, *calls = printed(stand_ins, "gpu_nodes.sh", *words)
     assert [call[-2] for call in calls] == ["me@a", "me@a", "b", "b"]
     assert all(call[-3] == "--" for call in calls)

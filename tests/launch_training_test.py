@@ -16,6 +16,7 @@ import time
 import pytest
 from conftest import ROOT
 from gke_test import GPU, TPU, expanded, manifests, pods_of
+from launched_run import small_training
 from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
 from tpu_hosts_test import Metadata, of_host
 
@@ -32,16 +33,7 @@ def words(tmp_path):
         "configs/shakespeare.py",
         f"--workdir={tmp_path / 'run'}",
         f"--config.data.path={text}",
-        "--config.model.embed_dim=32",
-        "--config.model.num_steps=2",
-        "--config.model.time_embed_dim=48",
-        "--config.data.sequence_length=32",
-        "--config.train.batch_size=8",
-        "--config.train.eval_batch_size=8",
-        "--config.train.eval_batches=2",
-        f"--config.train.total_steps={STEPS}",
-        "--config.train.log_every=1",
-        "--config.train.eval_every=1000",
+        *small_training(STEPS),
     ]
 
 

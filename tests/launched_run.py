@@ -8,9 +8,26 @@ import time
 from pathlib import Path
 
 from conftest import ROOT
+from stand_ins import add_python, mark_installed
 
 STEPS = 40
 RATES = {"train/tokens_per_second"}
+
+
+def small_training(steps: int) -> list[str]:
+    """Keys of a training on any text, each step of which is reported."""
+    return [
+        "--config.model.embed_dim=32",
+        "--config.model.num_steps=2",
+        "--config.model.time_embed_dim=48",
+        "--config.data.sequence_length=32",
+        "--config.train.batch_size=8",
+        "--config.train.eval_batch_size=8",
+        "--config.train.eval_batches=2",
+        f"--config.train.total_steps={steps}",
+        "--config.train.log_every=1",
+        "--config.train.eval_every=1000",
+    ]
 
 
 class Run:
@@ -38,6 +55,7 @@ class Run:
         self.words = [
             "configs/tiny.py",
             "--workdir=run",
+            "--unchecked",  # `check_run_test.py` checks configs
             f"--config.data.path={text}",
             f"--env=TRAIN_CONTROL={folder}",
             "--env=JAX_PLATFORMS=cpu",
@@ -54,17 +72,12 @@ class Run:
     def installed(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        (venv / "bin").mkdir(parents=True)
-        (venv / "bin" / "python").write_text(
-            "#!/usr/bin/env bash\n"
+        slow = (
             'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
             f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
-            f'exec {sys.executable} "$@"\n'
         )
-        (venv / "bin" / "python").chmod(0o755)
-        text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
-        for extras in ("data,gcs", "gpu,data,gcs"):
-            (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
+        add_python(venv, slow)
+        mark_installed(venv, ("data,gcs", "gpu,data,gcs"))
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:

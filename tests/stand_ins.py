@@ -13,6 +13,22 @@ PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
 
+def add_python(venv: Path, before: str = "") -> None:
+    """Gives an environment the Python of these tests, which runs lines of shell before."""
+    (venv / "bin").mkdir(parents=True, exist_ok=True)
+    python = venv / "bin" / "python"
+    python.write_text(f'#!/usr/bin/env bash\n{before}exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+
+def mark_installed(venv: Path, extras: tuple[str, ...], project: Path = ROOT) -> None:
+    """Makes `setup` take an environment as made for each of these extras of the project."""
+    decisive = (ROOT / "pyproject.toml", ROOT / "launch" / "versions.txt")
+    text = "".join(path.read_text() for path in decisive if path.exists()).rstrip("\n")
+    for each in extras:
+        (venv / f".installed-{each}").write_text(f"{text}|{project}")
+
+
 class StandIns:
     """A folder of stand-ins, what they answer, and what they were called with."""
 
@@ -50,23 +66,14 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            for extras in ("", "data,gcs", "gpu,data,gcs", "tpu,data,gcs"):
-                text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
-                (venv / f".installed-{extras}").write_text(f"{text}|{ROOT}")
+            mark_installed(venv, ("", "data,gcs", "gpu,data,gcs", "tpu,data,gcs"))
         return venv
 
     def training(self, venv: Path, project: Path = ROOT) -> Path:
         """Likewise, for the project there; its Python is real, and notes the trainings' numbers."""
-        (venv / "bin").mkdir(parents=True)
-        (venv / "bin" / "python").write_text(
-            "#!/usr/bin/env bash\n"
-            f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
-            f'exec {sys.executable} "$@"\n'
-        )
-        (venv / "bin" / "python").chmod(0o755)
-        text = (ROOT / "pyproject.toml").read_text().rstrip("\n")
-        for extras in ("gpu,data,gcs", "tpu,data,gcs"):
-            (venv / f".installed-{extras}").write_text(f"{text}|{project}")
+        note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
+        add_python(venv, note)
+        mark_installed(venv, ("gpu,data,gcs", "tpu,data,gcs"), project)
         return venv
 
     def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:

@@ -208,3 +208,23 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
     with pytest.raises(InputError, match=message):
         train(small, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("phase", ["compile_train_step", "evaluate"])
+def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
+    undisturbed, tmp_path, monkeypatch, phase
+):
+    """As when a device has too little memory: the workdir is not yet bound to that config."""
+    config, workdir = undisturbed
+    larger = config.copy_and_resolve_references()
+    larger.optimizer.learning_rate = 0.5
+
+    def out_of_memory(*_):
+        raise RunError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_verb, phase, out_of_memory)
+        with pytest.raises(RunError, match="out of memory"):
+            train(larger, tmp_path)
+    assert train(config, tmp_path) == 0
+    assert lines(tmp_path) == lines(workdir)

@@ -7,33 +7,24 @@ import shutil
 import numpy as np
 import pytest
 from conftest import small_config
+from fault_checkpoints import flip
+from fault_shards import NAMES, data_of, edit, make_shards, swap
 
 from t5x_diffeq.data import verification
 from t5x_diffeq.data.corpus import load_corpus, prepare_corpus
 from t5x_diffeq.data.manifest import read_manifest
-from t5x_diffeq.data.preparation import prepare
 from t5x_diffeq.data.recipe import tokenizer_in
-from t5x_diffeq.data.shards import ShardedDocuments, stem, write_records
+from t5x_diffeq.data.shards import ShardedDocuments, write_records
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import file_digest
 
-NAMES = [stem("train", number, 2) for number in range(2)]
 LATER = ("largest_token", "lengths_sha256")  # what earlier versions did not write
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two shards of each split, of bytes."""
-    folder = tmp_path_factory.mktemp("shards")
-    (folder / "text").mkdir()
-    for number in range(8):
-        (folder / "text" / f"{number}.txt").write_text(f"document {number}\n" * 5)
-    data = small_config(folder / "text").data
-    source = load_source(data)
-    tokenizer = tokenizer_in(folder / "made" / "tokenizer", data, source.train)
-    prepare(source, tokenizer, folder / "made", shards=2, workers=1)
-    return folder / "made"
+    return make_shards(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture
@@ -43,37 +34,13 @@ def shards(original, tmp_path):
 
 @pytest.fixture
 def data(shards):
-    """A config's data that is these shards."""
-    data = small_config(shards).data
-    data.update(source="tokens", path=str(shards))
-    return data
-
-
-def edit(shards, change):
-    """The manifest after `change`, which is given its parts."""
-    path = shards / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
+    return data_of(shards)
 
 
 def without_later_keys(manifest):
     for split in ("train", "validation"):
         for key in LATER:
             del manifest[split][key]
-
-
-def swap(shards, end):
-    first, second = (shards / f"{name}{end}" for name in NAMES)
-    content = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(content)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 CHANGES = {
@@ -252,3 +219,12 @@ def test_a_workdir_with_the_tokenizer_of_another_run(tmp_path):
     shutil.copytree(tmp_path / "bytes" / "tokenizer", tmp_path / "run" / "tokenizer")
     with pytest.raises(InputError, match=r"was tokenised with tokenizer .* restore the one or the"):
         load_corpus(tmp_path / "run")
+
+
+def test_shards_in_the_workdir_of_a_refused_run_on_text(shards, data, tmp_path):
+    """The tokenizer that was trained for that text does not hide the shards' own."""
+    text = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    text.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    with pytest.raises(InputError, match=r"model.vocab_size is 77"):
+        prepare_corpus(text, tmp_path / "run", new=True, vocab_size=77)
+    assert prepare_corpus(data, tmp_path / "run", new=True).tokenizer.vocab_size == 256

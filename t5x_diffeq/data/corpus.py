@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.data.manifest import MANIFEST, SPLITS, read_manifest
+from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damaged, read_manifest
 from t5x_diffeq.data.mixture import Concatenated, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare
-from t5x_diffeq.data.recipe import discard_other_tokenizer, tokenizer_in
+from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, read_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
@@ -99,7 +99,7 @@ def prepare_corpus(
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
             folder = shard_folder(config)
-            name, fingerprint = str(folder), fingerprint_of_shards(read_manifest(folder))
+            name, fingerprint = str(folder), fingerprint_of_shards(read_shards(folder))
         else:
             name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
         if part.fingerprint != fingerprint:
@@ -147,7 +147,7 @@ def make_corpus(
                 "data.mixture: its shards were made with different tokenizers; prepare them with "
                 "the same one (--config.data.tokenizer=FILE)"
             )
-        tokenizer.save(workdir / "tokenizer")
+        put_tokenizer(tokenizer, workdir / "tokenizer")
     else:
         text = digest(source.fingerprint.encode() for source in sources if source)
         discard_other_tokenizer(workdir / "tokenizer", data, text)
@@ -159,7 +159,7 @@ def make_corpus(
     for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
         made = f"data/{number}"
         if folder:
-            manifest = read_manifest(folder)
+            manifest = read_shards(folder)
         else:
             manifest = tokenise(source, tokenizer, workdir / made, splits)
         fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
@@ -206,13 +206,26 @@ def shard_folder(data: ConfigDict) -> AnyPath:
     return absolute(place(data.path, "data.path"))
 
 
+def read_shards(folder: AnyPath) -> dict:
+    """The manifest of shards to train on.
+
+    Raises:
+      InputError: if there is none, it is damaged, or a split is missing.
+    """
+    manifest = read_manifest(folder)
+    for split in SPLITS:
+        if split not in manifest:
+            raise InputError(damaged(folder, f"it has no {split}"))
+    return manifest
+
+
 def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
     """The tokenizer that travels with shards.
 
     Raises:
       InputError: if it is not the one that they were made with.
     """
-    manifest = read_manifest(folder)
+    manifest = read_shards(folder)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer is None or tokenizer.fingerprint != manifest["tokenizer"]:
         raise InputError(
@@ -254,9 +267,9 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if not (workdir / CONFIG_FILE).exists():
-            raise InputError(f"workdir {workdir} holds no run; train there first") from error
         if not (workdir / FACTS_FILE).exists():
+            if not (workdir / CONFIG_FILE).exists():
+                raise InputError(f"workdir {workdir} holds no run; train there first") from error
             raise InputError(
                 f"workdir {workdir} has lost {FACTS_FILE}, which says where its tokens are; "
                 "restore it or train in a new --workdir"

@@ -9,6 +9,7 @@ MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
 OF_SPLIT = {"names": list, "sha256": list, "documents": int, "tokens": int}
+OF_SHARDS = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
 
 
 def read_manifest(folder: AnyPath) -> dict:
@@ -51,10 +52,22 @@ def fault_of(manifest: object) -> str | None:
             return f"its {split} is no JSON object"
         if fault := fault_of_keys(facts, OF_SPLIT):
             return f"of {split}, {fault}"
-        if len(facts["names"]) != len(facts["sha256"]):
-            return f"{split} has {len(facts['names'])} names and {len(facts['sha256'])} hashes"
-        if not all(isinstance(each, str) for each in facts["names"] + facts["sha256"]):
-            return f"{split} has names or hashes that are no text"
+        if fault := fault_of_shards(facts):
+            return f"of {split}, {fault}"
+    return None
+
+
+def fault_of_shards(facts: dict) -> str | None:
+    """A list that has not one value for each shard, or values of another type."""
+    shards = len(facts["names"])
+    for key, kind in OF_SHARDS.items():
+        if key not in facts:
+            continue  # a key that earlier versions did not write
+        values = facts[key]
+        if not isinstance(values, list) or not all(type(each) is kind for each in values):
+            return f"its {key!r} is no list of {kind.__name__}"
+        if len(values) != shards:
+            return f"it has {shards} names and {len(values)} values in {key!r}"
     return None
 
 

@@ -26,7 +26,15 @@ def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
 
 def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
     """Saves another run's tokenizer as the one of `config.data`."""
+    put_tokenizer(tokenizer, folder)
     write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
+
+
+def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
+    """Saves the tokenizer as the only one in `folder`; a refused run may have left another."""
+    there = load_tokenizer(folder)
+    if there is not None and there.fingerprint != tokenizer.fingerprint:
+        remove_folder(folder)
     tokenizer.save(folder)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 
 import grain
 import numpy as np
@@ -208,7 +209,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
     """
     try:
         lengths = load_array(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TokenError) as error:  # the last is of NumPy's header
         raise InputError(
             f"{path} can't be read: {told(error)}; prepare that shard again"
         ) from error

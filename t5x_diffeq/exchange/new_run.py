@@ -6,6 +6,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.folder import new_folder
@@ -36,6 +37,7 @@ def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: P
                 f"data.path={config.data.path}: its shards were made with another tokenizer than "
                 "the model's; prepare them again with --config.data.tokenizer"
             )
+        eval_examples(config.data, corpus)  # refuses a text that is too short to validate on
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
             check_tree(params, state.params)

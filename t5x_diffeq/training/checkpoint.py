@@ -4,6 +4,7 @@ They are verified by checksums before anything is read from them (see `checksums
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
-from t5x_diffeq.files import AnyPath, absolute, told
+from t5x_diffeq.files import AnyPath, absolute, is_in_bucket, told
 from t5x_diffeq.processes import are_several, first_told, wait_for_all
 from t5x_diffeq.report import say
 from t5x_diffeq.training import checksums
@@ -21,6 +22,7 @@ from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy, whole_
 from t5x_diffeq.training.state import TrainState
 
 ITEMS = ("state", "data")
+FULL = "No space left on device"
 SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
 
 
@@ -125,7 +127,8 @@ class Checkpoints:
             kind = MachineryError if is_of_machinery(error) else RunError
             there = [step for step in whole_steps(self.folder) if step != self.saving]
             raise kind(
-                f"checkpoint {self.saving} can't be written to {self.folder}: {reason(error)}; "
+                f"checkpoint {self.saving} can't be written to {self.folder}: "
+                f"{FULL if is_full(self.folder) else reason(error)}; "
                 f"nothing that was saved before is lost: once this is mended, the same command "
                 f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
             ) from error
@@ -276,13 +279,7 @@ def restore_params(
       MachineryError: if the bucket or a process doesn't answer.
     """
     folder = absolute(workdir) / "checkpoints"
-    steps = whole_steps(folder)
-    if not steps:
-        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
-    step = steps[-1] if step is None else step
-    there = ", ".join(map(str, steps))
-    if step not in steps:
-        raise InputError(f"checkpoint {step} of {workdir} does not exist; there are {there}")
+    step = chosen_step(workdir, step)
     restored, failure = None, damage(folder / str(step), verify)
     if not failure:
         try:
@@ -293,9 +290,34 @@ def restore_params(
     if failure:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
-            f"{there}"
+            f"{listed(whole_steps(folder))}"
         )
     return restored["params"], step
+
+
+def chosen_step(workdir: AnyPath, step: int | None) -> int:
+    """The step of the checkpoint that is asked for; nothing is read from it.
+
+    Args:
+      workdir: of a run.
+      step: None is the newest.
+
+    Raises:
+      InputError: if there is no such checkpoint.
+    """
+    steps = whole_steps(absolute(workdir) / "checkpoints")
+    if not steps:
+        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+    if step is not None and step not in steps:
+        raise InputError(
+            f"checkpoint {step} of {workdir} does not exist; there are {listed(steps)}"
+        )
+    return steps[-1] if step is None else step
+
+
+def listed(steps: list[int]) -> str:
+    """`2, 4, 6`."""
+    return ", ".join(map(str, steps))
 
 
 def read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
@@ -326,10 +348,18 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
     return reason(error)
 
 
+def is_full(folder: AnyPath) -> bool:
+    """Whether the disk has less than a MiB left.
+
+    Of the errors of a full disk, Orbax's threads may raise a consequence such as "File exists".
+    """
+    return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
+
+
 def reason(error: BaseException) -> str:
     """What lies at the bottom of an error, on one line."""
     text = told(error)
-    for known in ("No space left on device", "Disk quota exceeded"):
+    for known in (FULL, "Disk quota exceeded"):
         cause = error
         while cause is not None:
             if known in str(cause):

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 from ml_collections import ConfigDict
 
 from t5x_diffeq import __version__
@@ -9,6 +10,7 @@ from t5x_diffeq.config_files import default_config, flatten
 from t5x_diffeq.config_keys import KEYS, check_values
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, told, write_whole
+from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
 VERSION = "t5x_diffeq"  # the key of the version that wrote it
@@ -26,7 +28,7 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
       InputError: naming the keys that differ and may not.
     """
     if not (workdir / CONFIG_FILE).exists():
-        if (workdir / "checkpoints").exists():
+        if steps_in(workdir / "checkpoints"):
             raise InputError(
                 f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so nothing says what "
                 "they are of; restore that file or choose a new --workdir"
@@ -46,7 +48,13 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
 
 
 def save_config(config: ConfigDict, workdir: AnyPath) -> None:
-    """Writes `config.json`, once nothing speaks against the run any more."""
+    """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
+
+    `train` calls it when the first step is done. A run that was refused, or that failed before
+    that, has saved nothing, so its workdir can be used with another config.
+    """
+    if jax.process_index() != 0:
+        return
     content = {VERSION: __version__, **as_json(config)}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
