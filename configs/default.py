@@ -88,6 +88,7 @@ def get_config() -> ConfigDict:
     train.microbatches = 1  # parts of it that go through the model one after the other
     train.eval_batch_size = 32  # sequences of an evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # evaluate so many batches; None: the whole split
+    train.eval_all_at_end = False  # whether the last evaluation is of the whole split all the same
     train.loss_chunk = 2048  # tokens per device whose logits exist at once
     train.z_loss = 0.0  # factor of the squared log of the softmax's normaliser in the loss
     train.log_every = 20  # steps between reports

@@ -3,16 +3,21 @@
 import sys
 import time
 
-import jax
 import rich.console
 import rich.progress
 
 SECONDS_BETWEEN_LINES = 10
 
 
+def is_first() -> bool:
+    """Whether this is process 0; without JAX, which takes seconds to import, there is no other."""
+    jax = sys.modules.get("jax")
+    return jax is None or jax.process_index() == 0
+
+
 def say(*lines: str) -> None:
     """Prints lines on process 0."""
-    if jax.process_index() == 0:
+    if is_first():
         for line in lines:
             print(line, file=sys.stderr, flush=True)
 

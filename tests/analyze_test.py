@@ -14,7 +14,7 @@ from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
+from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")

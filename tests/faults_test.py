@@ -15,10 +15,10 @@ import pytest
 from fault_checkpoints import SAID_NOTHING_OF, abstract, faults, restored_step, save_some, state_at
 from fault_processes import PHASES, Run
 
-from t5x_diffeq import train as verb
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+from t5x_diffeq.verbs import train as verb
 
 RATES = {"train/tokens_per_second"}
 STEPS = 60

@@ -17,8 +17,8 @@ from verbs_test import call
 from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
 from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs.train import train
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from conftest import small_config
 
-from t5x_diffeq import benchmark, command_line, evaluate, generate
+from t5x_diffeq import command_line, evaluate, generate
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.sampling import Sampling
-from t5x_diffeq.train import train
 from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs import benchmark
+from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")
