@@ -16,7 +16,9 @@ imports it only within `main`: `--help` and a mistyped flag or key are answered 
 import logging as python_logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 import traceback
 import warnings
@@ -29,7 +31,7 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import __version__, tpu_hosts
+from t5x_diffeq import __version__, report, tpu_hosts
 from t5x_diffeq.allocator import keep_freed_memory
 from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.config_keys import Key, check_values
@@ -54,6 +56,7 @@ def run(
       several: whether it can be one of several processes.
     """
     quieten()
+    add_common_flags(own)
     if "--version" in sys.argv[1:]:
         print(f"t5x_diffeq {__version__}")
         sys.exit(0)
@@ -101,10 +104,26 @@ def peers() -> Peers | None:
     return processes and processes.peers
 
 
+def add_common_flags(own: flags.FlagValues) -> None:
+    """The flags that every verb has."""
+    if "quiet" not in own:
+        text = "Print results, warnings and errors only."
+        flags.DEFINE_bool("quiet", False, text, flag_values=own)
+
+
 def help_on(own: flags.FlagValues) -> str:
-    """A line per flag of the verb."""
+    """Each flag of the verb with what it means and its default, wrapped to the terminal's width."""
     width = max(map(len, own)) + 2
-    return "\n".join(f"  --{name:<{width}}{own[name].help}" for name in own)
+    columns = max(60, min(shutil.get_terminal_size().columns, 100))
+    lines = []
+    for name in own:
+        default = own[name].default
+        given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
+        text = f"{own[name].help} [default: {default}]" if given else own[name].help
+        head = f"  --{name:<{width}}"
+        indent = " " * len(head)
+        lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
+    return "\n".join(lines)
 
 
 def fail(status: int, error: object) -> int:
@@ -147,6 +166,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
       InputError: naming the flag or key, the value, and the way out.
     """
     offer_configs()
+    add_common_flags(own)
     argv = [argv[0], *map(located, argv[1:])]
     check_keys(argv)
     check_repeated(argv, own)
@@ -154,6 +174,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
         rest = own(argv)[1:]
         check_flags(own)
+        report.quiet = own["quiet"].value
         names = [name for name in own if config_flags.is_config_flag(own[name])]
         for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)

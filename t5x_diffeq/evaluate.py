@@ -42,6 +42,14 @@ MAX_SOLVER_STEPS = flags.DEFINE_integer(
 BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences of a batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
+EVAL_BATCHES = flags.DEFINE_integer(
+    "eval_batches",
+    None,
+    "Evaluate so many batches, the first; the whole split.",
+    1,
+    INT32,
+    flag_values=FLAGS,
+)
 CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
 )
@@ -83,6 +91,8 @@ def check_tasks(adaptive: bool) -> None:
         return
     if adaptive or PLOT.value:
         raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
+    if EVAL_BATCHES.value is not None:
+        raise InputError("--eval_batches is of the validation split; for --tasks give --limit")
 
 
 def check_plot() -> None:

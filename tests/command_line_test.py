@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 from conftest import ROOT
 
-from t5x_diffeq import command_line, processes
+from t5x_diffeq import command_line, completion, processes
 from t5x_diffeq.command_line import check_keys, explain
 from t5x_diffeq.errors import InputError
 
@@ -130,6 +130,42 @@ def test_a_process_alone_joins_none(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         command_line.run(lambda: 7, "", flags.FlagValues(), several=True)
     assert ended.value.code == 7
+
+
+def test_help_tells_defaults():
+    own = flags.FlagValues()
+    flags.DEFINE_integer("size", 32, "How large.", flag_values=own)
+    flags.DEFINE_string("name", None, "What it is called.", flag_values=own)
+    flags.DEFINE_bool("fast", False, "Whether it hurries.", flag_values=own)
+    told = command_line.help_on(own).splitlines()
+    assert told == [
+        "  --size  How large. [default: 32]",
+        "  --name  What it is called.",
+        "  --fast  Whether it hurries.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python -m t5x_diffeq.ev", "t5x_diffeq.evaluate"),
+        ("python -m t5x_diffeq.evaluate --eval", "--eval_batches="),
+        (
+            "python -m t5x_diffeq.train --workdir=x --config.model.num_s",
+            "--config.model.num_steps=",
+        ),
+        ("python -m t5x_diffeq.analyze --qui", "--quiet"),
+        ("python -m t5x_diffeq.train --config=conf", ""),
+        ("python script.py --ev", ""),
+    ],
+)
+def test_completion(line, words, tmp_path):
+    (tmp_path / "script").write_text(completion.script(VERBS))
+    complete = f'source {tmp_path}/script; COMP_LINE="{line}"; COMP_POINT={len(line)}; _t5x_diffeq'
+    ended = subprocess.run(
+        ["bash", "-euc", f'{complete}; echo "${{COMPREPLY[*]:-}}"'], capture_output=True, text=True
+    )
+    assert (ended.stdout.strip(), ended.stderr) == (words, "")
 
 
 def test_verbs_are_listed():

@@ -14,7 +14,7 @@ from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, absolute
-from t5x_diffeq.report import say
+from t5x_diffeq.report import Progress, say
 from t5x_diffeq.training.run import Run, load_run
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
@@ -67,7 +67,8 @@ def spectra(workdir: AnyPath, run: Run, params: dict, flags: FlagValues) -> Sect
     steps = [] if model.config.weights == "per_layer" else [1, 2]
     own = model.config.num_steps
     perplexities = {own * n: perplexity(workdir, own * n, flags.checkpoint) for n in steps}
-    return spectra_section(model, params, flags.times, perplexities)
+    with Progress("eigenvalues"):
+        return spectra_section(model, params, flags.times, perplexities)
 
 
 def lyapunov(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:

@@ -16,12 +16,14 @@ from ml_collections import ConfigDict
 from t5x_diffeq.config_keys import KEYS
 from t5x_diffeq.data.throughput import measure
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.report import count, say
+from t5x_diffeq.report import Progress, aligned, count, say, tracked
 from t5x_diffeq.training.coordinate_check import coordinate_check
 from t5x_diffeq.training.generation_rate import generation_rates
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
+
+WARM_UP = 2  # rounds that do not count
 
 
 class Contestant:
@@ -32,7 +34,7 @@ class Contestant:
         self.setup: Setup = make_setup(config, vocab_size(config))
         check_new(config)
         check_fits(self.setup, self.batch_size)
-        with self.setup.context():
+        with self.setup.context(), Progress(f"compiling the step of {name}"):
             self.compiled = compile_train_step(self.setup, self.batch_size)
             self.state: TrainState = self.setup.init_state()
             self.batch: Batch = self.random_batch()
@@ -62,7 +64,7 @@ class Contestant:
     def results(self) -> dict[str, float]:
         """Step time, the compiler's memory analysis of the step, and its work."""
         memory = self.compiled.memory_analysis()
-        with self.setup.context():
+        with self.setup.context(), Progress(f"counting the FLOPs of {self.name}"):
             cost = unrolled_cost(self.setup, self.batch_size)
         return {
             "step_ms": 1e3 * statistics.median(self.seconds),
@@ -97,12 +99,14 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
         whole = copy.deepcopy(config)
         whole.train.microbatches = 1
         contestants.append(Contestant("whole batch", whole))
-    for warmup in (True, False):
-        for contestant in contestants * (2 if warmup else rounds):
+    for _ in tracked(range(WARM_UP), "warming up", WARM_UP, "rounds"):
+        for contestant in contestants:
             contestant.step()
-        if warmup:
-            for contestant in contestants:
-                contestant.seconds.clear()
+    for contestant in contestants:
+        contestant.seconds.clear()
+    for _ in tracked(range(rounds), "timing the steps", rounds, "rounds"):
+        for contestant in contestants:
+            contestant.step()
     results = [{"name": c.name, **c.results()} for c in contestants]
     model, *others = results
     ratios = [
@@ -132,7 +136,8 @@ def show_coordinate_check(config: ConfigDict) -> None:
     if model.weights != "time_dependent":
         raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
     for init in KEYS["model.init"].choices:
-        rows = coordinate_check(replace(model, init=init))
+        with Progress(f"training a few steps with model.init={init}"):
+            rows = coordinate_check(replace(model, init=init))
         say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
         for row in rows:
             say("".join(f"{value:>12.3g}" for value in row.values()))
@@ -141,7 +146,7 @@ def show_coordinate_check(config: ConfigDict) -> None:
 
 def show_data(config: ConfigDict, rounds: int) -> None:
     """A line for each way of making batches."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, Progress("timing the data pipeline"):
         rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
     for name, tokens in rates.items():
         ratio = tokens / rates["plain_grain"]
@@ -152,7 +157,8 @@ def show_data(config: ConfigDict, rounds: int) -> None:
 def show_generation(config: ConfigDict, rounds: int) -> None:
     """Both rates, and their ratio."""
     model = make_setup(config, vocab_size(config)).model
-    rates = generation_rates(model, rounds)
+    with Progress("timing generation"):
+        rates = generation_rates(model, rounds)
     for name, rate in rates.items():
         ratio = rates["cached"] / rate
         say(
@@ -164,9 +170,10 @@ def show_generation(config: ConfigDict, rounds: int) -> None:
 def show_comparison(config: ConfigDict, rounds: int) -> None:
     """A column per model and per ratio."""
     results = compare(config, rounds)
-    say(f"{'':<18}" + "".join(f"{result['name']:>20}" for result in results))
+    lines = [["", *(result["name"] for result in results)]]
     for key in (key for key in results[0] if key != "name"):
         cells = (f"{r[key]:.3f}" if "/" in r["name"] else count(r[key]) for r in results)
-        say(f"{key:<18}" + "".join(f"{cell:>20}" for cell in cells))
+        lines.append([key, *cells])
+    say(*aligned(lines))
     for result in results:
         print(json.dumps(result), flush=True)

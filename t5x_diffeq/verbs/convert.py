@@ -21,7 +21,7 @@ from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_config, to_ode
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.report import say, table
+from t5x_diffeq.report import Progress, say, table
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
@@ -79,8 +79,9 @@ def convert(config: ConfigDict, source: AnyPath, to: AnyPath, flags: FlagValues)
     need_safetensors("convert")
     check_new(workdir, "workdir")
     check_data(config.data)
-    tokenizer, params = load(config, folder, flags)
-    write_run(config, tokenizer, params, workdir)
+    with Progress(f"converting {folder}"):
+        tokenizer, params = load(config, folder, flags)
+        write_run(config, tokenizer, params, workdir)
     layers = config.model.num_steps
     others = [max(1, layers // 2), 2 * layers] if flags.to_ode else []
     own = "own grid, the folder's model" if flags.to_ode else "layers"

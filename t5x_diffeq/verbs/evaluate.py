@@ -15,11 +15,12 @@ from t5x_diffeq.downstream import check_harness
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place, write_whole
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
-from t5x_diffeq.report import count, say
+from t5x_diffeq.report import count, say, tracked
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
 from t5x_diffeq.training.run import Run, load_run
 from t5x_diffeq.training.step import make_eval_step
+from t5x_diffeq.training.workdir import read_config
 
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
@@ -46,13 +47,13 @@ def load_on(
 def evaluate_grid(
     workdir: AnyPath, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
-    """Loss and perplexity on the whole validation split with so many steps of the scheme."""
+    """Loss and perplexity on the validation split with so many steps of the scheme."""
     corpus = load_corpus(workdir)
     solver = scheme if scheme in SOLVERS else None
     run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme, flags)
     model = run.setup.model.config
     adaptive = solver and Adaptive(solver, flags.rtol, flags.rtol, flags.max_solver_steps)
-    values = evaluate_split(run, corpus, flags.batch_size, adaptive=adaptive)
+    values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
     fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
@@ -76,17 +77,27 @@ def evaluate_split(
       adaptive: a solver that chooses its own steps; None: the run's grid and scheme.
     """
     setup, parts = run.setup, eval_examples(run.config.data, corpus)
-    rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
+    sequences = sum(map(len, parts))
+    rows = setup.eval_rows(min(batch_size, sequences))
+    number = min(limit or sequences, -(-sequences // rows))
+    batches = eval_batches(parts, rows, setup.rows, limit)
+    batches = tracked(batches, "evaluating", number, "batches")
     with setup.context():
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         if adaptive:
             check_adaptive(setup.model.config, adaptive)
             eval_step = make_adaptive_eval_step(setup.model, setup.loss_chunk, adaptive)
-        return evaluate(eval_step, run.params, eval_batches(parts, rows, setup.rows, limit))
+        return evaluate(eval_step, run.params, batches)
 
 
-def show_table(results: list[dict], plot: str | None) -> None:
-    """A line per grid, and the figure if one is asked for."""
+def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
+    """A line per grid, and the figure if one is asked for.
+
+    Args:
+      results: of each grid.
+      plot: the figure's file; None: there is none.
+      trained: scheme and number of steps that the model was trained with.
+    """
     say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
     for values in results:
         say(
@@ -96,7 +107,7 @@ def show_table(results: list[dict], plot: str | None) -> None:
         )
     if plot:
         path = place(plot, "--plot")
-        figure = plots().perplexity_over_depth(results)
+        figure = plots().perplexity_over_depth(results, trained)
         write_whole(path, plots().image(figure, path.suffix[1:]))
         say(f"figure in {path}")
 
@@ -146,4 +157,5 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
             print(json.dumps(values), flush=True)
     fixed = "num_steps" in results[0]
     if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
-        show_table(results, flags.plot)
+        model = read_config(workdir)["model"]
+        show_table(results, flags.plot, (model["scheme"], model["num_steps"]))

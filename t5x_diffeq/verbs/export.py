@@ -5,7 +5,7 @@ from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.folder import local, need_safetensors
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.files import AnyPath
-from t5x_diffeq.report import count, say, table
+from t5x_diffeq.report import Progress, count, say, table
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.run import load_run
 from t5x_diffeq.training.workdir import read_config
@@ -39,7 +39,7 @@ def export(
         num_steps=num_steps,
         checkpoint=checkpoint,
     )
-    with run.setup.context():
+    with run.setup.context(), Progress("writing the folder"):
         told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
     say(*told["notes"])
     facts = {

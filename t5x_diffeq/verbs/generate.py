@@ -12,7 +12,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place
 from t5x_diffeq.models.sampling import Sampling, generate
-from t5x_diffeq.report import say
+from t5x_diffeq.report import say, tracked
 from t5x_diffeq.training.run import Run, load_run
 
 OPENING = 16  # tokens of the validation text that are the prompt if none is given
@@ -41,7 +41,8 @@ def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: Fl
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
-    for tokens in generate(run.setup.model, run.params, prompts, max_tokens, sampling, key):
+    generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
+    for tokens in tracked(generated, "generating", max_tokens, "tokens"):
         times.append(time.perf_counter())
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.add(token)

@@ -18,7 +18,7 @@ from t5x_diffeq.training.planning import Plan, plan_setup, plan_step
 from t5x_diffeq.training.topology import Topology
 from t5x_diffeq.verbs.benchmark import vocab_size
 
-SECONDS_BETWEEN_LINES = 30
+SECONDS_BETWEEN_LINES = 10
 
 
 def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:

@@ -16,7 +16,7 @@ from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.locks import held
 from t5x_diffeq.processes import first_then_others, wait_for_all
-from t5x_diffeq.report import say
+from t5x_diffeq.report import Progress, say, tracked
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.compilation_cache import keep_compiled
@@ -82,8 +82,9 @@ def train(
             Checkpoints(workdir, limits.keep_checkpoints, limits.verify_checkpoints)
         )
         cache = keep_compiled()
-        restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-        state, start, places, reports = restored or (begun(setup), 0, None, None)
+        with Progress("making or restoring the train state"):
+            restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
+            state, start, places, reports = restored or (begun(setup), 0, None, None)
         say_if_lost(workdir, start, reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
@@ -98,7 +99,8 @@ def train(
         compiling = time.perf_counter()
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         depths = depths_to_come(config, start)
-        train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
+        with Progress(f"compiling {progress.describe_steps(depths)}"):
+            train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
         now = time.perf_counter()
         say(
             f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
@@ -132,7 +134,9 @@ def train(
                 rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
+                number = min(limit or eval_sequences, -(-eval_sequences // rows))
                 batches = eval_batches(eval_parts, rows, setup.rows, limit)
+                batches = tracked(batches, f"evaluating at step {step}", number, "batches")
                 values = evaluate(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
