@@ -90,6 +90,7 @@ def get_config() -> ConfigDict:
     train.microbatches = 1  # number of sequential microbatches per step
     train.eval_batch_size = 32  # sequences per evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # batches per evaluation; None: the whole split
+    train.eval_all_at_end = False  # whether the last evaluation takes the whole split anyway
     train.loss_chunk = 2048  # tokens per device whose logits are in memory at once
     train.z_loss = 0.0  # coefficient of the squared log of the softmax's normaliser in the loss
     train.log_every = 20  # steps between reports

@@ -1,10 +1,10 @@
-"""Lists the verbs."""
+"""Lists the verbs; with --completion, prints the script that completes them in a shell."""
 
 import ast
 import sys
 from pathlib import Path
 
-from t5x_diffeq import __version__
+from t5x_diffeq import __version__, completion
 
 VERBS = (
     "train",
@@ -29,9 +29,12 @@ def summary(verb: str) -> str:
 
 
 def main() -> None:
-    """Prints the version, or a line per verb."""
+    """Prints the version, the completion script, or a line per verb."""
     if sys.argv[1:] == ["--version"]:
         print(f"t5x_diffeq {__version__}")
+        return
+    if sys.argv[1:] == ["--completion"]:
+        print(completion.script(VERBS), end="")
         return
     print("python -m t5x_diffeq.<verb> --help")
     for verb in VERBS:

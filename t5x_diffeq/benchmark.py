@@ -7,31 +7,12 @@ Steps of the two models take turns, so that a noisy machine is as noisy for both
 standard error and one JSON object per model on standard output.
 """
 
-import copy
-import importlib
-import json
-import statistics
-import time
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import jax
-import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import INT32, KEYS
-from t5x_diffeq.data.throughput import measure
+from t5x_diffeq.config_keys import INT32
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.report import count, say
-from t5x_diffeq.training.coordinate_check import coordinate_check
-from t5x_diffeq.training.generation_rate import generation_rates
-from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
-from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -47,143 +28,6 @@ ROUNDS = flags.DEFINE_integer(
 )
 
 
-class Contestant:
-    """A model with its compiled step, its state and a batch."""
-
-    def __init__(self, name: str, config: ConfigDict):
-        self.name, self.batch_size = name, config.train.batch_size
-        self.setup: Setup = make_setup(config, vocab_size(config))
-        check_new(config)
-        check_fits(self.setup, self.batch_size)
-        with self.setup.context():
-            self.compiled = compile_train_step(self.setup, self.batch_size)
-            self.state: TrainState = self.setup.init_state()
-            self.batch: Batch = self.random_batch()
-        self.seconds: list[float] = []
-
-    def random_batch(self) -> Batch:
-        """Tokens drawn evenly."""
-        shapes = self.setup.abstract_batch(self.batch_size)
-        rng = np.random.default_rng(0)
-        tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
-        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-        arrays = {"inputs": tokens, "targets": tokens, "mask": np.ones(tokens.shape)}
-        arrays |= {"segments": np.zeros(tokens.shape), "positions": positions}
-        return {
-            name: jax.device_put(array.astype(shapes[name].dtype), shapes[name].sharding)
-            for name, array in arrays.items()
-            if name in shapes
-        }
-
-    def step(self) -> None:
-        """One step, timed."""
-        begun = time.perf_counter()
-        self.state, metrics = self.compiled(self.state, self.batch)
-        jax.block_until_ready((self.state, metrics))
-        self.seconds.append(time.perf_counter() - begun)
-
-    def results(self) -> dict[str, float]:
-        """Step time, the compiler's memory analysis of the step, and its work."""
-        memory = self.compiled.memory_analysis()
-        with self.setup.context():
-            cost = unrolled_cost(self.setup, self.batch_size)
-        return {
-            "step_ms": 1e3 * statistics.median(self.seconds),
-            "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
-            "state_bytes": memory.argument_size_in_bytes,
-            "temporary_bytes": memory.temp_size_in_bytes,
-            "flops": cost["flops"],
-            "bytes_accessed": cost["bytes accessed"],
-        }
-
-
-def vocab_size(config: ConfigDict) -> int:
-    """The vocabulary that the config's tokenizer would have."""
-    of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
-    return config.model.vocab_size or of_tokenizer
-
-
-def compare(config: ConfigDict, rounds: int) -> list[dict]:
-    """Results of the model and of what it is compared with, and their ratios.
-
-    That is its per-layer baseline, and with microbatches also the model on the whole batch at once;
-    with parts that don't train, as in LoRA, it is the model without adapters, all of which trains.
-    """
-    contestants = [Contestant("model", config)]
-    if config.train.trainable:
-        contestants.append(Contestant("full", without_adapters(config)))
-    else:
-        baseline = copy.deepcopy(config)
-        importlib.import_module("configs.default").set_variant(baseline, "baseline")
-        contestants.append(Contestant("baseline", baseline))
-    if config.train.microbatches > 1:
-        whole = copy.deepcopy(config)
-        whole.train.microbatches = 1
-        contestants.append(Contestant("whole batch", whole))
-    for warmup in (True, False):
-        for contestant in contestants * (2 if warmup else rounds):
-            contestant.step()
-        if warmup:
-            for contestant in contestants:
-                contestant.seconds.clear()
-    results = [{"name": c.name, **c.results()} for c in contestants]
-    model, *others = results
-    ratios = [
-        {
-            "name": f"model / {other['name']}",
-            **{k: model[k] / other[k] for k in model if k != "name"},
-        }
-        for other in others
-    ]
-    return [*results, *ratios]
-
-
-def without_adapters(config: ConfigDict) -> ConfigDict:
-    """The same model, all of which trains."""
-    full = copy.deepcopy(config)
-    full.train.trainable, full.model.adapter_rank = (), 0
-    return full
-
-
-def show_coordinate_check(config: ConfigDict) -> None:
-    """A table for each initialisation.
-
-    Raises:
-      InputError: if the config's weights are no functions of time.
-    """
-    model = make_setup(config, vocab_size(config)).model.config
-    if model.weights != "time_dependent":
-        raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
-    for init in KEYS["model.init"].choices:
-        rows = coordinate_check(replace(model, init=init))
-        say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
-        for row in rows:
-            say("".join(f"{value:>12.3g}" for value in row.values()))
-            print(json.dumps({"init": init, **row}), flush=True)
-
-
-def show_data(config: ConfigDict, rounds: int) -> None:
-    """A line for each way of making batches."""
-    with TemporaryDirectory() as folder:
-        rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
-    for name, tokens in rates.items():
-        ratio = tokens / rates["plain_grain"]
-        say(f"{name:<18}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
-    print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
-
-
-def show_generation(config: ConfigDict, rounds: int) -> None:
-    """Both rates, and their ratio."""
-    model = make_setup(config, vocab_size(config)).model
-    rates = generation_rates(model, rounds)
-    for name, rate in rates.items():
-        ratio = rates["cached"] / rate
-        say(
-            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
-        )
-    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
-
-
 def main() -> None:
     """The verb."""
     if CONFIG.value is None:
@@ -191,22 +35,17 @@ def main() -> None:
     chosen = [f"--{flag.name}" for flag in (DATA, GENERATION, COORDINATE_CHECK) if flag.value]
     if len(chosen) > 1:
         raise InputError(f"{' and '.join(chosen)} measure different things; give one of them")
+
+    from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
+
     if DATA.value:
-        show_data(CONFIG.value, ROUNDS.value)
-        return
-    if GENERATION.value:
-        show_generation(CONFIG.value, ROUNDS.value)
-        return
-    if COORDINATE_CHECK.value:
-        show_coordinate_check(CONFIG.value)
-        return
-    results = compare(CONFIG.value, ROUNDS.value)
-    say(f"{'':<18}" + "".join(f"{result['name']:>20}" for result in results))
-    for key in (key for key in results[0] if key != "name"):
-        cells = (f"{r[key]:.3f}" if "/" in r["name"] else count(r[key]) for r in results)
-        say(f"{key:<18}" + "".join(f"{cell:>20}" for cell in cells))
-    for result in results:
-        print(json.dumps(result), flush=True)
+        benchmark.show_data(CONFIG.value, ROUNDS.value)
+    elif GENERATION.value:
+        benchmark.show_generation(CONFIG.value, ROUNDS.value)
+    elif COORDINATE_CHECK.value:
+        benchmark.show_coordinate_check(CONFIG.value)
+    else:
+        benchmark.show_comparison(CONFIG.value, ROUNDS.value)
 
 
 if __name__ == "__main__":

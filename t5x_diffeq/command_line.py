@@ -8,17 +8,22 @@
 175  a process, a link, a device or a bucket failed: start me again
 
 Of several processes, all end with the status and the line of the first that fails (see `peers`).
+
+Nothing here imports JAX before the flags and the config are found to be good, and a verb's own file
+imports it only within `main`: `--help` and a mistyped flag or key are answered at once.
 """
 
 import logging as python_logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -26,14 +31,15 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import __version__, processes
+from t5x_diffeq import __version__, report, tpu_hosts
+from t5x_diffeq.allocator import keep_freed_memory
 from t5x_diffeq.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.config_keys import Key, check_values
 from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery, is_of_server
 from t5x_diffeq.files import AnyPath, place, told
-from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure
-from t5x_diffeq.training.stop import EXIT_INTERRUPTED
+from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
+EXIT_INTERRUPTED = 130  # as in training/stop.py, which imports JAX
 FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
 SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
 
@@ -50,15 +56,17 @@ def run(
       several: whether it can be one of several processes.
     """
     quieten()
+    add_common_flags(own)
     if "--version" in sys.argv[1:]:
         print(f"t5x_diffeq {__version__}")
         sys.exit(0)
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(doc.strip(), help_on(own), sep="\n\n")
         sys.exit(0)
+    keep_freed_memory(os.environ)
     try:
-        if several:
-            processes.initialise()  # first, so that the others hear of what is refused
+        if several and may_have_others(os.environ):
+            join_others()  # first, so that they hear of what is refused
         parse(sys.argv, own)
         status = verb() or 0
     except (InputError, RunError) as error:
@@ -68,25 +76,60 @@ def run(
     except Exception as error:
         status = fail_unforeseen(error)
     sys.stdout.flush()
-    if processes.peers:
-        processes.peers.leave()
+    if others := peers():
+        others.leave()
         if status in (1, 2, EXIT_MACHINERY):
             os._exit(status)  # leaving in order would wait for the others
     sys.exit(status)
 
 
+def may_have_others(environment: Mapping[str, str]) -> bool:
+    """Whether this may be one of several processes; if not, `processes` finds none either."""
+    named = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    return any(environment.get(name) for name in named) or tpu_hosts.is_told(environment)
+
+
+def join_others() -> None:
+    """Joins the processes of this run; imports JAX."""
+    from t5x_diffeq import processes
+
+    processes.initialise()
+
+
+def peers() -> Peers | None:
+    """The line to the other processes, if this one has joined any."""
+    processes = sys.modules.get("t5x_diffeq.processes")
+    return processes and processes.peers
+
+
+def add_common_flags(own: flags.FlagValues) -> None:
+    """The flags that every verb has."""
+    if "quiet" not in own:
+        text = "Print results, warnings and errors only."
+        flags.DEFINE_bool("quiet", False, text, flag_values=own)
+
+
 def help_on(own: flags.FlagValues) -> str:
-    """A line per flag of the verb."""
+    """Each flag of the verb with what it means and its default, wrapped to the terminal's width."""
     width = max(map(len, own)) + 2
-    return "\n".join(f"  --{name:<{width}}{own[name].help}" for name in own)
+    columns = max(60, min(shutil.get_terminal_size().columns, 100))
+    lines = []
+    for name in own:
+        default = own[name].default
+        given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
+        text = f"{own[name].help} [default: {default}]" if given else own[name].help
+        head = f"  --{name:<{width}}"
+        indent = " " * len(head)
+        lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
+    return "\n".join(lines)
 
 
 def fail(status: int, error: object) -> int:
     """Prints the one last line, and tells the other processes; returns the status."""
     failure = Failure(0, status, str(error))
-    if processes.peers:
-        failure = Failure(processes.peers.index, status, str(error))
-        processes.peers.tell(failure)
+    if others := peers():
+        failure = Failure(others.index, status, str(error))
+        others.tell(failure)
     LAST_WORD.say(failure)
     return status
 
@@ -104,7 +147,7 @@ def fail_foreseen(error: InputError | RunError) -> int:
 
 def fail_unforeseen(error: Exception) -> int:
     """`fail` for what no code of ours has put into words."""
-    if processes.peers:
+    if peers():
         time.sleep(SECONDS_FOR_OTHERS)  # another process may have failed first, and end this one
     if isinstance(error, MachineryError):
         return fail(EXIT_MACHINERY, error)
@@ -133,6 +176,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
       InputError: naming the flag or key, the value, and the way out.
     """
     offer_configs()
+    add_common_flags(own)
     argv = [argv[0], *map(located, argv[1:])]
     check_keys(argv)
     check_repeated(argv, own)
@@ -140,6 +184,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
         rest = own(argv)[1:]
         check_flags(own)
+        report.quiet = own["quiet"].value
         names = [name for name in own if config_flags.is_config_flag(own[name])]
         for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)

@@ -9,15 +9,22 @@ from dataclasses import dataclass
 from math import inf
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.layers.attention_kernels import KERNELS
-from t5x_diffeq.ode.integrate import REMATS
-from t5x_diffeq.ode.solvers import SCHEMES
+
+# Names that the command line must know before JAX is imported, which takes seconds. Each has its
+# meaning elsewhere: ode/solvers.py, models/adaptive.py, layers/attention_kernels.py,
+# ode/integrate.py; tests/bad_input_test.py compares the two.
+SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
+ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
+KERNELS = ("xla", "cudnn", "splash")
+REMATS = ("none", "dots", "full")
+CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38
 STEPS = 10_000  # of a solver
 VOCABULARY = 2**30  # tokens, so that their number fits 32 bits when it is padded
 THREADS = 1024
+MOST_SHARDS = 99_999  # of a split: their names have five digits
 NAMES = {
     int: "a whole number",
     float: "a number",
@@ -112,7 +119,7 @@ KEYS = {
     # ------------------------------------------------------------------------------- model
     "model.architecture": Key(str, choices=("gpt", "llama")),
     "model.weights": Key(str, choices=("time_dependent", "per_layer", "shared")),
-    "model.scheme": Key(str, choices=tuple(SCHEMES)),
+    "model.scheme": Key(str, choices=SCHEMES),
     "model.step_size": Key(str, choices=("1/N", "1")),
     "model.num_steps": Key(int, 1, STEPS),
     "model.embed_dim": SIZE,
@@ -169,6 +176,7 @@ KEYS = {
     "train.microbatches": SIZE,
     "train.eval_batch_size": SIZE,
     "train.eval_batches": SIZE_OR_NONE,
+    "train.eval_all_at_end": SWITCH,
     "train.loss_chunk": SIZE,
     "train.z_loss": Key(float, 0),
     "train.log_every": SIZE,

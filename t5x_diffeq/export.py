@@ -9,14 +9,6 @@ from absl import flags
 
 from t5x_diffeq import command_line
 from t5x_diffeq.config_keys import INT32, STEPS
-from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.exchange.folder import local, need_safetensors
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
-from t5x_diffeq.report import count, say, table
-from t5x_diffeq.training.metrics import read_metrics
-from t5x_diffeq.training.run import load_run
-from t5x_diffeq.training.workdir import read_config
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
@@ -35,29 +27,11 @@ CHECKPOINT = flags.DEFINE_integer(
 def main() -> None:
     """The verb."""
     workdir = command_line.folder(WORKDIR, "export")
-    output = local(command_line.folder(OUTPUT, "export"), "output")
-    need_safetensors("export")
-    as_run = read_config(workdir)
-    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
-    if tokenizer is None:
-        raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
-    run = load_run(
-        workdir,
-        tokenizer.vocab_size,
-        batch_size=1,
-        num_steps=NUM_STEPS.value,
-        checkpoint=CHECKPOINT.value,
-    )
-    with run.setup.context():
-        told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, PEFT.value)
-    say(*told["notes"])
-    facts = {
-        "checkpoint": str(run.step),
-        "class": told["class"],
-        "layers": str(run.setup.model.config.num_steps),
-        "parameters": count(told["parameters"]),
-    }
-    table(f"exported to {output}", facts)
+    output = command_line.folder(OUTPUT, "export")
+
+    from t5x_diffeq.verbs.export import export  # JAX and the rest take seconds
+
+    export(workdir, output, NUM_STEPS.value, CHECKPOINT.value, PEFT.value)
 
 
 if __name__ == "__main__":

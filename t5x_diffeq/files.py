@@ -6,7 +6,6 @@ read_bytes, read_text, /) is done with their own methods; what they can't, with 
 
 import glob
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -17,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 import fsspec
-import numpy as np
 from etils import epath
 
 from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
@@ -243,18 +241,6 @@ class Growing:
     def close(self) -> None:
         """The last flush."""
         self.flush()
-
-
-def save_array(path: AnyPath, array: np.ndarray) -> None:
-    """`np.save`, whole or not at all."""
-    content = io.BytesIO()
-    np.save(content, array)
-    write_whole(path, content.getvalue())
-
-
-def load_array(path: AnyPath) -> np.ndarray:
-    """What `save_array` wrote."""
-    return np.load(io.BytesIO(path.read_bytes()))
 
 
 def remove_folder(folder: AnyPath) -> None:

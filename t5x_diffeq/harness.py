@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import handle_non_serializable, make_table
+from lm_eval.utils import handle_non_serializable
 
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.lm_eval import DiffEqLM
-from t5x_diffeq.report import say
+from t5x_diffeq.report import aligned, say
 from t5x_diffeq.training.run import Run
 from t5x_diffeq.training.setup import Setup
 
@@ -189,9 +189,30 @@ def quiet() -> Iterator[None]:
 
 def show(results: dict) -> dict:
     """The same; says them as tables of tasks and of groups, with standard errors."""
-    columns = ["results", *(["groups"] if results.get("groups") else [])]
-    say(*(make_table(results, column) for column in columns))
+    for kind in ("results", "groups"):
+        if results.get(kind):
+            say(*table_of(results, kind))
     return results
+
+
+def number_of(value: object) -> str:
+    """A cell of the table; empty for None."""
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def table_of(results: dict, kind: str) -> list[str]:
+    """A line for each number of the tasks ("results") or of the groups of tasks ("groups")."""
+    lines = [["task" if kind == "results" else "group", "filter", "shots", "metric", "value", "±"]]
+    for task, metrics in results[kind].items():
+        name, shots = str(metrics.get("alias", task)), str(results["n-shot"].get(task, ""))
+        for key, value in sorted(metrics.items()):
+            metric, _, kept = key.partition(",")
+            if not kept or metric.endswith("_stderr"):
+                continue
+            error = metrics.get(f"{metric}_stderr,{kept}")
+            lines.append([name, kept, shots, metric, number_of(value), number_of(error)])
+            name = shots = ""  # once for each task
+    return aligned(lines, left=(0, 1, 3))
 
 
 def flat(results: dict) -> dict[str, float]:

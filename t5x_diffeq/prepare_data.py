@@ -7,7 +7,6 @@ shards that are missing; the same input gives the same bytes, whatever the numbe
 finishes.
 """
 
-import json
 import os
 
 from absl import flags
@@ -15,16 +14,8 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import THREADS
-from t5x_diffeq.data.manifest import SPLITS
-from t5x_diffeq.data.preparation import prepare
-from t5x_diffeq.data.recipe import tokenizer_in
-from t5x_diffeq.data.shards import MOST_SHARDS
-from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.config_keys import MOST_SHARDS, THREADS
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest
-from t5x_diffeq.locks import held
-from t5x_diffeq.report import count, say
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -76,18 +67,10 @@ def main() -> None:
             f"--shard={SHARD.value}: with --shards={SHARDS.value} of each split there is nothing "
             f"for {part[1]} parts to do; give all of them, and the last command, --shards={part[1]}"
         )
-    lock = folder / f".lock-{part[0]}-of-{part[1]}"
-    with held(lock, f"--output={folder}"):
-        source = load_source(CONFIG.value.data)
-        text = digest([source.fingerprint.encode()])
-        tokenizer = tokenizer_in(folder / "tokenizer", CONFIG.value.data, source.train, text)
-        manifest = prepare(source, tokenizer, folder, SHARDS.value, WORKERS.value, part)
-    if manifest is not None:
-        say(
-            *(f"{s}: {count(manifest[s]['tokens'])} tokens" for s in SPLITS),
-            f"train with --config.data.source=tokens --config.data.path={folder}",
-        )
-        print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)
+
+    from t5x_diffeq.verbs.prepare_data import prepare_data  # JAX and the rest take seconds
+
+    prepare_data(CONFIG.value.data, folder, SHARDS.value, WORKERS.value, part)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,56 @@
-"""What a person is told, on standard error; standard output is for results."""
+"""What a person is told, on standard error; standard output is for results.
+
+Colour and a line that is rewritten are for terminals only. Where NO_COLOR is set, rich leaves out
+colour.
+"""
 
 import sys
+import threading
 import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-import jax
-import rich.console
-import rich.progress
+SECONDS_BETWEEN_LINES = 10  # of what takes long, where standard error is no terminal
+WARNING = "warning: "  # how a line begins that --quiet does not leave out
+Item = TypeVar("Item")
+quiet = False  # set by --quiet
 
-SECONDS_BETWEEN_LINES = 10
+
+def is_first() -> bool:
+    """Whether this is process 0; without JAX, which takes seconds to import, there is no other."""
+    jax = sys.modules.get("jax")
+    return jax is None or jax.process_index() == 0
 
 
 def say(*lines: str) -> None:
-    """Prints lines on process 0."""
-    if jax.process_index() == 0:
+    """Prints lines on process 0; with --quiet, only warnings."""
+    if is_first():
         for line in lines:
-            print(line, file=sys.stderr, flush=True)
+            if not quiet or line.startswith(WARNING):
+                print(line, file=sys.stderr, flush=True)
 
 
 def table(title: str, rows: dict[str, str]) -> None:
     """A title and aligned rows."""
     width = max(map(len, rows))
     say(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """The lines of a table, each column as wide as its widest cell and two spaces from the next.
+
+    Args:
+      lines: cells, equally many in each.
+      left: numbers of the columns whose cells begin at the left; the others end at the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{'<' if n in left else '>'}{width}}"
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
 
 
 def count(number: float) -> str:
@@ -42,36 +72,84 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """A bar on a terminal, else a line now and then; within `with`.
+    """How far something is: a bar on a terminal, else a line every ten seconds; within `with`.
+
+    Nothing is shown on other processes than the first, with --quiet, and within another `Progress`.
 
     Args:
       title: what is being done.
-      total: how much of it there is.
+      total: how much of it there is; None: it isn't known, and the time that it took is shown.
       unit: of `total`.
     """
 
-    def __init__(self, title: str, total: int, unit: str):
-        self.title, self.total, self.unit = title, max(total, 1), unit
-        self.begun = self.told = time.perf_counter()
-        console = rich.console.Console(stderr=True)
-        self.bar = rich.progress.Progress(console=console) if console.is_terminal else None
+    shown = False  # whether one is
+
+    def __init__(self, title: str, total: int | None = None, unit: str = ""):
+        self.title, self.total, self.unit = title, total and max(total, 1), unit
+        self.done, self.bar = 0, None
+        self.ended = threading.Event()
 
     def __enter__(self) -> "Progress":
-        if self.bar:
-            self.bar.start()
-            self.task = self.bar.add_task(self.title, total=self.total)
+        self.start = time.perf_counter()
+        self.is_shown = is_first() and not quiet and not Progress.shown
+        if self.is_shown:
+            Progress.shown = True
+            if sys.stderr.isatty():
+                self.bar, self.task = _bar(self.title, self.total)
+                self.bar.start()
+            else:
+                threading.Thread(target=self._say_lines, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        if self.is_shown:
+            Progress.shown = False
         if self.bar:
             self.bar.stop()
 
     def update(self, done: int) -> None:
         """Shows that `done` of the total are done."""
+        self.done = done
         if self.bar:
             self.bar.update(self.task, completed=done)
-        elif time.perf_counter() - self.told > SECONDS_BETWEEN_LINES:
-            self.told = time.perf_counter()
-            left = (self.told - self.begun) * (self.total - done) / done if done else None
-            then = f", {duration(left)} left" if left is not None else ""
-            say(f"{self.title}: {count(done)} of {count(self.total)} {self.unit}{then}")
+
+    def _say_lines(self) -> None:
+        while not self.ended.wait(SECONDS_BETWEEN_LINES):
+            say(self.line(time.perf_counter() - self.start))
+
+    def line(self, seconds: float) -> str:
+        """`evaluating: 12 of 40 batches, 0:42 left`, or how long it has taken."""
+        if not (self.total and self.done):
+            return f"{self.title}: {duration(seconds)} so far"
+        left = seconds * (self.total - self.done) / self.done
+        amount = f"{count(self.done)} of {count(self.total)} {self.unit}"
+        return f"{self.title}: {amount}, {duration(left)} left"
+
+
+def _bar(title: str, total: int | None) -> tuple[object, object]:
+    """rich's bar, which disappears when it is done, and its task."""
+    from rich.console import Console  # takes 0.2 s, for terminals only
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = [TextColumn("{task.description}"), BarColumn()]
+    columns += [TimeElapsedColumn()]
+    if total:
+        columns += [MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn()]
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    return bar, bar.add_task(title, total=total)
+
+
+def tracked(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[Item]:
+    """The items; shows how many were taken and how long the others may take."""
+    with Progress(title, total, unit) as progress:
+        for done, item in enumerate(items):
+            progress.update(done)
+            yield item

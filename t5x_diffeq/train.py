@@ -4,39 +4,11 @@ Any key is changed by --config.KEY=VALUE. The same command again continues at th
 a finished run says so.
 """
 
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from statistics import fmean
-
-import jax
 from absl import flags
-from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq import command_line
-from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
-from t5x_diffeq.data.pipeline import eval_batches, train_batches
-from t5x_diffeq.data.streams import gathered
-from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath
-from t5x_diffeq.locks import held
-from t5x_diffeq.processes import first_then_others
-from t5x_diffeq.report import say
-from t5x_diffeq.training import progress
-from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.compilation_cache import keep_compiled
-from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
-from t5x_diffeq.training.evaluation import evaluate
-from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
-from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
-from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
-from t5x_diffeq.training.stop import StopSignals
-from t5x_diffeq.training.watchdog import Watchdog
-from t5x_diffeq.training.workdir import check_config, save_config
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -45,161 +17,6 @@ CONFIG = config_flags.DEFINE_config_file(
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; made, or continued.", flag_values=FLAGS
 )
-
-
-def train(
-    config: ConfigDict,
-    workdir: AnyPath,
-    begun: Callable[[Setup], TrainState] = Setup.init_state,
-) -> int:
-    """Trains to `config.train.total_steps`.
-
-    Args:
-      config: of the run.
-      workdir: made, or continued.
-      begun: makes the state of a run that has none yet.
-
-    Returns:
-      The exit status: 0 when done, 42 or 130 when stopped and saved.
-
-    Raises:
-      InputError: before anything long starts, if the config or data can't be used.
-      RunError: if the run fails.
-    """
-    # ------------------------------------------------------------------ checks and data
-    started = time.perf_counter()
-    new = check_config(config, workdir)
-    stated = config.model.vocab_size
-    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can before data
-    check_fits(setup, config.train.batch_size)
-    if new:
-        check_new(config)
-    check_depths(config)
-    check_data(config.data)
-    downstream = Downstream(config.tasks)
-    corpus = first_then_others(
-        lambda first: prepare_corpus(config.data, workdir, new and first, stated),
-        "the data is prepared",
-    )
-    setup = make_setup(config, corpus.tokenizer.vocab_size)
-    length, batch_size = config.data.sequence_length, config.train.batch_size
-    examples = train_examples(config.data, corpus, batch_size, config.seed)
-    eval_parts = eval_examples(config.data, corpus)
-    eval_sequences = sum(map(len, eval_parts))
-
-    with setup.context(), StopSignals() as stop, ExitStack() as stack:
-        # -------------------------------------------------------------- state, new or restored
-        limits = config.train
-        watchdog = stack.enter_context(Watchdog(workdir))
-        checkpoints = stack.enter_context(
-            Checkpoints(workdir, limits.keep_checkpoints, limits.verify_checkpoints)
-        )
-        restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-        state, start, places, reports = restored or (begun(setup), 0, None, None)
-        say_if_lost(workdir, start, reports)
-        total_steps = config.train.total_steps
-        gone_through = epochs(examples, total_steps * batch_size)
-        progress.write_overview(setup.abstract_state.params, workdir)
-        progress.say_account(config, setup, corpus, gone_through, workdir, start)
-        if start >= total_steps:
-            say(f"already finished: {start} of {total_steps} steps are done")
-            progress.say_next(workdir)
-            return 0
-
-        # -------------------------------------------------------------- compiled steps
-        cache, compiling = keep_compiled(), time.perf_counter()
-        eval_step = make_eval_step(setup.model, setup.loss_chunk)
-        depths = depths_to_come(config, start)
-        train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
-        now = time.perf_counter()
-        say(
-            f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
-            f"{progress.describe_steps(depths)} (compilation cache {cache})"
-        )
-
-        # -------------------------------------------------------------- what happens between steps
-        writer = stack.enter_context(MetricWriter(workdir, start))
-        clock = progress.Clock(total_steps, batch_size * length, start)
-
-        def due(step: int, every: int) -> bool:
-            return step % every == 0 or step == total_steps
-
-        def report(step: int, metrics: TrainMetrics) -> None:
-            values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
-            progress.check_finite(step, values, checkpoints.latest_step, start)
-            watchdog.expect(f"step {step + 1}", limits.hang_timeout)
-            if step == start + 1:
-                save_config(config, workdir)  # the workdir is this config's from here on
-                say(f"first step done {time.perf_counter() - started:.1f} s after the start")
-            if due(step, config.train.log_every):
-                rate = clock.rate(step)
-                if config.train.depths:
-                    values["num_steps"] = fmean(depths_of(config, step))
-                values |= {"tokens_per_second": rate, **progress.utilisation(setup, rate)}
-                writer.write(step, {f"train/{name}": value for name, value in values.items()})
-                say(clock.line(step, values["loss"], rate))
-
-        def evaluate_now(step: int) -> None:
-            evaluation = watchdog.during(f"evaluation at step {step}", limits.eval_timeout)
-            with clock.paused(), evaluation:
-                rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
-                batches = eval_batches(eval_parts, rows, setup.rows, config.train.eval_batches)
-                values = evaluate(eval_step, state.params, batches)
-                writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-                say(progress.eval_line(step, values))
-
-        def tasks_now(step: int) -> None:
-            with clock.paused(), watchdog.during(f"tasks at step {step}", limits.eval_timeout):
-                rows = config.train.eval_batch_size
-                values = downstream.run(setup, state.params, corpus.tokenizer, rows)
-                writer.write(step, values)
-
-        def save_now(step: int) -> None:
-            saving = watchdog.during(f"saving checkpoint {step}", limits.save_timeout)
-            with clock.paused(), saving:
-                writer.flush()
-                reports = writer.reports
-                checkpoints.save(step, state, corpus.fingerprint, gathered(places), reports)
-
-        # -------------------------------------------------------------- loop
-        threads = config.data.read_threads
-        batches = train_batches(
-            examples, batch_size, config.seed, start, setup.rows, threads, places
-        )
-        if start == 0:
-            evaluate_now(0)
-        watchdog.expect(f"step {start + 1}", limits.hang_timeout)
-        in_flight = None
-        for step in range(start + 1, total_steps + 1):
-            batch, places = next(batches)
-            state, metrics = train_steps[depths_of(config, step)](state, batch)
-            if in_flight:
-                report(*in_flight)  # the step before, while this one runs
-            in_flight = (step, metrics)
-            stopping = stop.after_step()
-            evaluating = due(step, config.train.eval_every)
-            on_tasks = downstream and due(step, downstream.every) and not stopping
-            saving = due(step, config.train.checkpoint_every) or stopping
-            if evaluating or on_tasks or saving:
-                report(*in_flight)  # finite, and on disk, before the state is
-                in_flight = None
-            if evaluating:
-                evaluate_now(step)
-            if on_tasks:
-                tasks_now(step)
-            if saving:
-                save_now(step)
-            if stopping:
-                break
-            checkpoints.check()
-        watchdog.expect("saving the last checkpoint", limits.save_timeout)
-
-    # ------------------------------------------------------------------ end: all is on disk
-    if step < total_steps:
-        say(f"stopped by {stop.reason.name} after step {step}, saved; the same command continues")
-        return stop.reason.status
-    progress.say_summary(workdir, time.perf_counter() - started)
-    return 0
 
 
 def main() -> int:
@@ -212,9 +29,10 @@ def main() -> int:
             "`python -m t5x_diffeq.finetune`"
         )
     workdir = command_line.folder(WORKDIR, "train")
-    with ExitStack() as stack:
-        if jax.process_index() == 0:
-            stack.enter_context(held(workdir / ".lock", f"--workdir={workdir}"))
+
+    from t5x_diffeq.verbs.train import sole_writer, train  # JAX and the rest take seconds
+
+    with sole_writer(workdir):
         return train(CONFIG.value, workdir)
 
 

@@ -14,7 +14,8 @@ from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,10 @@ def test_all(workdir, capsys, monkeypatch):
         for number in ("first", "last", "ratio", "rank_correlation", "radius_ratio")
     }
     text = page.read_text()
+    assert "Of 2 draws, so many end in 5 clusters" in text
+    assert "over the depth: their mean magnitude" in text and "is most sensitive to token" in text
+    measured = float(re.search(r"number of steps and .*?: 2 steps ([\d.]+)", text)[1])
+    assert measured == pytest.approx(read_metrics(workdir)[-1]["eval/perplexity"], rel=1e-3)
     assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
     assert text.count("data:image/png;base64,") == 7 + 4 + 4
     assert "&lt;" in text and "<b>" not in text
@@ -154,6 +159,32 @@ def test_lines_of_a_prompt():
     assert plots.broken(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
     np.testing.assert_allclose(plots.scaled(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
     np.testing.assert_allclose(plots.scaled(np.full(2, np.nan)), 0)
+
+
+def test_products_are_typeset_as_in_the_figures():
+    assert report.typeset("a < W_Q W_K^T, W_up, t^4") == (
+        "a &lt; <i>W</i><sub>Q</sub> <i>W</i><sub>K</sub><sup>T</sup>, <i>W</i><sub>up</sub>, "
+        "<i>t</i><sup>4</sup>"
+    )
+    assert report.typeset("data.text_files t5x_diffeq") == "data.text_files t5x_diffeq"
+
+
+def test_the_trained_grid_is_marked_and_the_axis_has_ticks():
+    rows = [("euler", 2, 30.0), ("euler", 4, 21.0), ("heun", 4, 25.0)]
+    names = ("scheme", "num_steps", "eval/perplexity")
+    results = [dict(zip(names, row, strict=True)) | {"flops_per_token": row[1]} for row in rows]
+    figure = plots.perplexity_over_depth(results, ("euler", 4))
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (ring,) = [line for line in axes.lines if line.get_label() == "trained grid"]
+        assert (ring.get_xdata(), ring.get_ydata()) == ([4], [21.0])
+        low, high = axes.get_ylim()
+        assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "euler",
+        "heun",
+        "trained grid",
+    ]
 
 
 def test_numbers_of_a_table():

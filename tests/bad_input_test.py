@@ -14,12 +14,13 @@ from absl import flags
 from conftest import ROOT
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line, train
+from t5x_diffeq import command_line
 from t5x_diffeq.__main__ import VERBS
 from t5x_diffeq.config_files import default_config, flatten
 from t5x_diffeq.config_keys import KEYS, check_values
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.verbs import train
 
 NUMBERS = ("nan", "inf", "-inf", "-2", "0", "1e300", "1000000000000", "1.5", "many", "True")
 TEXTS = ("", "nope", "0", "None", "[1, 2]", "('a',)", "x" * 300, "s3://bucket", "/dev/null")
@@ -73,9 +74,23 @@ def test_every_key_says_what_it_can_be():
 
 
 def test_the_table_knows_what_the_code_knows():
+    from t5x_diffeq import config_keys, reproduce
+    from t5x_diffeq.analysis.lyapunov import CONVENTIONS
+    from t5x_diffeq.experiments.laptop import LAPTOP
+    from t5x_diffeq.layers.attention_kernels import KERNELS
+    from t5x_diffeq.models.adaptive import SOLVERS
+    from t5x_diffeq.ode.integrate import REMATS
+    from t5x_diffeq.ode.solvers import SCHEMES
+    from t5x_diffeq.training import stop
     from t5x_diffeq.training.optimizer import DECAYED
 
     assert KEYS["optimizer.decay"].choices == tuple(DECAYED)
+    assert tuple(SCHEMES) == config_keys.SCHEMES
+    assert tuple(SOLVERS) == config_keys.ADAPTIVE_SOLVERS
+    assert (KERNELS, REMATS) == (config_keys.KERNELS, config_keys.REMATS)
+    assert config_keys.CONVENTIONS == CONVENTIONS
+    assert tuple(LAPTOP) == reproduce.EXPERIMENTS
+    assert command_line.EXIT_INTERRUPTED == stop.EXIT_INTERRUPTED
 
 
 @pytest.fixture
@@ -187,7 +202,7 @@ GOOD = {
         ["--config={config}"],
         ["compare", "show_data", "show_generation", "show_coordinate_check"],
     ),
-    "plan": (["--config={config}", "--topology=cpu:1"], ["compare", "sweep"]),
+    "plan": (["--config={config}", "--topology=cpu:1"], ["show_plans", "sweep"]),
     "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
     "export": (["--workdir={run}", "--output={new}"], ["load_run"]),
     "convert": (["--input={run}", "--workdir={new}"], ["load"]),
@@ -220,8 +235,9 @@ def bad_values(flag, places):
 def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb):
     module = importlib.import_module(f"t5x_diffeq.{verb}")
     arguments, works = GOOD[verb]
-    for work in works:
-        monkeypatch.setattr(module, work, reached)
+    work = importlib.import_module(f"t5x_diffeq.verbs.{verb}")
+    for name in works:
+        monkeypatch.setattr(work, name, reached)
     monkeypatch.chdir(tmp_path)
     places = {name: tmp_path / name for name in ("new", "file", "empty")}
     places["file"].write_text("a file")

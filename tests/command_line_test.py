@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 from conftest import ROOT
 
+from t5x_diffeq import command_line, completion, processes
 from t5x_diffeq.command_line import check_keys, explain
 from t5x_diffeq.errors import InputError
 
@@ -62,11 +64,108 @@ VERBS = [
 ]
 
 
+ANSWERED_WITHOUT = ["jax", "flax", "orbax", "grain", "sentencepiece", "tensorboardX", "numpy"]
+ANSWERS = """
+import runpy, sys
+for arguments, status in {cases}:
+    sys.argv = ["verb", *arguments]
+    try:
+        runpy.run_module("t5x_diffeq.{verb}", run_name="__main__")
+    except SystemExit as ended:
+        assert ended.code == status, (arguments, ended.code)
+    else:
+        raise AssertionError(arguments)
+print("imported:", *(set({heavy}) & sys.modules.keys()))
+"""
+
+
 @pytest.mark.parametrize("verb", VERBS)
-def test_help(verb):
-    ended = run(f"t5x_diffeq.{verb}", "--help")
-    assert ended.returncode == 0
+def test_help_and_mistakes_are_answered_before_jax_is_imported(verb):
+    cases = [(["--help"], 0), (["--version"], 0), (["--nope=1"], 2)]
+    messages = ["--nope is no flag of this verb"]
+    if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert"):
+        cases += [
+            (["--config=configs/tiny.py", f"--config.{key}"], 2)
+            for key in ("model.widht=3", "seed=-3")
+        ]
+        messages += ["'model.widht' does not exist; did you mean model.w", "seed is -3; it must be"]
+    answers = ANSWERS.format(cases=cases, verb=verb, heavy=ANSWERED_WITHOUT)
+    ended = subprocess.run(
+        [sys.executable, "-c", answers], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
     assert "  --" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "imported:"
+    said = ended.stderr.splitlines()
+    assert len(said) == len(messages)
+    assert all(message in line for message, line in zip(messages, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+        {"JAX_COORDINATOR_ADDRESS": "host"},
+        {"SLURM_STEP_NUM_TASKS": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"TPU_WORKER_HOSTNAMES": "a,b"},
+        {"GCE_METADATA_IP": "127.0.0.1"},
+    ],
+)
+def test_whoever_may_have_others_joins_them_before_the_flags_are_read(environment, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    joined = []
+    monkeypatch.setattr(processes, "initialise", lambda: joined.append(True))
+    monkeypatch.setattr(sys, "argv", ["verb", "--nope=1"])
+    for several in (True, False):
+        with pytest.raises(SystemExit):
+            command_line.run(lambda: None, "", flags.FlagValues(), several=several)
+        assert len(joined) == 1
+
+
+def test_a_process_alone_joins_none(monkeypatch):
+    monkeypatch.setattr(processes, "initialise", lambda: pytest.fail("joined"))
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: 7, "", flags.FlagValues(), several=True)
+    assert ended.value.code == 7
+
+
+def test_help_tells_defaults():
+    own = flags.FlagValues()
+    flags.DEFINE_integer("size", 32, "How large.", flag_values=own)
+    flags.DEFINE_string("name", None, "What it is called.", flag_values=own)
+    flags.DEFINE_bool("fast", False, "Whether it hurries.", flag_values=own)
+    told = command_line.help_on(own).splitlines()
+    assert told == [
+        "  --size  How large. [default: 32]",
+        "  --name  What it is called.",
+        "  --fast  Whether it hurries.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python -m t5x_diffeq.ev", "t5x_diffeq.evaluate"),
+        ("python -m t5x_diffeq.evaluate --eval", "--eval_batches="),
+        (
+            "python -m t5x_diffeq.train --workdir=x --config.model.num_s",
+            "--config.model.num_steps=",
+        ),
+        ("python -m t5x_diffeq.analyze --qui", "--quiet"),
+        ("python -m t5x_diffeq.train --config=conf", ""),
+        ("python script.py --ev", ""),
+    ],
+)
+def test_completion(line, words, tmp_path):
+    (tmp_path / "script").write_text(completion.script(VERBS))
+    complete = f'source {tmp_path}/script; COMP_LINE="{line}"; COMP_POINT={len(line)}; _t5x_diffeq'
+    ended = subprocess.run(
+        ["bash", "-euc", f'{complete}; echo "${{COMPREPLY[*]:-}}"'], capture_output=True, text=True
+    )
+    assert (ended.stdout.strip(), ended.stderr) == (words, "")
 
 
 def test_verbs_are_listed():

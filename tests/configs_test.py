@@ -9,7 +9,6 @@ import pytest
 from conftest import ROOT
 
 from t5x_diffeq import __version__
-from t5x_diffeq.benchmark import vocab_size
 from t5x_diffeq.command_line import check_complete
 from t5x_diffeq.config_files import default_config
 from t5x_diffeq.errors import InputError
@@ -17,6 +16,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.state import declared_params
 from t5x_diffeq.training.workdir import as_json, check_config, read_config, save_config
+from t5x_diffeq.verbs.benchmark import vocab_size
 
 # finetune.py's models are those of other runs: see finetune_test.py.
 OTHERS = ("paper", "finetune")

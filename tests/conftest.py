@@ -21,8 +21,8 @@ install_import_hook("t5x_diffeq", "typecheck.checked")
 from ml_collections import ConfigDict
 
 from configs import default
-from t5x_diffeq import train
 from t5x_diffeq.training import run, setup
+from t5x_diffeq.verbs import train
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.run import load_run
+from t5x_diffeq.verbs.train import train
 
 
 def test_drawn_by_seed_and_step_alone(small):

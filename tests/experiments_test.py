@@ -21,9 +21,10 @@ from t5x_diffeq.experiments.runs import (
     read_results,
     training_seconds,
 )
-from t5x_diffeq.make_tasks import documents, passage
+from t5x_diffeq.verbs import reproduce as work
+from t5x_diffeq.verbs.make_tasks import documents, passage
 
-EXPERIMENTS = reproduce.EXPERIMENTS
+EXPERIMENTS = work.EXPERIMENTS
 SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -172,7 +173,7 @@ def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, 
     carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
     shown = Experiment(layouts=(Layout(("model",), "rate", "loss"),))
     runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    reproduce.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
+    work.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
     assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")

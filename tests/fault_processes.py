@@ -87,6 +87,7 @@ def train(arguments, environment, log, phase, mark):
     from t5x_diffeq import command_line
     from t5x_diffeq import train as verb
     from t5x_diffeq.training import checksums
+    from t5x_diffeq.verbs import train as work
 
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -108,8 +109,8 @@ def train(arguments, environment, log, phase, mark):
 
         setattr(module, name, stopping)
 
-    stop_in(verb, "make_setup", "start-up")
-    stop_in(verb, "compile_train_step", "compile")
-    stop_in(verb, "depths_of", "loop", number=3)
+    stop_in(work, "make_setup", "start-up")
+    stop_in(work, "compile_train_step", "compile")
+    stop_in(work, "depths_of", "loop", number=3)
     stop_in(checksums, "save_own", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)

@@ -25,11 +25,11 @@ from fault_checkpoints import (
 from fault_processes import PHASES, Run
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 
-from t5x_diffeq import train as verb
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+from t5x_diffeq.verbs import train as verb
 
 RATES = {"train/tokens_per_second"}
 STEPS = 60

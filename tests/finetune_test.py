@@ -14,15 +14,15 @@ from flax.traverse_util import flatten_dict
 from language_model_test import random_params, small
 
 from configs import finetune as finetune_config
-from t5x_diffeq import finetune as verb
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.train import train
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.pretrained import Pretrained, begin, discretised
 from t5x_diffeq.training.run import load_run
+from t5x_diffeq.verbs import finetune as verb
+from t5x_diffeq.verbs.train import train
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
 ADAPTED = {"weights": "per_layer", "adapter_rank": 3}

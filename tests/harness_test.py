@@ -17,8 +17,8 @@ from verbs_test import call
 from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
 from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs.train import train
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
@@ -93,7 +93,7 @@ def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch)
     assert at_two["tasks/local_rolling/bits_per_byte"] > 0
     assert at_two["tasks/local_generation/exact_match"] == 0
     assert at_two["tasks/local_cloze/perplexity"] != at_three["tasks/local_cloze/perplexity"]
-    assert "|local_choice" in out.err and "±" in out.err
+    assert "\nlocal_choice" in out.err and "±" in out.err
     (file, _) = sorted(tmp_path.glob("*.json"))
     kept = json.loads(file.read_text())
     assert kept["results"]["local_choice"]["acc,none"] == at_two["tasks/local_choice/acc"]
@@ -155,7 +155,7 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
     reports = read_metrics(tmp_path / "run")
     found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
     assert list(found) == [2, 4, 5]
-    assert "|local_cloze" in capsys.readouterr().err
+    assert "\nlocal_cloze" in capsys.readouterr().err
     call(
         evaluate_verb,
         f"--workdir={tmp_path / 'run'}",
@@ -196,7 +196,7 @@ def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
             timeout=300,
         )
         assert ended.returncode == 0, ended.stderr
-        assert ended.stderr.count("|local_choice") == 1  # only process 0 talks
+        assert ended.stderr.count("\nlocal_choice") == 1  # only process 0 talks
         found.append(json.loads(ended.stdout))
     one, two = found
     assert one.keys() == two.keys() and len(one) > 8

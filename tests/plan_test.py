@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq import command_line, plan
+from t5x_diffeq import command_line
+from t5x_diffeq import plan as verb
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.training import plan_sweep, plan_tables, planning
 from t5x_diffeq.training.chips import CHIPS, GIB
@@ -25,6 +26,7 @@ from t5x_diffeq.training.plan_search import REMATS, changed, meshes, remedies
 from t5x_diffeq.training.plan_sweep import Sweep
 from t5x_diffeq.training.planning import plan_setup
 from t5x_diffeq.training.topology import Topology, topology
+from t5x_diffeq.verbs import plan
 
 SMALL = {
     "model.num_steps": 2,
@@ -138,10 +140,10 @@ def test_bad_slices(name, slices, message):
 
 
 def test_arguments_are_needed():
-    plan.FLAGS.unparse_flags()
-    command_line.parse(["plan"], plan.FLAGS)
+    verb.FLAGS.unparse_flags()
+    command_line.parse(["plan"], verb.FLAGS)
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
-        plan.main()
+        verb.main()
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import RowStreams, document_at, gathered
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.train import train
 from t5x_diffeq.training.run import load_run
+from t5x_diffeq.verbs.train import train
 
 BATCH, LENGTH = 8, 16
 NO_TEXT = ["", " \n", "\0", "\udcff"]

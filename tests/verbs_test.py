@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from conftest import small_config
 
-from t5x_diffeq import benchmark, command_line, evaluate, generate
+from t5x_diffeq import command_line, evaluate, generate, report
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.sampling import Sampling
-from t5x_diffeq.train import train
 from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs import benchmark
+from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def test_evaluate_is_what_training_reported(workdir, capsys):
         assert at_two[key] == pytest.approx(reported[key], rel=1e-6)
     assert (at_two["num_steps"], at_three["num_steps"], at_two["step"]) == (2, 3, 3)
     assert at_three["eval/loss"] != at_two["eval/loss"]
+
+
+def test_evaluate_a_part_of_the_split_quietly(workdir, capsys):
+    try:
+        call(evaluate, f"--workdir={workdir}", "--eval_batches=2", "--batch_size=8", "--quiet")
+    finally:
+        report.quiet = False
+    out, err = capsys.readouterr()
+    assert json.loads(out)["eval/tokens"] == 2 * 8 * 16
+    assert err == ""
 
 
 @pytest.mark.parametrize("scheme", ["heun", "tsit5"])

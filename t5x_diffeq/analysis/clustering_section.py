@@ -25,12 +25,13 @@ LONG = 10.0  # the horizon of the figure in which constant weights make clusters
 def clustering_section(seeds: int) -> Section:
     """Particles under attention alone, with constant and growing weights."""
     names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
-    found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
-    longer = {
-        n: clustering.simulate_clustering(p, horizon=LONG)
-        for p, n in names.items()
-        if n in ("constant", "t^4")
-    }
+    with Progress("clustering: trajectories"):
+        found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
+        longer = {
+            n: clustering.simulate_clustering(p, horizon=LONG)
+            for p, n in names.items()
+            if n in ("constant", "t^4")
+        }
     rows = []
     with Progress("clustering", 18 * len(names), "simulations") as progress:
         for row in clustering.outcomes(seeds=seeds):
@@ -46,10 +47,27 @@ def clustering_section(seeds: int) -> Section:
     return Section(
         "clustering",
         "Clustering",
+        [clustering_found(rows, seeds)],
         HOW,
         [outcome_table(rows, seeds)],
         clustering_drawings(found, longer, seeds),
         arrays,
+    )
+
+
+def clustering_found(rows: Sequence[dict[str, float | str]], seeds: int) -> str:
+    """How many draws end in few clusters at the longest horizon, by the growth of the weights."""
+    longest = max(row["horizon"] for row in rows)
+    scale, half_range = rows[0]["scale"], rows[0]["half_range"]
+    chosen = {"horizon": longest, "scale": scale, "half_range": half_range}
+    ends = [row for row in rows if all(row[key] == value for key, value in chosen.items())]
+    told = ", ".join(
+        f"{row['few']} with {'constant weights' if row['power'] == 0 else 't^' + str(row['power'])}"
+        for row in ends
+    )
+    return (
+        f"Of {seeds} draws, so many end in 5 clusters or fewer at horizon {longest:g} "
+        f"(scale={scale}, half range {half_range:g}): {told}."
     )
 
 

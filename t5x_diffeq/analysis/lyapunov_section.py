@@ -64,7 +64,7 @@ def lyapunov_section(
     how = {"convention": convention, "memory": memory}
     found = lyapunov_exponents(model, params, tokens, outputs=outputs, **how)
     flow = attention_rollout(model, params, tokens, outputs)
-    markup, drawings, rows = "", {}, []
+    markup, drawings, rows, sentences = "", {}, [], []
     for p, text in enumerate(pieces):
         shown = {
             "largest exponent": found.largest[p, : len(text)],
@@ -73,9 +73,11 @@ def lyapunov_section(
         markup += "".join(shaded(p, text, title, values) for title, values in shown.items())
         drawings |= prompt_drawings(p, text, shown, found)
         rows += list(prompt_rows(p, text, found, flow))
+        sentences.append(prompt_found(p, text, shown["largest exponent"]))
     return Section(
         name="lyapunov",
         title="Lyapunov exponents",
+        found=sentences,
         how=HOW[convention],
         tables=[Table("Finite-time exponents of each input token", COLUMNS, rows)],
         drawings=drawings,
@@ -113,6 +115,19 @@ def prompt_drawings(
         caption = f"Prompt {p + 1}: sums of log |diag R| of its six most sensitive tokens."
         drawings[f"depth{p + 1}"] = drawing(figure, caption)
     return drawings
+
+
+def prompt_found(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) -> str:
+    """The tokens before the last one, to which its output is the most and the least sensitive."""
+    if len(text) < 2:
+        return f"Prompt {p + 1} has one token: there is no other that its output could depend on."
+    others = largest[:-1]
+    most, least = int(np.nanargmax(others)), int(np.nanargmin(others))
+    return (
+        f"Prompt {p + 1}: of the tokens before the last, its output is most sensitive to token "
+        f"{most}, {plots.visible(text[most])!r} (largest exponent {others[most]:.3g}), and least "
+        f"to token {least}, {plots.visible(text[least])!r} ({others[least]:.3g})."
+    )
 
 
 def prompt_rows(

@@ -11,6 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from t5x_diffeq.analysis import spectra as of
 from t5x_diffeq.analysis.clustering import Clustering
@@ -29,6 +30,7 @@ STYLE = {
 matplotlib.rcParams.update(STYLE)
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
 HEADS_PER_ROW = 4
+MOST_TICKS = 8  # of an axis that names every number of steps
 WIDTH = 7.0  # inches, of a page's text
 FONT, LINE = 7.5, 0.17  # points, of a prompt's letters; inches, of its lines
 COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * FONT))  # a letter of DejaVu Sans Mono is 0.602 wide
@@ -248,11 +250,14 @@ def clustering_over_time(found: dict[str, Clustering]) -> Figure:
     return figure
 
 
-def perplexity_over_depth(results: Sequence[dict]) -> Figure:
+def perplexity_over_depth(
+    results: Sequence[dict], trained: tuple[str, int] | None = None
+) -> Figure:
     """Perplexity against numbers of steps and against FLOPs, a line per scheme.
 
     Args:
       results: dicts with `scheme`, `num_steps`, `flops_per_token` and `eval/perplexity`.
+      trained: scheme and number of steps that the model was trained with; marked by a ring.
     """
     figure = figure_of(2.4)
     axes = figure.subplots(1, 2, sharey=True)
@@ -262,9 +267,19 @@ def perplexity_over_depth(results: Sequence[dict]) -> Figure:
             rows = sorted((r for r in results if r["scheme"] == scheme), key=lambda r: r[key])
             values = [row["eval/perplexity"] for row in rows]
             axis.plot([row[key] for row in rows], values, "o-", markersize=3, label=scheme)
+        for row in results:
+            if (row["scheme"], row["num_steps"]) == trained:
+                ring = {"markersize": 9, "markerfacecolor": "none", "color": "black"}
+                axis.plot(row[key], row["eval/perplexity"], "o", label="trained grid", **ring)
         axis.set(xlabel=label, yscale="log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # several, also within a decade
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    if len({row["num_steps"] for row in results}) <= MOST_TICKS:
+        axes[0].set_xticks(sorted({row["num_steps"] for row in results}))
     axes[0].set_ylabel("perplexity")
-    axes[0].legend()
+    named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))  # each once
+    axes[0].legend(named.values(), named.keys())
     return figure
 
 

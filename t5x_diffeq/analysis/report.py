@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,17 +21,19 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
        margin: 0 auto; padding: 1rem; max-width: 60rem }
 h1 { font-size: 1.5rem }
 h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ccc }
-figure { margin: 1.2rem 0 } figure img { width: 100%; min-width: 36rem; height: auto }
+figure { margin: 1.2rem 0 } figure img { width: 100%; height: auto }
+sub, sup { font-size: .75em; line-height: 0 }
 figcaption, .how { color: #555; font-size: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; margin: .8rem 0 }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
 td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
-dl { display: grid; grid-template-columns: max-content auto; gap: .2rem 1rem }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2rem 1rem }
 dd { margin: 0; overflow-wrap: anywhere }
 .prompt { font-family: ui-monospace, monospace; line-height: 1.9; overflow-wrap: anywhere }
 .prompt span { white-space: pre-wrap; padding: .15em 0 }
 .prompt .output { outline: 1.5px solid #2c3e50 }
+@media (max-width: 40rem) { dl { display: block } dt { color: #555; margin-top: .5rem } }
 """
 
 
@@ -59,7 +62,8 @@ class Section:
     Attributes:
       name: of its files.
       title: of the section.
-      how: how it was computed: paragraphs of plain text.
+      found: what was found, in a sentence or a few: paragraphs of plain text.
+      how: how it was computed, likewise.
       tables: numbers.
       drawings: figures by name.
       arrays: what was computed, by name: the array, and its axes and unit in words.
@@ -69,6 +73,7 @@ class Section:
 
     name: str
     title: str
+    found: Sequence[str]
     how: Sequence[str]
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
@@ -110,6 +115,7 @@ def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -
         "file": f"{section.name}.npz",
         "sha256": digest([content.getvalue()]),
         "of": facts,
+        "found": list(section.found),
         "how": list(section.how),
         "arrays": arrays,
     }
@@ -138,10 +144,11 @@ def document(title: str, facts: dict[str, object], sections: Sequence[Section]) 
 
 def section_markup(section: Section) -> str:
     """A section: how, numbers, figures, links."""
-    how = "".join(f'<p class="how">{html.escape(text)}</p>' for text in section.how)
+    found = "".join(f"<p>{typeset(text)}</p>" for text in section.found)
+    how = "".join(f'<p class="how">{typeset(text)}</p>' for text in section.how)
     figures = "".join(
         f'<figure><div class="wide">{embedded(drawing)}</div><figcaption>'
-        f"{html.escape(drawing.caption)} "
+        f"{typeset(drawing.caption)} "
         f'<a href="{section.name}_{name}.pdf">PDF</a></figcaption></figure>'
         for name, drawing in section.drawings.items()
     )
@@ -152,8 +159,15 @@ def section_markup(section: Section) -> str:
     tables = "".join(map(table_markup, section.tables))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f"{how}{section.markup}{tables}{figures}{links}</section>"
+        f"{found}{how}{section.markup}{tables}{figures}{links}</section>"
     )
+
+
+def typeset(text: str) -> str:
+    """The text in HTML, with `W_Q W_K^T` and the like as they are set in the figures."""
+    text = re.sub(r"\b([A-Za-z])_([A-Za-z0-9]+)", r"<i>\1</i><sub>\2</sub>", html.escape(text))
+    text = re.sub(r"\b([A-Za-z])\^([A-Za-z0-9]+)", r"<i>\1</i><sup>\2</sup>", text)
+    return re.sub(r"</sub>\^([A-Za-z0-9]+)", r"</sub><sup>\1</sup>", text)
 
 
 def embedded(drawing: Drawing) -> str:
@@ -164,12 +178,12 @@ def embedded(drawing: Drawing) -> str:
 
 def table_markup(table: Table) -> str:
     """A table that scrolls by itself where the page is narrow."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    head = "".join(f"<th>{typeset(column)}</th>" for column in table.columns)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(shown(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{typeset(shown(cell))}</td>" for cell in row) + "</tr>"
         for row in table.rows
     )
-    title = f'<p class="how">{html.escape(table.title)}.</p>'
+    title = f'<p class="how">{typeset(table.title)}.</p>'
     return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 

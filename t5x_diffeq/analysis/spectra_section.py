@@ -45,6 +45,7 @@ def spectra_section(
     return Section(
         name="spectra",
         title="Spectra",
+        found=spectra_found(own),
         how=spectra_how(layers, perplexities, config.architecture == "llama"),
         tables=[growth_table(own), heads_table(own)],
         drawings=spectra_drawings(own, curves, at, t, layers),
@@ -55,6 +56,21 @@ def spectra_section(
             for name, value in spectra.growth(getattr(own, kind)).items()
         },
     )
+
+
+def spectra_found(own: spectra.Spectra) -> list[str]:
+    """Whether magnitudes grow over the depth, of each product of weights."""
+    found = []
+    for kind, name in spectra.KINDS.items():
+        grown = spectra.growth(getattr(own, kind))
+        ratio = grown["ratio"]
+        verb = "grow" if ratio > 1.05 else "shrink" if ratio < 0.95 else "keep their size"
+        found.append(
+            f"The eigenvalues of {name} {verb} over the depth: their mean magnitude in the last "
+            f"third is {ratio:.2f} times that in the first (rank correlation with depth "
+            f"{grown['rank_correlation']:.2f})."
+        )
+    return found
 
 
 def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
@@ -73,7 +89,7 @@ def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> l
         measured = "; ".join(f"{n} steps {p:.4g}" for n, p in perplexities.items())
         how.append(
             "Dots are the nodes that the model runs at; curves are W(t) between them, which the "
-            "model was never trained at. Perplexity on part of the validation split, at its own "
+            "model was never trained at. Perplexity on the validation split, at its own "
             f"number of steps and with as many nodes between: {measured}."
         )
     return how

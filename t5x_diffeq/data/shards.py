@@ -7,6 +7,7 @@ without facts isn't whole.
 `manifest.json` is written when every shard was checked; `tokenizer/` travels along.
 """
 
+import io
 import json
 from bisect import bisect_right
 from collections import Counter
@@ -32,7 +33,6 @@ from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.files import (
     AnyPath,
     file_digest,
-    save_array,
     whole,
     write_whole,
 )
@@ -40,7 +40,6 @@ from t5x_diffeq.report import say
 from t5x_diffeq.staging import NoRoomError, staged
 
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this is read whole, in less than a second
-MOST_SHARDS = 99_999  # of a split: their names have five digits
 OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
 RECORD_TOKENS = 4096  # of a full record: a window of a long document reads no more than it needs
 TokenRow = Integer[np.ndarray, " length"]
@@ -84,7 +83,9 @@ def write_shard(
             "room or mend this, and start again"
         ) from error
     lengths_file = folder / f"{name}.lengths.npy"
-    save_array(lengths_file, np.asarray(lengths, np.uint32))
+    array = io.BytesIO()
+    np.save(array, np.asarray(lengths, np.uint32))
+    write_whole(lengths_file, array.getvalue())
     facts = {
         **facts,
         "skipped": dict(sorted(skipped.items())),

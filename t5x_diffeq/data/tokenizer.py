@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, digest, place, write_whole
-from t5x_diffeq.report import say
+from t5x_diffeq.report import Progress, say
 
 MODEL_FILE = "sentencepiece.model"
 BYTES_FILE = "bytes"
@@ -259,7 +259,9 @@ def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
         return ByteTokenizer()
     if data.tokenizer == "sentencepiece":
         say("training the tokenizer")
-        return SentencePieceTokenizer.train(training_texts(documents), data.tokenizer_vocab_size)
+        with Progress("training the tokenizer"):
+            texts = training_texts(documents)
+            return SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
     path = place(data.tokenizer, "data.tokenizer")
     if not path.is_file():
         raise InputError(

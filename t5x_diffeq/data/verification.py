@@ -6,6 +6,7 @@ last change and its hash. A file for which these are the same is not hashed agai
 """
 
 import fcntl
+import io
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,6 @@ from t5x_diffeq.files import (
     digest,
     file_digest,
     is_in_bucket,
-    load_array,
     told,
     write_whole,
 )
@@ -208,7 +208,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
       InputError: if they can't be read.
     """
     try:
-        lengths = load_array(path)
+        lengths = np.load(io.BytesIO(path.read_bytes()))
     except (OSError, ValueError, EOFError, TokenError) as error:  # the last is of NumPy's header
         raise InputError(
             f"{path} can't be read: {told(error)}; prepare that shard again"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import jax
 from etils import epath
-from tensorboardX import SummaryWriter
-from tensorboardX.record_writer import register_writer_factory
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, Growing, is_in_bucket, told
@@ -39,7 +37,7 @@ class MetricWriter:
         kept = kept_lines(path, step if step > 0 else -1)
         self.file, self.reports = Growing(path, kept), kept.count(b"\n")
         folder = str(workdir / "events")
-        self.events = SummaryWriter(
+        self.events = event_writer(
             folder if is_in_bucket(workdir) else f"{ON_DISK}:{folder}",
             purge_step=step + 1,
             filename_suffix=f".{step}",  # files begun within one second are two
@@ -131,8 +129,14 @@ class Opening:
         self.open, self.directory_check = kind, kind.directory_check
 
 
-register_writer_factory("gs", Opening(EventsInBuckets))
-register_writer_factory(ON_DISK, Opening(EventsOnDisk))
+def event_writer(folder: str, **options: object) -> object:
+    """tensorboardX's writer, with our files; imported only here, because it takes seconds."""
+    from tensorboardX import SummaryWriter
+    from tensorboardX.record_writer import register_writer_factory
+
+    register_writer_factory("gs", Opening(EventsInBuckets))
+    register_writer_factory(ON_DISK, Opening(EventsOnDisk))
+    return SummaryWriter(folder, **options)
 
 
 def kept_lines(path: AnyPath, step: int) -> bytes:

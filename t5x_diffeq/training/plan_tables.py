@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from t5x_diffeq.report import count, say
+from t5x_diffeq.report import aligned, count, say
 from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.collectives import Traffic
 from t5x_diffeq.training.estimate import ASSUMED, ASSUMED_OF_GPUS
@@ -78,8 +78,7 @@ def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
 def show(plans: dict[str, Plan]) -> None:
     """The table, with a column of ratios if there are two; lines without a number are left out."""
     columns = [rows(plan) for plan in plans.values()]
-    heads = [*plans, "ratio"] if len(plans) == 2 else list(plans)
-    say(f"{'':<26}" + "".join(f"{head:>14}" for head in heads))
+    lines = [["", *plans, *(["ratio"] if len(plans) == 2 else [])]]
     for unit in columns[0]:
         for name in dict.fromkeys(name for column in columns for name in column[unit]):
             values = [column[unit].get(name) for column in columns]
@@ -87,7 +86,8 @@ def show(plans: dict[str, Plan]) -> None:
             if len(values) == 2:
                 cells.append(f"{values[0] / values[1]:.3f}" if all(values) else "")
             if any(values):
-                say(f"{name:<26}" + "".join(f"{text:>14}" for text in cells))
+                lines.append([name, *cells])
+    say(*aligned(lines))
     for name, plan in plans.items():
         say(*(f"{name}: {line}" for line in (verdict(plan), *remarks(plan))))
     first = next(iter(plans.values()))
@@ -176,9 +176,10 @@ def memory_share(plan: Plan) -> str | None:
 
 def show_ranked(found: list[tuple[str, Plan]]) -> None:
     """Plans and the flags that make them, the first at the top."""
-    say(f"{'mesh':<34}{'remat':>26}{'needed':>12}{'step':>16}  flags")
+    lines = [["mesh", "remat", "needed", "step", "flags"]]
     for flags, plan in found:
         mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
         step = step_range(plan).removesuffix(" a step") if plan.times else ""
         needed = cell(plan.memory.needed, "bytes")
-        say(f"{mesh:<34}{remat:>26}{needed:>12}{step:>16}  {flags}")
+        lines.append([mesh, remat, needed, step, flags])
+    say(*aligned(lines, left=(0, 4)))

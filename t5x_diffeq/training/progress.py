@@ -15,6 +15,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from t5x_diffeq import allocator
 from t5x_diffeq.errors import RunError
 from t5x_diffeq.files import AnyPath, write_whole
 from t5x_diffeq.models.config import ModelConfig
@@ -159,8 +160,16 @@ def say_account(
             "parameters": f"{describe_parameters(setup)}; each with its sharding in parameters.txt",
             "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
             f"{count(total_steps * tokens_per_step)} in all, {epochs}",
+            **memory_row(),
         },
     )
+
+
+def memory_row() -> dict[str, str]:
+    """What the account says of the allocator, where it was set."""
+    if not allocator.kept:
+        return {}
+    return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
 
 
 def describe_devices(mesh: Mesh) -> str:

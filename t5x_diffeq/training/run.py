@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath
+from t5x_diffeq.report import Progress
 from t5x_diffeq.training.adapter_files import load_adapters, read_facts
 from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.pretrained import Pretrained
@@ -69,9 +70,10 @@ def load_run(
     setup = make_setup(config, vocab_size)
     pretrained.check(setup.model.config)
     if not adapters:
-        params, step = restore_params(
-            workdir, setup.abstract_state.params, checkpoint, config.train.verify_checkpoints
-        )
+        with Progress("reading the checkpoint"):
+            params, step = restore_params(
+                workdir, setup.abstract_state.params, checkpoint, config.train.verify_checkpoints
+            )
         return Run(config, setup, params, step)
     with setup.context():
         params, step = pretrained.params_for(setup, config)

@@ -79,7 +79,11 @@ class Setup:
         def init(key: Array) -> TrainState:
             return partitioning.unbox(init_state(self.model, self.optimizer, self.trains, key))
 
-        return jax.jit(init, out_shardings=shardings)
+        # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
+        # the time of XLA's default and makes the same parameters bit for bit; level 0 does not.
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        options = {"xla_backend_optimization_level": 1} if on_cpu else None
+        return jax.jit(init, out_shardings=shardings, compiler_options=options)
 
     def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of a global batch."""

@@ -75,6 +75,8 @@ def may_change(key: str) -> bool:
             "train.keep_checkpoints",
             "train.verify_checkpoints",
             "train.eval_batch_size",
+            "train.eval_batches",
+            "train.eval_all_at_end",
             "train.loss_chunk",
             "train.microbatches",
             "data.read_threads",

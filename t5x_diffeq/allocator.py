@@ -1,0 +1,52 @@
+"""Freed memory stays with the process, where XLA computes on CPUs.
+
+XLA allocates and frees the buffers of every step. glibc returns large blocks to the kernel at once,
+and the kernel hands them out again page by page, each page zeroed at a page fault: a quarter of the
+CPU time of a step of configs/tiny.py. mallopt(3) makes glibc keep them. It acts on this process
+alone, from the call on, so it must come before XLA starts its threads.
+"""
+
+import ctypes
+import glob
+import os
+from collections.abc import Mapping
+
+SWITCH = "T5X_DIFFEQ_KEEP_MEMORY"  # 0 leaves glibc as it is
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
+# Of malloc.h. Blocks of any size come from the heap, which never shrinks and grows in large pieces.
+# Threads share one heap: those of their own would lie in memory that is mapped and unmapped.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_TOP_PAD: 256 * 2**20, M_ARENA_MAX: 1}
+
+kept = False  # whether this process keeps freed memory
+
+
+def keep_freed_memory(environment: Mapping[str, str]) -> bool:
+    """Sets glibc's allocator where that helps; returns whether it did, as `kept` does later."""
+    global kept
+    if not kept and is_wanted(environment):
+        mallopt = ctypes.CDLL(None).mallopt
+        kept = all(mallopt(parameter, value) for parameter, value in SETTINGS.items())
+    return kept
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether XLA will compute on CPUs, with glibc, and the user has not set the allocator."""
+    chosen = (SWITCH, "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
+    if any(environment.get(name) for name in chosen) and environment.get(SWITCH) != "1":
+        return False
+    if "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return False
+    return has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
+
+
+def has_glibc() -> bool:
+    """Whether this is Linux with glibc."""
+    return "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
+
+
+def computes_on_cpus(platforms: str) -> bool:
+    """Whether JAX will take CPUs: as JAX_PLATFORMS says, else if there is no accelerator."""
+    if platforms:
+        return platforms.split(",")[0] == "cpu"
+    return not any(map(glob.glob, ACCELERATORS))

@@ -1,0 +1,133 @@
+"""Analyses of a run, each a section of one page."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+from absl.flags import FlagValues
+
+from t5x_diffeq import __version__
+from t5x_diffeq.analysis.report import Section, write_report
+from t5x_diffeq.data.corpus import Corpus, load_corpus
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, absolute
+from t5x_diffeq.report import Progress, say
+from t5x_diffeq.training.run import Run, load_run
+from t5x_diffeq.verbs.evaluate import evaluate_split
+
+OPENING = 24  # tokens of the validation text that are the prompt if none is given
+EVAL_BATCH_SIZE = 32  # sequences, for the perplexity between the nodes
+
+
+def load(workdir: AnyPath, num_steps: int | None, checkpoint: int | None) -> tuple[Corpus, Run]:
+    """The run on one device, and its data."""
+    corpus = load_corpus(workdir)
+    vocab_size = corpus.tokenizer.vocab_size
+    grid = {"num_steps": num_steps, "checkpoint": checkpoint}
+    return corpus, load_run(workdir, vocab_size, batch_size=1, **grid)
+
+
+def perplexity(workdir: AnyPath, num_steps: int, checkpoint: int | None) -> float:
+    """Of the whole validation split, as `evaluate` measures it, with so many steps."""
+    corpus, run = load(workdir, num_steps, checkpoint)
+    return evaluate_split(run, corpus, EVAL_BATCH_SIZE)["perplexity"]
+
+
+def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
+    """A prompt's tokens.
+
+    Raises:
+      InputError: if there are none, or more than the model takes.
+    """
+    try:
+        (tokens,) = tokenizer.encode([text])
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    if not 1 <= len(tokens) <= limit:
+        raise InputError(
+            f"--prompt has {len(tokens)} tokens; the model takes 1 to {limit}: change the prompt"
+        )
+    return tokens.tolist()
+
+
+def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    """The text that each token adds to those before it."""
+    texts = [tokenizer.decode(tokens[:end]) for end in range(len(tokens) + 1)]
+    return [after[len(before) :] for before, after in pairwise(texts)]
+
+
+def spectra(workdir: AnyPath, run: Run, params: dict, flags: FlagValues) -> Section:
+    """The section on spectra."""
+    from t5x_diffeq.analysis.spectra_section import spectra_section
+
+    model = run.setup.model
+    steps = [] if model.config.weights == "per_layer" else [1, 2]
+    own = model.config.num_steps
+    perplexities = {own * n: perplexity(workdir, own * n, flags.checkpoint) for n in steps}
+    with Progress("eigenvalues"):
+        return spectra_section(model, params, flags.times, perplexities)
+
+
+def lyapunov(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
+    """The section on Lyapunov exponents."""
+    from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
+
+    prompts = prompts_of(corpus, run, flags.prompt)
+    texts = [pieces(corpus.tokenizer, prompt) for prompt in prompts]
+    return lyapunov_section(run.setup.model, params, prompts, texts, flags.convention, flags.memory)
+
+
+def prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:
+    """The prompts' tokens."""
+    limit = run.setup.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(OPENING, limit)]
+    return [encode(corpus.tokenizer, text, limit) for text in given or ()] or [
+        [int(token) for token in opening]
+    ]
+
+
+def analyze(
+    kinds: Sequence[str], workdir: AnyPath | None, folder: AnyPath, flags: FlagValues
+) -> None:
+    """Writes the page of these kinds of analyses and prints its path.
+
+    Args:
+      kinds: spectra, lyapunov, clustering.
+      workdir: of the run; None for clustering alone, which is of particles.
+      folder: to write to.
+      flags: of the verb.
+    """
+    facts: dict[str, object] = {"t5x_diffeq": __version__, "jax": jax.__version__}
+    sections = []
+    if workdir is not None:
+        corpus, run = load(workdir, flags.num_steps, flags.checkpoint)
+        facts |= facts_of(workdir, run)
+        params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
+        if "spectra" in kinds:
+            say("spectra")
+            sections.append(spectra(workdir, run, params, flags))
+        if "lyapunov" in kinds:
+            say("Lyapunov exponents")
+            sections.append(lyapunov(corpus, run, params, flags))
+    if "clustering" in kinds:
+        from t5x_diffeq.analysis.clustering_section import clustering_section
+
+        sections.append(clustering_section(flags.seeds))
+    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
+        print(json.dumps(numbers))
+    page = "report.html" if flags.what == "all" else f"{flags.what}.html"
+    print(write_report(folder, page, f"Analysis: {flags.what}", facts, sections), flush=True)
+
+
+def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
+    """What was analysed."""
+    c = run.setup.model.config
+    return {
+        "run": str(absolute(workdir)),
+        "checkpoint": run.step,
+        "model": f"{c.architecture}, {c.weights} weights, {c.num_steps} steps of {c.scheme}, "
+        f"step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
+    }

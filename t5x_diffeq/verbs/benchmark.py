@@ -1,0 +1,179 @@
+"""A step's time against the baseline's, and other measurements, each within one run."""
+
+import copy
+import importlib
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from t5x_diffeq.config_keys import KEYS
+from t5x_diffeq.data.throughput import measure
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.report import Progress, aligned, count, say, tracked
+from t5x_diffeq.training.coordinate_check import coordinate_check
+from t5x_diffeq.training.generation_rate import generation_rates
+from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
+from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
+
+WARM_UP = 2  # rounds that do not count
+
+
+class Contestant:
+    """A model with its compiled step, its state and a batch."""
+
+    def __init__(self, name: str, config: ConfigDict):
+        self.name, self.batch_size = name, config.train.batch_size
+        self.setup: Setup = make_setup(config, vocab_size(config))
+        check_new(config)
+        check_fits(self.setup, self.batch_size)
+        with self.setup.context(), Progress(f"compiling the step of {name}"):
+            self.compiled = compile_train_step(self.setup, self.batch_size)
+            self.state: TrainState = self.setup.init_state()
+            self.batch: Batch = self.random_batch()
+        self.seconds: list[float] = []
+
+    def random_batch(self) -> Batch:
+        """Tokens drawn evenly."""
+        shapes = self.setup.abstract_batch(self.batch_size)
+        rng = np.random.default_rng(0)
+        tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        arrays = {"inputs": tokens, "targets": tokens, "mask": np.ones(tokens.shape)}
+        arrays |= {"segments": np.zeros(tokens.shape), "positions": positions}
+        return {
+            name: jax.device_put(array.astype(shapes[name].dtype), shapes[name].sharding)
+            for name, array in arrays.items()
+            if name in shapes
+        }
+
+    def step(self) -> None:
+        """One step, timed."""
+        begun = time.perf_counter()
+        self.state, metrics = self.compiled(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+        self.seconds.append(time.perf_counter() - begun)
+
+    def results(self) -> dict[str, float]:
+        """Step time, the compiler's memory analysis of the step, and its work."""
+        memory = self.compiled.memory_analysis()
+        with self.setup.context(), Progress(f"counting the FLOPs of {self.name}"):
+            cost = unrolled_cost(self.setup, self.batch_size)
+        return {
+            "step_ms": 1e3 * statistics.median(self.seconds),
+            "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
+            "state_bytes": memory.argument_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "flops": cost["flops"],
+            "bytes_accessed": cost["bytes accessed"],
+        }
+
+
+def vocab_size(config: ConfigDict) -> int:
+    """The vocabulary that the config's tokenizer would have."""
+    of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
+    return config.model.vocab_size or of_tokenizer
+
+
+def compare(config: ConfigDict, rounds: int) -> list[dict]:
+    """Results of the model and of what it is compared with, and their ratios.
+
+    That is its per-layer baseline, and with microbatches also the model on the whole batch at once;
+    with parts that don't train, as in LoRA, it is the model without adapters, all of which trains.
+    """
+    contestants = [Contestant("model", config)]
+    if config.train.trainable:
+        contestants.append(Contestant("full", without_adapters(config)))
+    else:
+        baseline = copy.deepcopy(config)
+        importlib.import_module("configs.default").set_variant(baseline, "baseline")
+        contestants.append(Contestant("baseline", baseline))
+    if config.train.microbatches > 1:
+        whole = copy.deepcopy(config)
+        whole.train.microbatches = 1
+        contestants.append(Contestant("whole batch", whole))
+    for _ in tracked(range(WARM_UP), "warming up", WARM_UP, "rounds"):
+        for contestant in contestants:
+            contestant.step()
+    for contestant in contestants:
+        contestant.seconds.clear()
+    for _ in tracked(range(rounds), "timing the steps", rounds, "rounds"):
+        for contestant in contestants:
+            contestant.step()
+    results = [{"name": c.name, **c.results()} for c in contestants]
+    model, *others = results
+    ratios = [
+        {
+            "name": f"model / {other['name']}",
+            **{k: model[k] / other[k] for k in model if k != "name"},
+        }
+        for other in others
+    ]
+    return [*results, *ratios]
+
+
+def without_adapters(config: ConfigDict) -> ConfigDict:
+    """The same model, all of which trains."""
+    full = copy.deepcopy(config)
+    full.train.trainable, full.model.adapter_rank = (), 0
+    return full
+
+
+def show_coordinate_check(config: ConfigDict) -> None:
+    """A table for each initialisation.
+
+    Raises:
+      InputError: if the config's weights are no functions of time.
+    """
+    model = make_setup(config, vocab_size(config)).model.config
+    if model.weights != "time_dependent":
+        raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
+    for init in KEYS["model.init"].choices:
+        with Progress(f"training a few steps with model.init={init}"):
+            rows = coordinate_check(replace(model, init=init))
+        say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
+        for row in rows:
+            say("".join(f"{value:>12.3g}" for value in row.values()))
+            print(json.dumps({"init": init, **row}), flush=True)
+
+
+def show_data(config: ConfigDict, rounds: int) -> None:
+    """A line for each way of making batches."""
+    with TemporaryDirectory() as folder, Progress("timing the data pipeline"):
+        rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
+    for name, tokens in rates.items():
+        ratio = tokens / rates["plain_grain"]
+        say(f"{name:<18}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
+    print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
+
+
+def show_generation(config: ConfigDict, rounds: int) -> None:
+    """Both rates, and their ratio."""
+    model = make_setup(config, vocab_size(config)).model
+    with Progress("timing generation"):
+        rates = generation_rates(model, rounds)
+    for name, rate in rates.items():
+        ratio = rates["cached"] / rate
+        say(
+            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
+        )
+    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
+
+
+def show_comparison(config: ConfigDict, rounds: int) -> None:
+    """A column per model and per ratio."""
+    results = compare(config, rounds)
+    lines = [["", *(result["name"] for result in results)]]
+    for key in (key for key in results[0] if key != "name"):
+        cells = (f"{r[key]:.3f}" if "/" in r["name"] else count(r[key]) for r in results)
+        lines.append([key, *cells])
+    say(*aligned(lines))
+    for result in results:
+        print(json.dumps(result), flush=True)

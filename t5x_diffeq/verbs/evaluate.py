@@ -1,0 +1,161 @@
+"""Loss and perplexity of a run on any grid, or the tasks of lm-evaluation-harness."""
+
+import importlib
+import json
+from types import ModuleType
+
+import jax
+from absl.flags import FlagValues
+
+from t5x_diffeq.data.corpus import Corpus, load_corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.downstream import check_harness
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, place, write_whole
+from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
+from t5x_diffeq.report import count, say, tracked
+from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
+from t5x_diffeq.training.flops import forward_flops
+from t5x_diffeq.training.run import Run, load_run
+from t5x_diffeq.training.step import make_eval_step
+from t5x_diffeq.training.workdir import read_config
+
+Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
+
+
+def load_on(
+    workdir: AnyPath,
+    tokenizer: Tokenizer,
+    num_steps: int | None,
+    scheme: str | None,
+    flags: FlagValues,
+) -> Run:
+    """The run on a grid; `flags` name the checkpoint and the adapters."""
+    return load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=jax.device_count(),
+        num_steps=num_steps,
+        scheme=scheme,
+        checkpoint=flags.checkpoint,
+        adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
+    )
+
+
+def evaluate_grid(
+    workdir: AnyPath, num_steps: int | None, scheme: str | None, flags: FlagValues
+) -> dict:
+    """Loss and perplexity on the validation split with so many steps of the scheme."""
+    corpus = load_corpus(workdir)
+    solver = scheme if scheme in SOLVERS else None
+    run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme, flags)
+    model = run.setup.model.config
+    adaptive = solver and Adaptive(solver, flags.rtol, flags.rtol, flags.max_solver_steps)
+    values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
+    fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
+    fixed["flops_per_token"] = forward_flops(model)
+    grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
+    return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
+
+
+def evaluate_split(
+    run: Run,
+    corpus: Corpus,
+    batch_size: int,
+    limit: int | None = None,
+    adaptive: Adaptive | None = None,
+) -> dict[str, float]:
+    """Loss, perplexity and number of tokens on the validation split.
+
+    Args:
+      run: the model, on its grid.
+      corpus: the run's data.
+      batch_size: sequences of a batch; rounded up to a multiple of the batch shards.
+      limit: at most so many batches, the first; None: the whole split.
+      adaptive: a solver that chooses its own steps; None: the run's grid and scheme.
+    """
+    setup, parts = run.setup, eval_examples(run.config.data, corpus)
+    sequences = sum(map(len, parts))
+    rows = setup.eval_rows(min(batch_size, sequences))
+    number = min(limit or sequences, -(-sequences // rows))
+    batches = eval_batches(parts, rows, setup.rows, limit)
+    batches = tracked(batches, "evaluating", number, "batches")
+    with setup.context():
+        eval_step = make_eval_step(setup.model, setup.loss_chunk)
+        if adaptive:
+            check_adaptive(setup.model.config, adaptive)
+            eval_step = make_adaptive_eval_step(setup.model, setup.loss_chunk, adaptive)
+        return evaluate(eval_step, run.params, batches)
+
+
+def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
+    """A line per grid, and the figure if one is asked for.
+
+    Args:
+      results: of each grid.
+      plot: the figure's file; None: there is none.
+      trained: scheme and number of steps that the model was trained with.
+    """
+    say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
+    for values in results:
+        say(
+            f"{values['scheme']:<12}{values['num_steps']:>6}"
+            f"{count(values['flops_per_token']):>13}{values['eval/loss']:>9.4f}"
+            f"{values['eval/perplexity']:>12.2f}"
+        )
+    if plot:
+        path = place(plot, "--plot")
+        figure = plots().perplexity_over_depth(results, trained)
+        write_whole(path, plots().image(figure, path.suffix[1:]))
+        say(f"figure in {path}")
+
+
+def plots() -> ModuleType:
+    """The module that draws.
+
+    Raises:
+      InputError: if matplotlib isn't installed.
+    """
+    try:
+        return importlib.import_module("t5x_diffeq.analysis.plots")
+    except ImportError as error:
+        raise InputError(
+            "--plot needs the package matplotlib; pip install -e '.[analysis]', or leave it out"
+        ) from error
+
+
+def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
+    """A line for each grid: what the harness's tasks gave."""
+    check_harness("--tasks")
+    from t5x_diffeq import harness
+
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
+    if tokenizer is None:
+        raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
+    tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
+    folder = place(flags.output, "--output") if flags.output else workdir / "lm_eval"
+    for scheme, num_steps in grids:
+        run = load_on(workdir, tokenizer, num_steps, scheme, flags)
+        values = harness.evaluate_run(run, tokenizer, flags.batch_size, tasks, folder)
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+
+
+def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
+    """A line of JSON for each grid; a table of several, and the figure if one is asked for."""
+    if flags.plot:
+        plots()
+    results = []
+    for scheme, num_steps in grids:
+        values = evaluate_grid(workdir, num_steps, scheme, flags)
+        results.append(values)
+        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+    fixed = "num_steps" in results[0]
+    if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
+        model = read_config(workdir)["model"]
+        show_table(results, flags.plot, (model["scheme"], model["num_steps"]))

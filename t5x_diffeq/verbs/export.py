@@ -1,0 +1,51 @@
+"""A run as a Hugging Face folder."""
+
+from t5x_diffeq.data.tokenizer import load_tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.exchange.folder import local, need_safetensors
+from t5x_diffeq.exchange.save_pretrained import save_pretrained
+from t5x_diffeq.files import AnyPath
+from t5x_diffeq.report import Progress, count, say, table
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.run import load_run
+from t5x_diffeq.training.workdir import read_config
+
+
+def export(
+    workdir: AnyPath, to: AnyPath, num_steps: int | None, checkpoint: int | None, peft: bool
+) -> None:
+    """Writes the folder and says what it holds.
+
+    Args:
+      workdir: of the run.
+      to: the folder; new, or empty.
+      num_steps: of the grid; None: the trained one.
+      checkpoint: its step; None: the newest.
+      peft: whether adapters are written apart from their base.
+
+    Raises:
+      InputError: if the run can't be exported, or not there.
+    """
+    output = local(to, "output")
+    need_safetensors("export")
+    as_run = read_config(workdir)
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
+    if tokenizer is None:
+        raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
+    run = load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=1,
+        num_steps=num_steps,
+        checkpoint=checkpoint,
+    )
+    with run.setup.context(), Progress("writing the folder"):
+        told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
+    say(*told["notes"])
+    facts = {
+        "checkpoint": str(run.step),
+        "class": told["class"],
+        "layers": str(run.setup.model.config.num_steps),
+        "parameters": count(told["parameters"]),
+    }
+    table(f"exported to {output}", facts)

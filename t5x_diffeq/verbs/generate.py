@@ -1,0 +1,83 @@
+"""Text: the prompts of the command line, continued by a trained run."""
+
+import json
+import time
+
+import jax
+from absl.flags import FlagValues
+
+from t5x_diffeq.continuation import Continuation
+from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, place
+from t5x_diffeq.models.sampling import Sampling, generate
+from t5x_diffeq.report import say, tracked
+from t5x_diffeq.training.run import Run, load_run
+
+OPENING = 16  # tokens of the validation text that are the prompt if none is given
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
+    """The prompt's tokens.
+
+    Raises:
+      InputError: if they leave no room in the model's length.
+    """
+    try:
+        (tokens,) = tokenizer.encode([text])
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    if len(tokens) >= max_length:
+        raise InputError(
+            f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
+            "shorten the prompt"
+        )
+    return tokens.tolist()
+
+
+def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
+    """Adds tokens to the rows until all have ended; says the rates, without compilation."""
+    sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
+    prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
+    times = [time.perf_counter()]
+    generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
+    for tokens in tracked(generated, "generating", max_tokens, "tokens"):
+        times.append(time.perf_counter())
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.add(token)
+        if all(row.ended for row in rows):
+            break
+    if len(times) > 4:  # the first compiles the prompts' program, the second the step's
+        rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
+        say(
+            f"prompts read in {times[1] - times[0]:.1f} s, compilation included; "
+            f"then {rate:.1f} tokens/s"
+        )
+
+
+def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
+    """Prints each prompt with what follows it."""
+    corpus = load_corpus(workdir)
+    tokenizer = corpus.tokenizer
+    run = load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=1,
+        num_steps=flags.num_steps,
+        checkpoint=flags.checkpoint,
+        adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
+    )
+    limit = run.setup.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]
+    texts = flags.prompt or [tokenizer.decode(opening)]
+    rows = [
+        Continuation(tokenizer, encode_prompt(tokenizer, text, limit), flags.stop) for text in texts
+    ]
+    room = limit - max(len(row.prompt) for row in rows)
+    if flags.max_tokens > room:
+        say(f"--max_tokens={flags.max_tokens} is more than fits: {room} follow the prompt")
+    with run.setup.context():
+        continue_rows(rows, run, min(flags.max_tokens, room), flags)
+    for row in rows:
+        print(row.text() if len(rows) == 1 else json.dumps({"text": row.text()}), flush=True)

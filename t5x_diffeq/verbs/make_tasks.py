@@ -1,0 +1,91 @@
+"""Tasks for lm-evaluation-harness from the validation text of a run."""
+
+import json
+import re
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.data.tokenizer import Tokenizer, TokenRow
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.files import AnyPath, write_whole
+from t5x_diffeq.report import say
+from t5x_diffeq.training.workdir import read_config
+
+PASSAGES, CHOICES, FEWEST_WORDS = 1000, 4, 4
+TASKS = {
+    "own_ending": """
+output_type: multiple_choice
+doc_to_text: "{{beginning}}"
+doc_to_choice: endings
+doc_to_target: label
+target_delimiter: ""
+metric_list: [{metric: acc}]
+""",
+    "last_word": """
+output_type: loglikelihood
+doc_to_text: "{{before}}"
+doc_to_target: "{{last}}"
+target_delimiter: ""
+metric_list: [{metric: acc}, {metric: perplexity}]
+""",
+}
+
+
+def passage(tokens: TokenRow, tokenizer: Tokenizer) -> list[str] | None:
+    """The whole words of a window, each but the first with what is before it; None if few."""
+    words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
+    return [words[0].lstrip(), *words[1:]] if len(words) >= FEWEST_WORDS else None
+
+
+def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
+    """What the tasks ask: a passage's words around its middle and its last, and others' endings."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number, words in enumerate(passages):
+        middle = len(words) * 2 // 3
+        others = random.choice(len(passages) - 1, CHOICES - 1, replace=False)
+        others = [passages[other + (other >= number)] for other in others]
+        endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
+        label = int(random.integers(CHOICES))
+        endings.insert(label, "".join(words[middle:]))
+        made.append(
+            {
+                "beginning": "".join(words[:middle]),
+                "endings": endings,
+                "label": label,
+                "before": "".join(words[:-1]),
+                "last": words[-1],
+            }
+        )
+    return made
+
+
+def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
+    """Writes the tasks of a run's validation text to `output`.
+
+    Raises:
+      InputError: if the text is too short.
+    """
+    data = ConfigDict(read_config(workdir)["data"])
+    corpus = load_corpus(workdir)
+    (windows, *_) = eval_examples(data, corpus)
+    chosen = np.random.default_rng(0).permutation(len(windows))[:PASSAGES]
+    rows = (windows[int(number)]["inputs"] for number in sorted(chosen))
+    passages = [words for row in rows if (words := passage(row, corpus.tokenizer))]
+    if len(passages) < CHOICES:
+        raise InputError(
+            f"workdir {workdir}: of its validation text only {len(passages)} windows have "
+            f"{FEWEST_WORDS} words; take a larger text or data.sequence_length"
+        )
+    lines = [json.dumps(document) for document in documents(passages)]
+    write_whole(output / "documents.jsonl", ("\n".join(lines) + "\n").encode())
+    for name, fields in TASKS.items():
+        source = (
+            f"task: {name}\ndataset_path: json\ntest_split: test\ndataset_kwargs: "
+            f"{json.dumps({'data_files': {'test': str(output / 'documents.jsonl')}})}\n"
+        )
+        write_whole(output / f"{name}.yaml", (source + fields.lstrip()).encode())
+    say(f"{len(passages)} passages in {output}: {', '.join(TASKS)}")

@@ -1,0 +1,97 @@
+"""Plans: steps compiled for chips that are not there, compared, searched and shown."""
+
+import copy
+import importlib
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.report import say
+from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.partitioning import describe
+from t5x_diffeq.training.plan_search import as_flags, remedies
+from t5x_diffeq.training.plan_sweep import Sweep
+from t5x_diffeq.training.plan_tables import record, show, show_ranked
+from t5x_diffeq.training.planning import Plan, plan_setup, plan_step
+from t5x_diffeq.training.topology import Topology
+from t5x_diffeq.verbs.benchmark import vocab_size
+
+SECONDS_BETWEEN_LINES = 10
+
+
+def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
+    """The plan of a config, and a line when it is compiled."""
+    setup = plan_setup(config, vocab_size(config), where)
+    begun = time.perf_counter()
+    plan = plan_step(setup, config.train.batch_size, where)
+    took = f"compiled in {time.perf_counter() - begun:.0f} s"
+    say(f"{name}: {describe(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
+    return plan
+
+
+def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Plan]:
+    """Plans by name, made one after the other; prints a line every few seconds."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
+        while pending := wait(made.values(), SECONDS_BETWEEN_LINES).not_done:
+            left = ", ".join(name for name, future in made.items() if future in pending)
+            say(f"compiling {left}: {time.perf_counter() - begun:.0f} s")
+        plans = {name: future.result() for name, future in made.items()}
+    say(f"that took {time.process_time() - cpu:.0f} s of CPU time")
+    return plans
+
+
+def compare(config: ConfigDict, where: Topology) -> dict[str, Plan]:
+    """Plans of the model and, if it isn't one itself, of its baseline."""
+    configs = {"model": config}
+    if config.model.weights != "per_layer":
+        configs["baseline"] = copy.deepcopy(config)
+        importlib.import_module("configs.default").set_variant(configs["baseline"], "baseline")
+    return make_plans(configs, where)
+
+
+def tell(name: str, plan: Plan) -> None:
+    """A plan on standard output."""
+    print(json.dumps({"name": name, **record(plan)}), flush=True)
+
+
+def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
+    """Compiles what may fit until something does, and says what that is."""
+    say("looking for what does fit:")
+    for change, other in remedies(config, dict(plan.setup.mesh.shape)):
+        memory = make_plan(change, other, where).memory
+        needed = f"{memory.needed / GIB:.2f} GiB of {memory.available / GIB:.2f}"
+        if memory.fits:
+            say(f"fits with {change} ({needed})")
+            return
+        say(f"  not with {change} ({needed})")
+    say("nothing tried fits: take a larger topology, or a smaller model")
+
+
+def sweep(config: ConfigDict, where: Topology) -> None:
+    """Searches for the fastest plan: a JSON line as each is made, at the end a table and flags."""
+
+    def compiled(title: str, other: ConfigDict) -> Plan:
+        (plan,) = make_plans({title: other}, where).values()
+        tell("model", plan)
+        return plan
+
+    search = Sweep(config, vocab_size(config), where, compiled)
+    found = [(as_flags(keys), plan) for keys, plan in search.run()]
+    show_ranked(found)
+    say(f"{search.skipped} more can't fit or can't be faster, and were not compiled", "fastest:")
+    say(found[0][0])
+
+
+def show_plans(config: ConfigDict, where: Topology) -> None:
+    """Plans of the model and its baseline, and what would fit if the model doesn't."""
+    plans = compare(config, where)
+    show(plans)
+    for name, plan in plans.items():
+        tell(name, plan)
+    if plans["model"].memory.fits is False:
+        advise(config, plans["model"], where)

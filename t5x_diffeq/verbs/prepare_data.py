@@ -1,0 +1,39 @@
+"""Token shards of the documents that a config describes."""
+
+import json
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.data.manifest import SPLITS
+from t5x_diffeq.data.preparation import prepare
+from t5x_diffeq.data.recipe import tokenizer_in
+from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.files import AnyPath, digest
+from t5x_diffeq.locks import held
+from t5x_diffeq.report import count, say
+
+
+def prepare_data(
+    data: ConfigDict, folder: AnyPath, shards: int, workers: int, part: tuple[int, int]
+) -> None:
+    """Makes a part of the shards; of the last part that is made, also the manifest.
+
+    Args:
+      data: `config.data`.
+      folder: of the shards.
+      shards: of each split.
+      workers: processes that tokenise.
+      part: (i, n), the i-th of n parts.
+    """
+    lock = folder / f".lock-{part[0]}-of-{part[1]}"
+    with held(lock, f"--output={folder}"):
+        source = load_source(data)
+        text = digest([source.fingerprint.encode()])
+        tokenizer = tokenizer_in(folder / "tokenizer", data, source.train, text)
+        manifest = prepare(source, tokenizer, folder, shards, workers, part)
+    if manifest is not None:
+        say(
+            *(f"{s}: {count(manifest[s]['tokens'])} tokens" for s in SPLITS),
+            f"train with --config.data.source=tokens --config.data.path={folder}",
+        )
+        print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)

@@ -1,0 +1,135 @@
+"""An experiment of the paper: its runs, its tables and its figures."""
+
+import json
+import re
+import shlex
+
+from absl.flags import FlagValues
+
+from t5x_diffeq.data.sources import SOURCES
+from t5x_diffeq.errors import InputError
+from t5x_diffeq.experiments.drawing import draw
+from t5x_diffeq.experiments.experiment import Experiment
+from t5x_diffeq.experiments.laptop import LAPTOP
+from t5x_diffeq.experiments.paper import PAPER
+from t5x_diffeq.experiments.present import markdown, scores
+from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
+from t5x_diffeq.experiments.tokenizers import KEY, OWN, check_tokenizers, remark
+from t5x_diffeq.files import AnyPath, files_matching, place, write_whole
+from t5x_diffeq.report import say
+
+EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
+
+
+def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
+    """The keys of the config for each text by its name.
+
+    Raises:
+      InputError: if one isn't as it should be.
+    """
+    found = {}
+    for given in flags.text:
+        name, _, where = given.partition("=")
+        source, colon, path = where.partition(":")
+        if not colon:
+            source, path = ("stdlib", "") if name == "stdlib" else ("text_files", where)
+        if not re.fullmatch(r"\w+", name) or (not path and source != "stdlib"):
+            raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
+        if name in found:
+            raise InputError(f"--text={given}: there is a text of the name {name} already")
+        if source not in (*SOURCES, "tokens"):
+            raise InputError(
+                f"--text={given}: {source!r} is no source; there are {', '.join(SOURCES)}, tokens"
+            )
+        found[name] = {"data.source": source, **({"data.path": path} if path else {})}
+        if flags.scale == "paper" and source != "tokens" and flags.tokenizers != OWN:
+            found[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
+    for name, keys in found.items():
+        if keys["data.source"] == "text_files":
+            check_text(name, keys["data.path"])
+    return found
+
+
+def check_text(name: str, path: str) -> None:
+    """There is a text at the path.
+
+    Raises:
+      InputError: if not.
+    """
+    file = place(path, f"--text={name}")
+    if not (file.exists() or files_matching(file)):
+        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
+
+
+def seeds_of(experiment: Experiment, seeds: int | None) -> range:
+    """The seeds.
+
+    Raises:
+      InputError: if --seeds isn't a positive number.
+    """
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds={seeds} must be at least 1")
+    return range(seeds or experiment.seeds)
+
+
+def todo(runs: list[Run], output: AnyPath) -> list[Run]:
+    """Those that have no outcome yet."""
+    done = read_results(output)
+    return [run for run in runs if run.name not in done]
+
+
+def present(
+    experiment: Experiment, runs: list[Run], output: AnyPath, folder: AnyPath, caveats: list[str]
+) -> None:
+    """Tables on standard output and in `folder`, figures, and the outcomes that they show.
+
+    Args:
+      experiment: whose they are.
+      runs: all of its runs, done.
+      output: the folder of the runs.
+      folder: of what is shown.
+      caveats: paragraphs on why the numbers are not the paper's; figures then say so, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = read_results(output)
+    # An outcome may have been another experiment's first: labels are this one's.
+    every = [{**done[run.name], **run.labels} for run in runs]
+    outcomes = scores([each for each, run in zip(every, runs, strict=True) if run.labels])
+    tables = [f"{each.value}\n\n{markdown(outcomes, each)}" for each in experiment.layouts]
+    notes = [*experiment.notes(every, output), *caveats]
+    write_whole(folder / "tables.md", "\n\n".join([*tables, *notes, ""]).encode())
+    write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
+    for number, layout in enumerate(experiment.layouts, 1):
+        draw(outcomes, layout, folder / f"figure{number}", output, comparable=not caveats)
+    print(*tables, *notes, sep="\n\n")
+
+
+def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
+    """Carries out the runs of an experiment, then presents them; returns the exit status.
+
+    Args:
+      output: the folder of the runs.
+      part: (i, n), the i-th of n parts of the runs.
+      flags: of the verb.
+    """
+    experiment = EXPERIMENTS[flags.scale][flags.experiment]
+    of_texts, seeds, (i, n) = texts(flags), seeds_of(experiment, flags.seeds), part
+    runs = experiment.runs(of_texts, seeds, read_results(output))
+    if flags.dry_run:
+        print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
+        return 0
+    check_tokenizers(runs)
+    results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
+    while todo(runs, output):
+        try:
+            carry_out(part_of(runs, i, n), output, results)
+        except StoppedError as stopped:
+            say("stopped, saved; the same command continues")
+            return stopped.status
+        if others := todo(runs, output):
+            say(f"this part is done; others have {len(others)} runs to do, then the same command")
+            return 0
+        runs = experiment.runs(of_texts, seeds, read_results(output))  # more, of a sweep
+    caveats = remark(runs, output) if flags.scale == "paper" else []
+    present(experiment, runs, output, output / flags.experiment, caveats)
+    return 0
