@@ -176,9 +176,9 @@ def memory_share(plan: Plan) -> str | None:
 
 def show_ranked(found: list[tuple[str, Plan]]) -> None:
     """Plans and the flags that make them, the first at the top."""
-    say(f"{'mesh':<34}{'remat':>26}{'needed':>12}{'step':>16}  flags")
+    say(f"{'mesh':<32}  {'remat':<24}  {'needed':>12}  {'step':>18}  flags")
     for flags, plan in found:
         mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
         step = step_range(plan).removesuffix(" a step") if plan.times else ""
         needed = cell(plan.memory.needed, "bytes")
-        say(f"{mesh:<34}{remat:>26}{needed:>12}{step:>16}  {flags}")
+        say(f"{mesh:<32}  {remat:<24}  {needed:>12}  {step:>18}  {flags}")
