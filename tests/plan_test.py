@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -250,6 +251,19 @@ def test_a_sweep_where_nothing_fits(monkeypatch):
     monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
     with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
         Sweep(small(), 256, EIGHT, FakePlans({"else": 1})).run()
+
+
+def test_the_columns_of_a_sweep_stay_apart(monkeypatch, capsys):
+    """Also with the longest remat policy, the smallest memory, and a step under a millisecond."""
+    seconds = {"else": 0.000648}
+    found, _, _ = fake_sweep(monkeypatch, seconds, {})
+    plan_tables.show_ranked([("--flag", plan) for _, plan in found])
+    _, *rows = capsys.readouterr().err.splitlines()
+    assert len(rows) == len(found)
+    for row in rows:
+        *_, needed, step, flags = re.split(r"\s{2,}", row)
+        assert (step, flags) == ("0.648 to 0.648 ms", "--flag")
+        assert needed.endswith("iB")
 
 
 def test_the_bound_says_what_a_mesh_costs():

@@ -126,7 +126,11 @@ def verdict(plan: Plan) -> str:
 
 def step_range(plan: Plan) -> str:
     """`246 to 285 ms a step`."""
-    return f"{1e3 * plan.times.low:.3g} to {1e3 * plan.times.high:.3g} ms a step"
+    low, high = (
+        f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+        for ms in (1e3 * plan.times.low, 1e3 * plan.times.high)
+    )
+    return f"{low} to {high} ms a step"
 
 
 def remarks(plan: Plan) -> list[str]:

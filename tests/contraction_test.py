@@ -1,0 +1,51 @@
+"""What the TPU's compiler makes of P e(t) and of P's update."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from configs import default
+from t5x_diffeq.ode.contraction import contract
+from t5x_diffeq.training.partitioning import AXES, logical_rules, sharded
+from t5x_diffeq.training.program import read_program, shapes
+from t5x_diffeq.training.topology import topology
+from t5x_diffeq.training.trip_count import executions
+
+LIBTPU = importlib.util.find_spec("libtpu") is not None
+N, T, KERNEL, AXIS_NAMES = 16, 32, (512, 1024), ("embed", "mlp")
+BYTES = 4 * T * 128 * 1024  # of P, on each of four devices
+
+
+def update(e, P, m, v, dW):
+    """W, and P and two moments updated as by Adam."""
+    W, pull_back = jax.vjp(lambda e, P: contract(e, P, AXIS_NAMES, jnp.bfloat16), e, P)
+    de, dP = pull_back(dW)
+    m, v = 0.9 * m + dP, 0.99 * v + dP**2
+    return W, de, P - m / jnp.sqrt(v + 1e-8), m, v
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
+def test_a_tpu_copies_neither_p_nor_its_moments():
+    """Nothing but products and the update itself touches what is as large as P."""
+    devices = np.array(topology("v5e:2x2").devices).reshape(1, 4, 1)
+    mesh = Mesh(devices, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    whole = NamedSharding(mesh, PartitionSpec())
+    parts = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
+    of_P = jax.ShapeDtypeStruct((T, *KERNEL), jnp.float32, sharding=parts)
+    e = jax.ShapeDtypeStruct((N, T), jnp.float32, sharding=whole)
+    dW = jax.ShapeDtypeStruct((N, *KERNEL), jnp.bfloat16, sharding=parts)
+    shardings = (parts, whole, parts, parts, parts)
+    with sharded(mesh, logical_rules(default.get_config().mesh)):
+        step = jax.jit(update, donate_argnums=(1, 2, 3), out_shardings=shardings)
+        program = read_program(step.lower(e, of_P, of_P, of_P, dW).compile().as_text())
+    copies = [
+        it.name
+        for it, _, _, fused in executions(program)
+        if not fused and it.opcode == "copy" and sum(x.bytes for x in shapes(it.type)) >= BYTES / 2
+    ]
+    assert copies == []
