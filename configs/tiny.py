@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     config.train.total_steps = 300
     config.train.batch_size = 16
     config.train.eval_every = 150
-    config.train.eval_batches = 8  # of about 40
+    config.train.eval_batches = 8  # of about 47
     config.train.eval_all_at_end = True
     config.train.checkpoint_every = 100
     config.train.log_every = 20

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 SWITCH = "T5X_DIFFEQ_KEEP_MEMORY"  # 0 leaves glibc as it is
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
-# Of malloc.h. Blocks of any size come from the heap, which never shrinks and grows in large pieces.
+# Of malloc.h. Blocks of any size come from the heap, which never shrinks.
 # Threads share one heap: those of their own would lie in memory that is mapped and unmapped.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
-SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_TOP_PAD: 256 * 2**20, M_ARENA_MAX: 1}
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1}
 
 kept = False  # whether this process keeps freed memory
 
