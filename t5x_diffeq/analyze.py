@@ -1,9 +1,9 @@
 """Analyses a trained run: analyze spectra|lyapunov|clustering|all --workdir=DIR [--output=DIR].
 
-Writes arrays, figures (PNG and PDF) and a page that shows them all: report.html for `all`, else
-spectra.html and so on. Prints how spectra grow with depth, as JSON, and then the page's path. Needs
-matplotlib: pip install -e '.[analysis]'. Clustering is of particles, not of the run: with --output
-it needs no --workdir.
+Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
+spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
+Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles and does not look at
+the run; with --output it needs no --workdir.
 """
 
 import importlib.util
@@ -22,39 +22,49 @@ FLAGS = flags.FlagValues()
 WHAT = flags.DEFINE_string(
     "what",
     None,
-    "spectra, lyapunov, clustering or all; its name may be left out.",
+    "spectra, lyapunov, clustering or all; may be given without --what=.",
     flag_values=FLAGS,
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
 OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for what is written; WORKDIR/analysis.", flag_values=FLAGS
+    "output", None, "Folder for the results. [default: WORKDIR/analysis]", flag_values=FLAGS
 )
 PROMPT = flags.DEFINE_multi_string(
     "prompt",
     None,
-    "Text whose tokens' influence is measured, once for each; the validation text's opening.",
+    "Text whose tokens are analysed; may be repeated. [default: the start of the validation text]",
     flag_values=FLAGS,
 )
 CONVENTION = flags.DEFINE_string(
-    "convention", "pair", "Of Lyapunov exponents: pair, official or full.", flag_values=FLAGS
+    "convention",
+    "pair",
+    "Definition of the Lyapunov exponents: pair, official or full.",
+    flag_values=FLAGS,
 )
 MEMORY = flags.DEFINE_float(
-    "memory", 1.0, "GiB that Lyapunov's tangents may take, about.", flag_values=FLAGS
+    "memory", 1.0, "Approximate GiB for the tangents of the Lyapunov exponents.", flag_values=FLAGS
 )
 TIMES = flags.DEFINE_integer(
     "times",
     201,
-    "Times at which an ODE's spectra are taken between its nodes.",
+    "Number of times at which the spectra of an ODE are computed.",
     2,
     100_000,
     flag_values=FLAGS,
 )
-SEEDS = flags.DEFINE_integer("seeds", 20, "Draws of the clustering.", 1, 100_000, flag_values=FLAGS)
+SEEDS = flags.DEFINE_integer(
+    "seeds", 20, "Number of random draws of the clustering.", 1, 100_000, flag_values=FLAGS
+)
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps; the trained one.", 1, STEPS, flag_values=FLAGS
+    "num_steps",
+    None,
+    "Number of solver steps. [default: the trained one]",
+    1,
+    STEPS,
+    flag_values=FLAGS,
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 
 

@@ -1,10 +1,10 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
-With --coordinate_check, shows instead how far W(t) moves in the first steps of training, against T.
-With --data, instead, how fast batches are made on the host, against plain Grain. With --generation,
-how fast tokens follow a prompt, against reading the whole prefix for each.
-Steps of the two models take turns, so that a noisy machine is as noisy for both. Prints a table on
-standard error and one JSON object per model on standard output.
+The two models take turns, so that noise of the machine affects both. Prints a table on standard
+error and one JSON object per model on standard output. Other measurements, one at a time:
+--coordinate_check: how far W(t) moves in the first steps of training, for several T.
+--data: how fast the host makes batches, compared with plain Grain.
+--generation: how fast tokens are generated, compared with running the whole prefix for each token.
 """
 
 from absl import flags
@@ -19,12 +19,12 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
 COORDINATE_CHECK = flags.DEFINE_bool(
-    "coordinate_check", False, "Show the steps of W(t).", flag_values=FLAGS
+    "coordinate_check", False, "Measure how far W(t) moves in the first steps.", flag_values=FLAGS
 )
 DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
 GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
 ROUNDS = flags.DEFINE_integer(
-    "rounds", 20, "Timed steps, or seconds, of each.", 1, INT32, flag_values=FLAGS
+    "rounds", 20, "Number of timed steps (or seconds) of each model.", 1, INT32, flag_values=FLAGS
 )
 
 

@@ -117,7 +117,8 @@ def help_on(own: flags.FlagValues) -> str:
     for name in own:
         default = own[name].default
         given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
-        text = f"{own[name].help} [default: {default}]" if given else own[name].help
+        meaning = own[name].help.partition(";\n")[0]  # absl adds that a list is a repeated flag
+        text = f"{meaning} [default: {default}]" if given else meaning
         head = f"  --{name:<{width}}"
         indent = " " * len(head)
         lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)

@@ -1,9 +1,9 @@
 """Makes a run of a Hugging Face Llama or GPT-2: --input=FOLDER --workdir=NEW [--to_ode].
 
-The workdir is complete, at step 0: evaluate, generate, analyze, export and finetune take it. With
---to_ode the layers become the values of W(t) at the nodes of a neural ODE, which on that grid is
-the same model. Text to measure on is --config.data.source and --config.data.path, as in training;
-model, length and tokenizer are the folder's. Needs safetensors: pip install -e '.[export]'.
+The new workdir is a complete run at step 0, for evaluate, generate, analyze, export and finetune.
+With --to_ode the layers become the values of W(t) at the nodes of a neural ODE, which is the same
+model at that number of steps. --config.data.source and --config.data.path name the text to measure
+it on; model, length and tokenizer come from FOLDER. Needs safetensors: pip install -e '.[export]'.
 """
 
 from collections.abc import Iterable
@@ -21,27 +21,40 @@ FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embe
 
 FLAGS = flags.FlagValues()
 INPUT = flags.DEFINE_string(
-    "input", None, "Hugging Face folder of a Llama or GPT-2, with safetensors.", flag_values=FLAGS
+    "input",
+    None,
+    "Hugging Face folder of a Llama or GPT-2 model, with safetensors.",
+    flag_values=FLAGS,
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder to make; new, or empty.", flag_values=FLAGS)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
+)
 TO_ODE = flags.DEFINE_bool(
-    "to_ode", False, "Make it a neural ODE, the same on its own grid.", flag_values=FLAGS
+    "to_ode",
+    False,
+    "Make it a neural ODE that is the same model at its own number of steps.",
+    flag_values=FLAGS,
 )
 TIME_EMBED_DIM = flags.DEFINE_integer(
     "time_embed_dim",
     None,
-    "T of the ODE, the layers or more; the layers.",
+    "T of the ODE, at least the number of layers. [default: the number of layers]",
     1,
     INT32,
     flag_values=FLAGS,
 )
 SEQUENCE_LENGTH = flags.DEFINE_integer(
-    "sequence_length", None, "A shorter length than the folder's.", 1, INT32, flag_values=FLAGS
+    "sequence_length",
+    None,
+    "Sequence length, if shorter than the model's.",
+    1,
+    INT32,
+    flag_values=FLAGS,
 )
 CONFIG = config_flags.DEFINE_config_file(
     "config",
     str(CONFIGS / "default.py"),
-    "Config file whose data, train and optimizer sections are taken.",
+    "Config file for the data, train and optimizer sections.",
     flag_values=FLAGS,
 )
 

@@ -1,8 +1,8 @@
 """Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
 
-Prints one JSON object per grid on standard output; of several grids, a table beside it, and with
---plot=FILE a figure. With --tasks=piqa,... it runs tasks of lm-evaluation-harness instead, shows
-its table and keeps its JSON.
+Prints one JSON object per number of steps and scheme on standard output. For several of them it
+also prints a table, and --plot=FILE draws them. With --tasks=piqa,... it runs tasks of the
+lm-evaluation-harness instead, prints the harness's table and writes its JSON.
 """
 
 from itertools import product
@@ -17,16 +17,19 @@ from t5x_diffeq.files import place
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
 NUM_STEPS = flags.DEFINE_list(
-    "num_steps", None, "Numbers of steps, 6,12,24; the trained one.", flag_values=FLAGS
+    "num_steps",
+    None,
+    "Numbers of solver steps, such as 6,12,24. [default: the trained one]",
+    flag_values=FLAGS,
 )
 SCHEME = flags.DEFINE_list(
     "scheme",
     None,
-    f"Schemes, or one of {', '.join(ADAPTIVE_SOLVERS)} (adaptive); the trained one.",
+    f"Schemes, or one of {', '.join(ADAPTIVE_SOLVERS)} (adaptive). [default: the trained one]",
     flag_values=FLAGS,
 )
 PLOT = flags.DEFINE_string(
-    "plot", None, "Figure to write, .png, .pdf or .svg: perplexity over depth.", flag_values=FLAGS
+    "plot", None, "File for a plot of perplexity over depth: .png, .pdf or .svg.", flag_values=FLAGS
 )
 RTOL = flags.DEFINE_float(
     "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
@@ -34,47 +37,58 @@ RTOL = flags.DEFINE_float(
 MAX_SOLVER_STEPS = flags.DEFINE_integer(
     "max_solver_steps",
     512,
-    "Steps after which an adaptive solver gives up.",
+    "Steps after which an adaptive solver stops with an error.",
     1,
     STEPS,
     flag_values=FLAGS,
 )
 BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Sequences of a batch, over all devices.", 1, INT32, flag_values=FLAGS
+    "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
 EVAL_BATCHES = flags.DEFINE_integer(
     "eval_batches",
     None,
-    "Evaluate so many batches, the first; the whole split.",
+    "Number of batches, from the first. [default: the whole split]",
     1,
     INT32,
     flag_values=FLAGS,
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 ADAPTERS = flags.DEFINE_string(
-    "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
+    "adapters",
+    None,
+    "The adapters/ folder of a run that was fine-tuned from this one.",
+    flag_values=FLAGS,
 )
 TASKS = flags.DEFINE_list(
-    "tasks", None, "Tasks of lm-evaluation-harness, or paper: its eleven.", flag_values=FLAGS
+    "tasks",
+    None,
+    "Tasks of the lm-evaluation-harness; 'paper' is the paper's eleven.",
+    flag_values=FLAGS,
 )
 NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot",
     None,
-    "Examples in a task's context; the task's own number.",
+    "Examples in each context. [default: the task's own number]",
     0,
     INT32,
     flag_values=FLAGS,
 )
 INCLUDE_PATH = flags.DEFINE_string(
-    "include_path", None, "Folder of task files of your own.", flag_values=FLAGS
+    "include_path", None, "Folder with your own task files.", flag_values=FLAGS
 )
 LIMIT = flags.DEFINE_integer(
-    "limit", None, "Only so many of each task's documents, the first.", 1, INT32, flag_values=FLAGS
+    "limit",
+    None,
+    "Number of documents of each task, from the first. [default: all]",
+    1,
+    INT32,
+    flag_values=FLAGS,
 )
 OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for the tasks' JSON; lm_eval/ in the workdir.", flag_values=FLAGS
+    "output", None, "Folder for the tasks' JSON. [default: WORKDIR/lm_eval]", flag_values=FLAGS
 )
 
 

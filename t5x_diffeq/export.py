@@ -1,8 +1,9 @@
 """Exports a trained run to a Hugging Face folder: --workdir=DIR --output=OUT [--num_steps=24].
 
-A model of Lie-Trotter steps (every baseline) becomes a LlamaForCausalLM or GPT2LMHeadModel, one of
-Euler steps brings its own PyTorch file: AutoModelForCausalLM.from_pretrained(OUT,
-trust_remote_code=True). Needs safetensors: pip install -e '.[export]'.
+A model with Lie-Trotter steps (every baseline) becomes a LlamaForCausalLM or GPT2LMHeadModel. A
+model with Euler steps comes with its own PyTorch file, which
+AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. Needs safetensors: pip
+install -e '.[export]'.
 """
 
 from absl import flags
@@ -12,15 +13,25 @@ from t5x_diffeq.config_keys import INT32, STEPS
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-OUTPUT = flags.DEFINE_string("output", None, "Folder to make; new, or empty.", flag_values=FLAGS)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
+)
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps, or layers; the trained one.", 1, STEPS, flag_values=FLAGS
+    "num_steps",
+    None,
+    "Number of solver steps, or layers. [default: the trained one]",
+    1,
+    STEPS,
+    flag_values=FLAGS,
 )
 PEFT = flags.DEFINE_bool(
-    "peft", False, "Adapters apart from their base, in PEFT's form in adapter/.", flag_values=FLAGS
+    "peft",
+    False,
+    "Write the adapters separately, in the format of PEFT, to OUT/adapter.",
+    flag_values=FLAGS,
 )
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 
 

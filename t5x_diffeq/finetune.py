@@ -1,8 +1,9 @@
-"""Tunes a trained run's model on a grid of its own: --config=FILE --workdir=NEW.
+"""Fine-tunes the model of a run, also at another number of steps: --config=FILE --workdir=NEW.
 
-FILE is configs/finetune.py:lora, :full or :hypernetwork, with --config.init_from=DIR, the run, and
---config.model.num_steps=9. Model and tokenizer come from DIR, the weights from that run on the grid
-asked for. NEW is a run as any other, complete in itself; the same command again continues it.
+FILE is configs/finetune.py:lora, :full or :hypernetwork. --config.init_from=DIR names the run to
+start from: the model, its weights and the tokenizer are taken from there.
+--config.model.num_steps=9 chooses the number of solver steps. NEW becomes a complete run; the same
+command again resumes it.
 """
 
 from absl import flags
@@ -16,7 +17,7 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "configs/finetune.py:lora, :full or :hypernetwork.", flag_values=FLAGS
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the new run; made, or continued.", flag_values=FLAGS
+    "workdir", None, "Folder of the new run, or of one to resume.", flag_values=FLAGS
 )
 
 

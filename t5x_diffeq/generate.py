@@ -1,6 +1,6 @@
 """Continues prompts with a trained run: --workdir=DIR --prompt=TEXT [--prompt=TEXT ...].
 
-Prints the prompt and what follows on standard output; of several, each as a JSON object.
+Prints the prompt and its continuation on standard output. Several prompts give a JSON object each.
 """
 
 from absl import flags
@@ -14,33 +14,52 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values
 PROMPT = flags.DEFINE_multi_string(
     "prompt",
     None,
-    "Text to continue, once for each; the validation text's opening.",
+    "Text to continue; may be repeated. [default: the start of the validation text]",
     flag_values=FLAGS,
 )
 MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 64, "At most so many tokens more.", 1, INT32, flag_values=FLAGS
+    "max_tokens", 64, "Number of new tokens, at most.", 1, INT32, flag_values=FLAGS
 )
 STOP = flags.DEFINE_multi_string(
-    "stop", [], "Text at which to end, once for each.", flag_values=FLAGS
+    "stop", [], "Text at which to stop; may be repeated.", flag_values=FLAGS
 )
 TEMPERATURE = flags.DEFINE_float(
-    "temperature", 0.8, "0: always the likeliest token.", flag_values=FLAGS
+    "temperature",
+    0.8,
+    "Temperature of the softmax; 0 always takes the likeliest token.",
+    flag_values=FLAGS,
 )
 TOP_K = flags.DEFINE_integer(
-    "top_k", None, "Draw among so many likeliest tokens; all.", 1, INT32, flag_values=FLAGS
+    "top_k",
+    None,
+    "Draw only from this many likeliest tokens. [default: all]",
+    1,
+    INT32,
+    flag_values=FLAGS,
 )
 TOP_P = flags.DEFINE_float(
-    "top_p", 1.0, "Draw among the likeliest that have this probability.", flag_values=FLAGS
+    "top_p",
+    1.0,
+    "Draw only from the likeliest tokens that together have this probability.",
+    flag_values=FLAGS,
 )
 NUM_STEPS = flags.DEFINE_integer(
-    "num_steps", None, "Number of steps; the trained one.", 1, STEPS, flag_values=FLAGS
+    "num_steps",
+    None,
+    "Number of solver steps. [default: the trained one]",
+    1,
+    STEPS,
+    flag_values=FLAGS,
 )
-SEED = flags.DEFINE_integer("seed", 0, "Decides the draw.", 0, 2**32 - 1, flag_values=FLAGS)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
 CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint; the newest.", 0, INT32, flag_values=FLAGS
+    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 ADAPTERS = flags.DEFINE_string(
-    "adapters", None, "adapters/ that a finetune trained beside this run.", flag_values=FLAGS
+    "adapters",
+    None,
+    "The adapters/ folder of a run that was fine-tuned from this one.",
+    flag_values=FLAGS,
 )
 
 

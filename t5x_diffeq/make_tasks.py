@@ -1,8 +1,8 @@
-"""Tasks of the validation text itself, where the hub's can't be had: --workdir=DIR --output=FOLDER.
+"""Makes evaluation tasks from a run's validation text: --workdir=DIR --output=FOLDER.
 
-own_ending: which of four endings a passage has, as HellaSwag asks. last_word: its last word, as
-LAMBADA asks. Passages are as long as the model takes and begin and end with a word; they are a
-function of the text, the tokenizer and the length alone.
+They need no download. own_ending asks which of four endings belongs to a passage, like HellaSwag;
+last_word asks for the last word of a passage, like LAMBADA. Passages are as long as the model
+allows and begin and end at a word. They depend on the text, the tokenizer and the length only.
 """
 
 from absl import flags
@@ -10,8 +10,8 @@ from absl import flags
 from t5x_diffeq import command_line
 
 FLAGS = flags.FlagValues()
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.", flag_values=FLAGS)
-OUTPUT = flags.DEFINE_string("output", None, "Folder of the task files.", flag_values=FLAGS)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag_values=FLAGS)
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
 """Compiles a config's train step for chips that you don't have: --config=FILE --topology=v5p:4x4x4.
 
-Prints whether it fits, what it computes and moves, and how long it may take, beside the per-layer
-baseline of the same shape; if it doesn't fit, what would. --topology=v5p:4x4x4 --slices=2 plans two
-slices; --topology=h100:8 counts what GPUs would need, on virtual CPU devices; --topology=cpu:8 is
-for a quick look. --sweep searches meshes, remat policies, microbatches and attention's blocks, and
+Says whether it fits, what it computes and moves, and how long it may take, next to the per-layer
+baseline of the same shape; if it does not fit, it says what would. --slices=2 plans two TPU slices.
+--topology=h100:8 counts what GPUs would need, on virtual CPU devices; --topology=cpu:8 is for a
+quick look. --sweep searches meshes, remat policies, microbatches and the blocks of attention, and
 prints the flags of the fastest. Nothing is run. Prints tables on standard error and one JSON object
-per model on standard output. Model and baseline are compiled one after the other. For TPUs a step
-of a tiny model takes some 15 CPU seconds to compile, and one of a 1B model 120 to 210, which is as
-many seconds on an idle core. A sweep compiles up to some twenty steps.
+per model on standard output. The model and its baseline are compiled one after the other. For TPUs
+a step of a tiny model takes some 15 CPU seconds to compile, and one of a 1B model 120 to 210, which
+is as many seconds on an idle core. A sweep compiles up to some twenty steps.
 """
 
 from absl import flags
@@ -23,7 +23,7 @@ CONFIG = config_flags.DEFINE_config_file(
 TOPOLOGY = flags.DEFINE_string(
     "topology", None, "TPUs, as v5p:4x4x4 or v6e:16x16; GPUs, as h100:8; cpu:8.", flag_values=FLAGS
 )
-SLICES = flags.DEFINE_integer("slices", 1, "So many TPU slices of it.", flag_values=FLAGS)
+SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
 SWEEP = flags.DEFINE_bool(
     "sweep", False, "Search for the fastest plan, and print its flags.", flag_values=FLAGS
 )

@@ -1,10 +1,10 @@
 """Turns documents into token shards: --config=FILE --output=DIR [--shard=3/64].
 
-What `config.data` describes is tokenised once, on all cores; then train with
---config.data.source=tokens --config.data.path=DIR. Killed and started again, it goes on with the
-shards that are missing; the same input gives the same bytes, whatever the number of workers. With
---shard=3/64, as in a SLURM array, it makes part 3 of 64 (0 to 63); the command without --shard then
-finishes.
+Tokenises the documents that `config.data` describes once, on all cores. Then train with
+--config.data.source=tokens --config.data.path=DIR. The same command again makes only the shards
+that are missing. The same input gives the same bytes with any number of workers. --shard=3/64 makes
+part 3 of 64 (0 to 63), for an array of jobs; afterwards the command without --shard completes the
+folder.
 """
 
 import os
@@ -19,15 +19,15 @@ from t5x_diffeq.errors import InputError
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file; its `data` says what to prepare.", flag_values=FLAGS
+    "config", None, "Config file; its `data` section describes the documents.", flag_values=FLAGS
 )
-OUTPUT = flags.DEFINE_string("output", None, "Folder of the shards.", flag_values=FLAGS)
+OUTPUT = flags.DEFINE_string("output", None, "Folder for the shards.", flag_values=FLAGS)
 SHARDS = flags.DEFINE_integer(
-    "shards", 16, "Shards of each split.", 1, MOST_SHARDS, flag_values=FLAGS
+    "shards", 16, "Number of shards of each split.", 1, MOST_SHARDS, flag_values=FLAGS
 )
-SHARD = flags.DEFINE_string("shard", None, "i/n: only the i-th of n parts.", flag_values=FLAGS)
+SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
 WORKERS = flags.DEFINE_integer(
-    "workers", os.cpu_count(), "Processes.", 1, THREADS, flag_values=FLAGS
+    "workers", os.cpu_count(), "Number of processes.", 1, THREADS, flag_values=FLAGS
 )
 
 

@@ -1,8 +1,8 @@
 """Repeats an experiment of the paper: --experiment=figure5 --output=DIR --text=NAME=PATH.
 
-Each run is done once, also for several experiments in one DIR: the same command again goes on
-where it was stopped. Ends with tables on standard output (tables.md) and figures (figure1.png,
-.pdf, ...) in DIR/figure5.
+Each run is done once, even if several experiments in one DIR need it, and the same command again
+continues where it stopped. At the end it prints tables and writes them (tables.md) with the figures
+(figure1.png, .pdf, ...) to DIR/figure5.
 """
 
 import re
@@ -37,35 +37,37 @@ EXPERIMENT = flags.DEFINE_string(
     "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
 )
 OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder of workdirs, logs, results, tables and figures.", flag_values=FLAGS
+    "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=FLAGS
 )
 SCALE = flags.DEFINE_string(
-    "scale", "laptop", "laptop, or paper: its own sizes.", flag_values=FLAGS
+    "scale", "laptop", "laptop, or paper for the sizes of the paper.", flag_values=FLAGS
 )
 TEXT = flags.DEFINE_multi_string(
     "text",
     [],
-    "NAME=PATH of a text, or NAME=SOURCE:PATH, SOURCE as of data.source; once for each. In PATH, "
-    "{tokenizer} stands for gpt2 or llama.",
+    "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be repeated. "
+    "In PATH, {tokenizer} stands for gpt2 or llama.",
     flag_values=FLAGS,
 )
 SEEDS = flags.DEFINE_integer(
     "seeds",
     None,
-    "Seeds of each training; 3 on a laptop, 1 at the paper's scale.",
+    "Seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
     flag_values=FLAGS,
 )
 TOKENIZERS = flags.DEFINE_string(
     "tokenizers",
     "tokenizers",
-    "At the paper's scale: folder of the paper's tokenizers, gpt2.json and llama.model; or own: "
-    "they are trained on the text.",
+    "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, or 'own' "
+    "to train tokenizers on the text.",
     flag_values=FLAGS,
 )
 PART = flags.DEFINE_string(
-    "part", "0/1", "The i-th of n parts, i/n, for an array of jobs.", flag_values=FLAGS
+    "part", "0/1", "Do only part i of n, as i/n, for an array of jobs.", flag_values=FLAGS
 )
-DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Print the commands only.", flag_values=FLAGS)
+DRY_RUN = flags.DEFINE_boolean(
+    "dry_run", False, "Print the commands without running them.", flag_values=FLAGS
+)
 
 
 def part() -> tuple[int, int]:

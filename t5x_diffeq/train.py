@@ -1,7 +1,7 @@
-"""Trains a model, or continues a run: --config=configs/tiny.py --workdir=DIR.
+"""Trains a model, or resumes a run: --config=configs/tiny.py --workdir=DIR.
 
-Any key is changed by --config.KEY=VALUE. The same command again continues at the last checkpoint;
-a finished run says so.
+--config.KEY=VALUE changes any key of the config. The same command again resumes the run at its last
+checkpoint, or says that it is finished.
 """
 
 from absl import flags
@@ -12,10 +12,10 @@ from t5x_diffeq.errors import InputError
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, with :variant if it has any.", flag_values=FLAGS
+    "config", None, "Config file, with a :variant if it has variants.", flag_values=FLAGS
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run; made, or continued.", flag_values=FLAGS
+    "workdir", None, "Folder of the run: a new one, or one to resume.", flag_values=FLAGS
 )
 
 
