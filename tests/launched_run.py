@@ -55,8 +55,8 @@ class Run:
         self.words = [
             "configs/tiny.py",
             "--workdir=run",
-            "--unchecked",  # `check_run_test.py` checks configs
             f"--config.data.path={text}",
+            "--unchecked",  # `check_run_test.py` checks configs
             f"--env=TRAIN_CONTROL={folder}",
             "--env=JAX_PLATFORMS=cpu",
             "--env=OMP_NUM_THREADS=1",
