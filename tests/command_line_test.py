@@ -1,5 +1,6 @@
 """Every verb's bad arguments end in one line and exit status 2; help in 0."""
 
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,14 @@ from conftest import ROOT
 from t5x_diffeq import command_line, completion, processes
 from t5x_diffeq.command_line import check_keys, explain
 from t5x_diffeq.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    """Nothing tells of other processes, as a test that plans for TPUs would have it."""
+    for name in list(os.environ):
+        if name.startswith(("GCE_", "JAX_COORDINATOR", "OMPI_", "SLURM_", "TPU_WORKER")):
+            monkeypatch.delenv(name)
 
 
 def run(*arguments):
