@@ -61,7 +61,8 @@ setup() {
 # With uv where it is or can be had, else with pip, which takes ten times as long.
 install() {
   local uv
-  set -- --quiet --constraint "$ROOT/launch/versions.txt" --editable "$1"
+  set -- --quiet --editable "$1"
+  [ -n "${UV_CONSTRAINT:-}" ] || set -- --constraint "$ROOT/launch/versions.txt" "$@"
   uv="$(command -v uv)" || { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null && uv="$VENV/bin/uv"; } || true
   if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install "$@"; then
     return

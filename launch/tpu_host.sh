@@ -22,11 +22,13 @@ mkdir -p "$state"
 
 # TPU machines come with Python 3.10 and pip: uv brings the Python that the constraints are for.
 install_host() {
-  export PATH="$HOME/.local/bin:$PATH"
+  export PATH="$state/uv/bin:$PATH"
   export UV_CONSTRAINT="$ROOT/docker/constraints.txt"
   # As a requirement: older versions of pip don't take the hashes of constraints.
   sed -n '/^uv==/,/[^\\]$/p' "$UV_CONSTRAINT" >"$state/uv.txt"
-  command -v uv >/dev/null || python3 -m pip install --quiet --user --requirement "$state/uv.txt"
+  # In a folder of its own, which systems that manage their own Python packages allow too.
+  command -v uv >/dev/null ||
+    python3 -m pip install --quiet --target "$state/uv" --requirement "$state/uv.txt"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs
 }

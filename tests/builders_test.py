@@ -90,7 +90,7 @@ def pack_folder(folder: Path) -> Path:
 def unpack(folder: Path) -> Path:
     for name, content in subsets("").items():
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(folder / name.removesuffix(".xz"), filter="data")
+            archive.extractall(folder / name.removesuffix(".xz"))
     return folder
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from conftest import ROOT
+from process_runs import hear_ctrl_c
 from stand_ins import add_python, mark_installed
 
 STEPS = 40
@@ -117,6 +118,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                preexec_fn=hear_ctrl_c,
             )
 
 

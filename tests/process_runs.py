@@ -41,6 +41,11 @@ def command(text, workdir, processes, devices, *more, order=None):
     return as_processes(processes, devices, train)
 
 
+def hear_ctrl_c():
+    """Tests that run in a shell's background ignore Ctrl-C, and would hand that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(arguments):
     """The process of a command, its standard output and error piped."""
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from conftest import ROOT
+from process_runs import hear_ctrl_c
 
 RATES = {"train/tokens_per_second"}
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
@@ -123,6 +124,7 @@ def test_local_sh_hands_signals_on(text, tmp_path, number, status):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
     for line in process.stderr:
         if line.startswith("step "):
