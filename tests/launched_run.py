@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from conftest import ROOT
-from process_runs import hear_ctrl_c
+from process_runs import HEAR_CTRL_C
 from stand_ins import add_python, mark_installed
 
 STEPS = 40
@@ -112,13 +112,12 @@ class Run:
         """A script of launch/, started in the run's folder; what it says goes to `log`."""
         with open(log, "w") as said:
             return subprocess.Popen(
-                [ROOT / "launch" / script, *arguments],
+                [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments],
                 env={**self.environment, **more},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                preexec_fn=hear_ctrl_c,
             )
 
 

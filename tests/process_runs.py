@@ -9,6 +9,8 @@ import sys
 import numpy as np
 from conftest import ROOT
 
+# Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
+HEAR_CTRL_C = ["env", "--default-signal=INT"]
 REMATERIALIZED = "Involuntary full rematerialization"  # XLA's word for a gathered activation
 
 
@@ -39,11 +41,6 @@ def command(text, workdir, processes, devices, *more, order=None):
         *("--config.train.log_every=1", "--config.train.checkpoint_every=10", *more),
     ]
     return as_processes(processes, devices, train)
-
-
-def hear_ctrl_c():
-    """Tests that run in a shell's background ignore Ctrl-C, and would hand that on."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(arguments):

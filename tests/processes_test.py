@@ -11,7 +11,7 @@ import time
 
 import pytest
 from conftest import ROOT
-from process_runs import hear_ctrl_c
+from process_runs import HEAR_CTRL_C
 
 RATES = {"train/tokens_per_second"}
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
@@ -119,12 +119,11 @@ def test_local_sh_hands_signals_on(text, tmp_path, number, status):
     arguments = [ROOT / "launch" / "local.sh", *command(text, workdir)[3:]]
     arguments[1] = ROOT / "configs" / "shakespeare.py"
     process = subprocess.Popen(
-        arguments,
+        [*HEAR_CTRL_C, *arguments],
         env={**ENVIRONMENT, "VENV": sys.prefix},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=hear_ctrl_c,
     )
     for line in process.stderr:
         if line.startswith("step "):
