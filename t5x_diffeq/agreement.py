@@ -33,7 +33,7 @@ class Agreement:
     """The steps of this process, and when all processes stop.
 
     Args:
-      peers: the connections to the other processes.
+      peers: the connections to the other processes, which begin to be listened to.
 
     Attributes:
       reason: why all stop after the step for which `reached` is true; None before it is decided.
@@ -48,7 +48,7 @@ class Agreement:
         self._asked: Reason | None = None  # process 0: the first request
         self._counts: dict[int, int] = {}  # process 0: the answers
         self.reason: Reason | None = None
-        peers.subscribe(self._hear)
+        peers.start(self._hear)
 
     def ask(self, reason: Reason) -> None:
         """Asks all processes to stop. Returns at once, and may be called by a signal handler."""

@@ -37,9 +37,8 @@ from t5x_diffeq.config_files import config_file, default_config, flatten, offer_
 from t5x_diffeq.config_keys import Key, check_values
 from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery, is_of_server
 from t5x_diffeq.files import AnyPath, place, told
-from t5x_diffeq.peers import EXIT_MACHINERY, LAST_WORD, Failure, Peers
+from t5x_diffeq.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
-EXIT_INTERRUPTED = 130  # as in training/stop.py, which imports JAX
 FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
 SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
 

@@ -1,6 +1,8 @@
 """What a model says after a prompt, token by token, until it is to end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from t5x_diffeq.data.tokenizer import Tokenizer
 
@@ -52,3 +54,18 @@ class Continuation:
     def text(self) -> str:
         """Prompt and continuation."""
         return self.tokenizer.decode(self.prompt) + self.following()
+
+
+def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Iterator[None]:
+    """Adds a generated token to each row at a time, until all rows have ended.
+
+    Args:
+      rows: to add to.
+      generated: a token per row at a time; those of further rows are left out.
+    """
+    for tokens in generated:
+        for row, token in zip(rows, tokens.tolist(), strict=False):
+            row.add(token)
+        yield
+        if all(row.ended for row in rows):
+            return

@@ -17,7 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from t5x_diffeq.continuation import Continuation
+from t5x_diffeq.continuation import Continuation, grow
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.models.sampling import BUCKET, Sampling, generate
 from t5x_diffeq.report import Progress
@@ -149,8 +149,6 @@ class DiffEqLM(TemplateLM):
         prompts = [row.prompt for row, _ in rows] + [[self.prefix_token_id]] * missing
         keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)
         most = max(row.limit for row, _ in rows)
-        for tokens in generate(self.setup.model, self.params, prompts, most, sampling, keys):
-            for (row, _), token in zip(rows, tokens.tolist()[: len(rows)], strict=True):
-                row.add(token)
-            if all(row.ended for row, _ in rows):
-                break
+        generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
+        for _ in grow([row for row, _ in rows], generated):
+            pass

@@ -16,13 +16,16 @@ import json
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from t5x_diffeq.report import ERROR, write
+
+EXIT_PREEMPTED = 42  # saved: start me again
+EXIT_INTERRUPTED = 130  # saved, stopped by a person
 EXIT_MACHINERY = 175  # a process, a link, a device or a bucket failed: start me again
 BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
@@ -58,7 +61,7 @@ class LastWord:
     def say(self, line: object) -> None:
         """Prints it; a second thread waits here for the end, which the first brings about."""
         self.taken.acquire()  # and never let go
-        print(f"error: {' '.join(str(line).split())}", file=sys.stderr, flush=True)
+        write(f"{ERROR}{' '.join(str(line).split())}")
 
 
 LAST_WORD = LastWord()
@@ -86,13 +89,16 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
-        self.subscriber: Callable[[int, dict], None] | None = None
-        self.unclaimed: list[tuple[int, dict]] = []  # that came before there was a subscriber
-        self.handing_on = threading.RLock()  # messages are handed on in the order they came in
+        self.subscriber: Callable[[int, dict], None] = lambda sender, message: None
+        self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
         for other, connection in connections.items():
             connection.settimeout(self.beat)
             self.selector.register(connection, selectors.EVENT_READ, other)
+
+    def start(self, subscriber: Callable[[int, dict], None]) -> None:
+        """Begins to listen, and calls `subscriber(sender, message)` for every module's message."""
+        self.subscriber = subscriber
         threading.Thread(target=self.listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
@@ -130,21 +136,10 @@ class Peers:
 
     # ---------------------------------------------------------------------- what is heard
 
-    def subscribe(self, subscriber: Callable[[int, dict], None]) -> None:
-        """Has `subscriber(sender, message)` called for every message between modules."""
-        with self.handing_on:
-            self.subscriber = subscriber
-            unclaimed, self.unclaimed = self.unclaimed, []
-            for sender, message in unclaimed:
-                subscriber(sender, message)
-
     def hand_on(self, sender: int, message: dict) -> None:
-        """Gives the subscriber a message, now or when there is one."""
+        """Gives the subscriber a message."""
         with self.handing_on:
-            if self.subscriber is None:
-                self.unclaimed.append((sender, message))
-            else:
-                self.subscriber(sender, message)
+            self.subscriber(sender, message)
 
     def listen(self) -> None:
         """The thread: hears the others, and says that this process lives."""

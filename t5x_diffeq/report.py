@@ -1,9 +1,9 @@
 """What a person is told, on standard error; standard output is for results.
 
-Colour and a line that is rewritten are for terminals only. Where NO_COLOR is set, rich leaves out
-colour.
+Colour and a line that is rewritten are for terminals only; with NO_COLOR there is no colour.
 """
 
+import os
 import sys
 import threading
 import time
@@ -12,6 +12,8 @@ from typing import TypeVar
 
 SECONDS_BETWEEN_LINES = 10  # of what takes long, where standard error is no terminal
 WARNING = "warning: "  # how a line begins that --quiet does not leave out
+ERROR = "error: "  # how the last line of a failure begins
+COLOURS = {WARNING: "1;33", ERROR: "1;31"}  # bold yellow, bold red
 Item = TypeVar("Item")
 quiet = False  # set by --quiet
 
@@ -27,7 +29,15 @@ def say(*lines: str) -> None:
     if is_first():
         for line in lines:
             if not quiet or line.startswith(WARNING):
-                print(line, file=sys.stderr, flush=True)
+                write(line)
+
+
+def write(line: str) -> None:
+    """Prints a line on every process; a warning or an error begins in colour on a terminal."""
+    for mark, colour in COLOURS.items():
+        if line.startswith(mark) and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+            line = f"\033[{colour}m{mark}\033[0m{line.removeprefix(mark)}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def table(title: str, rows: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Tokens, Weights
-from t5x_diffeq.continuation import Continuation
+from t5x_diffeq.continuation import Continuation, grow
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
@@ -77,15 +77,13 @@ class TrainedRun:
           InputError: if the prompt is longer than the model's length.
         """
         tokens = self._tokens(prompt)[0].tolist()
-        row = Continuation(self.tokenizer, tokens, limit=max_tokens)
-        room = self.run.setup.model.config.max_length - len(tokens)
+        max_tokens = min(max_tokens, self.run.setup.model.config.max_length - len(tokens))
+        row = Continuation(self.tokenizer, tokens)
         model, sampling = self.run.setup.model, sampling or Sampling(temperature=0.8)
         with self.run.setup.context():
             key, params = jax.random.key(seed), self.run.params
-            for token in generate(model, params, [tokens], min(max_tokens, room), sampling, key):
-                row.add(int(token[0]))
-                if row.ended:
-                    break
+            for _ in grow([row], generate(model, params, [tokens], max_tokens, sampling, key)):
+                pass
         return row.text()
 
     def _tokens(self, text: str) -> Tokens:

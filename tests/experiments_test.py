@@ -19,6 +19,7 @@ from t5x_diffeq.experiments.runs import (
     carry_out,
     part_of,
     read_results,
+    time_left,
     training_seconds,
 )
 from t5x_diffeq.verbs import reproduce as work
@@ -54,6 +55,15 @@ def test_each_run_is_done_once(commands, tmp_path):
     found = read_results(tmp_path)
     assert (found["b"]["loss"], found["b"]["model"]) == (2, "y")
     assert found["a"]["seconds"] > 0
+
+
+def test_how_long_the_runs_may_take():
+    """As long as those of their verbs on average; unknown where none of a verb is done."""
+    runs = [Run(name, "train", ()) for name in "abc"] + [Run("d", "analyze", ())]
+    done = {name: {"verb": "train", "seconds": n} for name, n in (("a", 100), ("z", 200))}
+    assert time_left(runs, done) == ""
+    done["y"] = {"verb": "analyze", "seconds": 7}
+    assert time_left(runs, done) == ", about 5:07 left for all"
 
 
 def test_a_run_that_was_done_otherwise_says_so(commands, tmp_path, capsys):

@@ -10,14 +10,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from gke_test import GPU, TPU, expanded, manifests, pods_of
 from launched_run import small_training
-from stand_ins import StandIns, stand_ins_fixture  # noqa: F401
+from stand_ins import SLOW_TRAINING, StandIns, add_python, stand_ins_fixture  # noqa: F401
 from tpu_hosts_test import Metadata, of_host
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,12 @@ def environment(stand_ins, **more):
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     given = {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_PORT": port, "OMP_NUM_THREADS": "1"}
-    return stand_ins.environment(**given, **more)
+    return stand_ins.environment(**given, TRAIN_CONTROL=str(stand_ins.folder), **more)
+
+
+def set_seconds(stand_ins, seconds):
+    """How much longer each step takes: a training must not end before it is preempted."""
+    (stand_ins.folder / "seconds").write_text(str(seconds))
 
 
 def steps(folder):
@@ -105,9 +110,11 @@ def test_gke(stand_ins, words, tmp_path, kind):
     image.mkdir()
     for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
         shutil.copy(ROOT / file, image)
-    given = environment(stand_ins, PATH=f"{sys.prefix}/bin:{os.environ['PATH']}")
+    add_python(tmp_path / "venv", SLOW_TRAINING)
+    given = environment(stand_ins, PATH=f"{tmp_path}/venv/bin:{os.environ['PATH']}")
     command = [image / "verb.sh", *map(expanded, container["args"])]
     for preempted in (True, False):
+        set_seconds(stand_ins, 1 if preempted else 0)
         pods = [start(command, env={**given, **own}, cwd=tmp_path) for own in ON_GKE[kind]]
         if preempted:
             wait_for_steps(tmp_path, pods[0])
@@ -119,10 +126,13 @@ def test_gke(stand_ins, words, tmp_path, kind):
 
 
 def preempt(stand_ins, folder, process):
-    """SIGTERM to one of the trainings, when they have begun."""
+    """SIGTERM to one of the trainings, when they have begun; the next are quick."""
     wait_for_steps(folder, process)
-    numbers = (stand_ins.folder / "trainings").read_text().split()
-    os.kill(int(numbers[1]), signal.SIGTERM)
+    number = int((stand_ins.folder / "trainings").read_text().split()[1])
+    os.kill(number, signal.SIGTERM)
+    while Path(f"/proc/{number}").exists():
+        time.sleep(0.1)
+    set_seconds(stand_ins, 0)
 
 
 def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
@@ -146,6 +156,7 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     del given["VENV"]
     options = ["--type=v5p-16", "--mounted", "--unchecked"]
     command = [ROOT / "launch" / "tpu_pod.sh", *words, *options]
+    set_seconds(stand_ins, 1)
     process = start(command, env=given, cwd=tmp_path)
     preempt(stand_ins, tmp_path, process)
     log, _ = process.communicate(timeout=240)

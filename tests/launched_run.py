@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from conftest import ROOT
 from process_runs import HEAR_CTRL_C
-from stand_ins import add_python, mark_installed
+from stand_ins import SLOW_TRAINING, add_python, mark_installed
 
 STEPS = 40
 RATES = {"train/tokens_per_second"}
@@ -73,11 +72,7 @@ class Run:
     def installed(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        slow = (
-            'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
-            f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
-        )
-        add_python(venv, slow)
+        add_python(venv, SLOW_TRAINING)
         mark_installed(venv, ("data,gcs", "gpu,data,gcs"))
         return venv
 

@@ -51,6 +51,18 @@ def test_quiet_leaves_warnings(often, monkeypatch, capsys):
     assert capsys.readouterr().err == "warning: another\n"
 
 
+def test_colour_on_a_terminal_only(monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    report.write("error: gone")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    report.write("error: gone")
+    report.write("loss 3.2")
+    monkeypatch.setenv("NO_COLOR", "1")
+    report.write("error: gone")
+    lines = ["error: gone", "\033[1;31merror: \033[0mgone", "loss 3.2", "error: gone"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with report.Progress("reading", 4, "files") as progress:

@@ -6,8 +6,11 @@ and may hold `fault`, `STEP PROCESS STATUS`: that process then ends with that st
 
 import os
 import runpy
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, os.getcwd())  # as `python -m` has it
 
 import jax
 

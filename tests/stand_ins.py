@@ -13,6 +13,12 @@ PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
 
+SLOW_TRAINING = (  # lines for `add_python`: trainings are those of `slow_train.py`
+    'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
+    f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
+)
+
+
 def add_python(venv: Path, before: str = "") -> None:
     """Gives an environment the Python of these tests, which runs lines of shell before."""
     (venv / "bin").mkdir(parents=True, exist_ok=True)
@@ -70,9 +76,9 @@ class StandIns:
         return venv
 
     def training(self, venv: Path, project: Path = ROOT) -> Path:
-        """Likewise, for the project there; its Python is real, and notes the trainings' numbers."""
+        """Likewise, for the project there, whose slow trainings have their numbers noted."""
         note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
-        add_python(venv, note)
+        add_python(venv, note + SLOW_TRAINING)
         mark_installed(venv, ("gpu,data,gcs", "tpu,data,gcs"), project)
         return venv
 

@@ -228,3 +228,13 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
             train(larger, tmp_path)
     assert train(config, tmp_path) == 0
     assert lines(tmp_path) == lines(workdir)
+
+
+def test_the_last_evaluation_takes_the_whole_split(small, tmp_path):
+    """With `eval_all_at_end`, whatever `eval_batches` says of those on the way."""
+    small.train.update(eval_batches=1, eval_all_at_end=True)
+    assert train(small, tmp_path) == 0
+    reports = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    tokens = {r["step"]: r["eval/tokens"] for r in reports if "eval/tokens" in r}
+    assert tokens[0] == tokens[3] == 16 * 16
+    assert tokens[6] > 2 * tokens[0]

@@ -21,6 +21,7 @@ from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
 from t5x_diffeq.data.streams import Places, RowStreams
+from t5x_diffeq.report import tracked
 
 PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows
@@ -135,15 +136,22 @@ def train_batches(
 
 
 def eval_batches(
-    parts: Sequence[Windows], batch_size: int, sharding: NamedSharding, limit: int | None = None
+    parts: Sequence[Windows],
+    batch_size: int,
+    sharding: NamedSharding,
+    limit: int | None = None,
+    title: str = "evaluating",
 ) -> Iterator[dict[str, jax.Array]]:
     """Every window of every part once, in order; the last batch is filled with masked rows.
+
+    Shows how many batches were taken, and how long the others may take.
 
     Args:
       parts: the examples of each part.
       batch_size: rows of a global batch.
       sharding: of the batches.
       limit: at most so many batches.
+      title: what is shown of them.
     """
     rows = own_rows(sharding, batch_size)
     windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
@@ -155,7 +163,9 @@ def eval_batches(
             yield stacked([windows[k] if k < len(windows) else blank for k in numbers])
 
     local = islice(local_batches(), limit)
-    return prefetch(to_devices(batch, batch_size, sharding) for batch in local)
+    number = min(limit or maxsize, -(-len(windows) // batch_size))
+    batches = prefetch(to_devices(batch, batch_size, sharding) for batch in local)
+    return tracked(batches, title, number, "batches")
 
 
 def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -104,14 +104,30 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
         if run.name in done:
             say(f"{number} of {len(runs)}: {run.name} is done{otherwise(run, done[run.name])}")
             continue
-        say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log)")
+        left = time_left(runs[number - 1 :], done)
+        say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
         began = time.perf_counter()
         said = call(run, output)
         seconds = time.perf_counter() - began
-        outcome = {"run": run.name, **run.labels, "arguments": run.arguments, "seconds": seconds}
+        outcome = {"run": run.name, "verb": run.verb, **run.labels, "seconds": seconds}
+        outcome["arguments"] = run.arguments
         outcome |= figures(run, output, said)
         add_line(output / results, outcome)
+        done[run.name] = outcome
         say(f"  {told(outcome)} after {duration(seconds)}")
+
+
+def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
+    """How long runs may take: each as long as those of its verb that are done, on average."""
+    left = [run for run in runs if run.name not in done]
+    taken = {run.verb: [] for run in left}
+    for outcome in done.values():
+        if (verb := outcome.get("verb")) in taken:
+            taken[verb].append(outcome["seconds"])
+    if not all(taken.values()):
+        return ""
+    seconds = sum(sum(taken[run.verb]) / len(taken[run.verb]) for run in left)
+    return f", about {duration(seconds)} left for all"
 
 
 def otherwise(run: Run, outcome: dict) -> str:

@@ -5,13 +5,14 @@ Then the other remat policies on the best two meshes, then microbatches and atte
 the best plan. What can't fit, or whose lower bound exceeds the best estimate, is never compiled.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ml_collections import ConfigDict
 
 from t5x_diffeq.errors import InputError
-from t5x_diffeq.report import say
+from t5x_diffeq.report import duration, say
 from t5x_diffeq.training.plan_bounds import Bound, lower_bound
 from t5x_diffeq.training.plan_search import (
     Changes,
@@ -83,12 +84,17 @@ class Sweep:
             candidates = [keys | {"model__remat": remat} for keys in candidates]
         bounds = [(self.bound(keys), keys) for keys in candidates]
         order = sorted((b for b in bounds if b[0]), key=lambda b: b[0].seconds)
+        begun, compiled = time.perf_counter(), 0
         for number, (bound, keys) in enumerate(order, start=1):
             if self.hopeless(bound):
                 self.skipped += 1
                 continue
             title = f"{name}, {number} of at most {len(order)}"
+            if compiled:
+                mean = (time.perf_counter() - begun) / compiled
+                title += f", at most {duration(mean * (len(order) - number + 1))} left"
             plan = self.compiled(title, changed(self.config, **keys))
+            compiled += 1
             if plan.memory.fits is not False:
                 self.found.append((keys, plan))
                 self.found.sort(key=lambda found: slowness(found[1]))

@@ -5,9 +5,7 @@ from types import FrameType
 
 from t5x_diffeq import processes
 from t5x_diffeq.agreement import Reason
-
-EXIT_PREEMPTED = 42  # saved: start me again
-EXIT_INTERRUPTED = 130  # saved, stopped by a person
+from t5x_diffeq.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 
 class StopSignals:

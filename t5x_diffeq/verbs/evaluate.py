@@ -15,7 +15,7 @@ from t5x_diffeq.downstream import check_harness
 from t5x_diffeq.errors import InputError
 from t5x_diffeq.files import AnyPath, place, write_whole
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
-from t5x_diffeq.report import count, say, tracked
+from t5x_diffeq.report import count, say
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
 from t5x_diffeq.training.run import Run, load_run
@@ -77,11 +77,8 @@ def evaluate_split(
       adaptive: a solver that chooses its own steps; None: the run's grid and scheme.
     """
     setup, parts = run.setup, eval_examples(run.config.data, corpus)
-    sequences = sum(map(len, parts))
-    rows = setup.eval_rows(min(batch_size, sequences))
-    number = min(limit or sequences, -(-sequences // rows))
+    rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
     batches = eval_batches(parts, rows, setup.rows, limit)
-    batches = tracked(batches, "evaluating", number, "batches")
     with setup.context():
         eval_step = make_eval_step(setup.model, setup.loss_chunk)
         if adaptive:

@@ -6,7 +6,7 @@ import time
 import jax
 from absl.flags import FlagValues
 
-from t5x_diffeq.continuation import Continuation
+from t5x_diffeq.continuation import Continuation, grow
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.errors import InputError
@@ -42,12 +42,8 @@ def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: Fl
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
     generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
-    for tokens in tracked(generated, "generating", max_tokens, "tokens"):
+    for _ in grow(rows, tracked(generated, "generating", max_tokens, "tokens")):
         times.append(time.perf_counter())
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.add(token)
-        if all(row.ended for row in rows):
-            break
     if len(times) > 4:  # the first compiles the prompts' program, the second the step's
         rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
         say(

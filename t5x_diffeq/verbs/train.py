@@ -16,7 +16,7 @@ from t5x_diffeq.downstream import Downstream
 from t5x_diffeq.files import AnyPath
 from t5x_diffeq.locks import held
 from t5x_diffeq.processes import first_then_others
-from t5x_diffeq.report import Progress, say, tracked
+from t5x_diffeq.report import Progress, say
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.compilation_cache import keep_compiled
@@ -132,9 +132,8 @@ def train(
                 rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
-                number = min(limit or eval_sequences, -(-eval_sequences // rows))
-                batches = eval_batches(eval_parts, rows, setup.rows, limit)
-                batches = tracked(batches, f"evaluating at step {step}", number, "batches")
+                title = f"evaluating at step {step}"
+                batches = eval_batches(eval_parts, rows, setup.rows, limit, title)
                 values = evaluate(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
