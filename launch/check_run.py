@@ -20,17 +20,17 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
 from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
-from t5x_diffeq.errors import InputError, MachineryError
-from t5x_diffeq.files import BUCKETS, files_in, files_matching, is_in_bucket, place
+from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError, MachineryError
+from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, place
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.training.topology import topology
 
 NEED_PATH = {
     "text_files": "a file, folder or glob of text",

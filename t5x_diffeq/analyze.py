@@ -11,10 +11,10 @@ import sys
 
 from absl import flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import CONVENTIONS, INT32, STEPS
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_keys import CONVENTIONS, INT32, STEPS
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 
 KINDS = ("spectra", "lyapunov", "clustering")
 

@@ -10,9 +10,9 @@ error and one JSON object per model on standard output. Other measurements, one 
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import INT32
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_keys import INT32
+from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_files import CONFIGS
-from t5x_diffeq.config_keys import INT32
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_files import CONFIGS
+from t5x_diffeq.runtime.config_keys import INT32
+from t5x_diffeq.runtime.errors import InputError
 
 # Keys that the folder doesn't decide.
 FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}

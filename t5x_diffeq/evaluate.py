@@ -9,10 +9,10 @@ from itertools import product
 
 from absl import flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import ADAPTIVE_SOLVERS, INT32, STEPS
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import place
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_keys import ADAPTIVE_SOLVERS, INT32, STEPS
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import place
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

@@ -8,8 +8,8 @@ install -e '.[export]'.
 
 from absl import flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import INT32, STEPS
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_keys import INT32, STEPS
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

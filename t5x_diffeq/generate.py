@@ -5,9 +5,9 @@ Prints the prompt and its continuation on standard output. Several prompts give 
 
 from absl import flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.config_keys import INT32, STEPS
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_keys import INT32, STEPS
+from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

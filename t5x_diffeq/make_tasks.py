@@ -7,7 +7,7 @@ allows and begin and end at a word. They depend on the text, the tokenizer and t
 
 from absl import flags
 
-from t5x_diffeq import command_line
+from t5x_diffeq.runtime import command_line
 
 FLAGS = flags.FlagValues()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

@@ -13,8 +13,8 @@ is as many seconds on an idle core. A sweep compiles up to some twenty steps.
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -34,7 +34,7 @@ def main() -> None:
     if CONFIG.value is None or TOPOLOGY.value is None:
         raise InputError("plan needs --config=FILE and --topology=v5p:4x4x4; see --help")
 
-    from t5x_diffeq.training.topology import topology  # JAX and the rest take seconds
+    from t5x_diffeq.planner.topology import topology
     from t5x_diffeq.verbs.plan import show_plans, sweep
 
     where = topology(TOPOLOGY.value, SLICES.value)

@@ -9,8 +9,8 @@ import re
 
 from absl import flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 
 EXPERIMENTS = (
     "table1",

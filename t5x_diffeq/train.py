@@ -7,8 +7,8 @@ checkpoint, or says that it is finished.
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from language_model_test import SMALL, TOKENS, random_params
 
-from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.models.adaptive import Adaptive, check_adaptive, solve
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.evaluation import make_adaptive_eval_step
 
 # Smooth in t, so that there is a solution that schemes can agree on.

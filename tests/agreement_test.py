@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from t5x_diffeq.agreement import Agreement, Reason
-from t5x_diffeq.peers import Peers
+from t5x_diffeq.runtime.agreement import Agreement, Reason
+from t5x_diffeq.runtime.peers import Peers
 
 SIGTERM = Reason(42, "SIGTERM")
 STEPS = 2000

@@ -9,11 +9,12 @@ from conftest import small_config
 from language_model_test import LLAMA, TOKENS, random_params, small
 from numpy_model import norm, rotary, softmax
 
-from t5x_diffeq import analyze, command_line
+from t5x_diffeq import analyze
 from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs.train import train
 

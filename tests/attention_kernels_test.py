@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from language_model_test import SMALL
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers import attention_kernels
 from t5x_diffeq.layers.attention_kernels import (
     causal_attention,
@@ -18,6 +17,7 @@ from t5x_diffeq.layers.attention_kernels import (
     splash_blocks,
 )
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import sharded, unbox
 from t5x_diffeq.training.state import declared_params
 

@@ -14,11 +14,11 @@ from absl import flags
 from conftest import ROOT
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import command_line
 from t5x_diffeq.__main__ import VERBS
-from t5x_diffeq.config_files import default_config, flatten
-from t5x_diffeq.config_keys import KEYS, check_values
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config_keys import KEYS, check_values
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import train
 
@@ -68,19 +68,24 @@ def end(monkeypatch, capsys):
 
 def test_every_key_says_what_it_can_be():
     without = flatten(default_config()).keys() - KEYS.keys()
-    assert not without, f"{', '.join(without)}: no entry in t5x_diffeq/config_keys.py; add one"
+    assert not without, (
+        f"{', '.join(without)}: no entry in t5x_diffeq/runtime/config_keys.py; add one"
+    )
     gone = KEYS.keys() - flatten(default_config()).keys()
-    assert not gone, f"{', '.join(gone)}: in t5x_diffeq/config_keys.py, not in configs/default.py"
+    assert not gone, (
+        f"{', '.join(gone)}: in t5x_diffeq/runtime/config_keys.py, not in configs/default.py"
+    )
 
 
 def test_the_table_knows_what_the_code_knows():
-    from t5x_diffeq import config_keys, reproduce
+    from t5x_diffeq import reproduce
     from t5x_diffeq.analysis.lyapunov import CONVENTIONS
     from t5x_diffeq.experiments.laptop import LAPTOP
     from t5x_diffeq.layers.attention_kernels import KERNELS
     from t5x_diffeq.models.adaptive import SOLVERS
     from t5x_diffeq.ode.integrate import REMATS
     from t5x_diffeq.ode.solvers import SCHEMES
+    from t5x_diffeq.runtime import config_keys
     from t5x_diffeq.training.optimizer import DECAYED
 
     assert KEYS["optimizer.decay"].choices == tuple(DECAYED)

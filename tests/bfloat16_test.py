@@ -10,7 +10,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 from language_model_test import TOKENS, small
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import Linear
@@ -19,6 +18,7 @@ from t5x_diffeq.models.block import empty_cache
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.losses import dot_products
 from t5x_diffeq.training.partitioning import sharded, unbox

@@ -13,9 +13,9 @@ from conftest import ROOT
 
 FILES = """
 import pytest
-from t5x_diffeq import files, locks, staging
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import place
+from t5x_diffeq.runtime import files, locks, staging
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import place
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 root = place("gs://bucket/run", "it")
@@ -42,10 +42,10 @@ with pytest.raises(InputError, match="there is no such object"):
 SHARDS = """
 import os, sys
 import numpy as np
-from t5x_diffeq import files
-from t5x_diffeq.config_files import config_of, default_config
+from t5x_diffeq.runtime import files
+from t5x_diffeq.runtime.config_files import config_of, default_config
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.files import place
+from t5x_diffeq.runtime.files import place
 
 data = default_config().data
 data.update(source="text_files", path="gs://bucket/texts", tokenizer="bytes")

@@ -12,14 +12,14 @@ import pytest
 from absl import flags
 from fake_gcs import serving
 
-from t5x_diffeq import command_line, files, locks, staging
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import place
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime import command_line, files, locks, staging
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import place
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy, whole_steps
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
-from t5x_diffeq.training.workdir import read_config
 
 WAYS = ("/upload/", "/resume")  # to write an object
 

@@ -16,8 +16,8 @@ from conftest import ROOT
 
 from t5x_diffeq.data import archives, builders, document_builder
 from t5x_diffeq.data.builders import built, tidy, validates
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.locks import held
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.locks import held
 
 TITLES = {"train": ["Kestrel", "E = mc ²", "Zürich"], "valid": ["Tern"], "test": ["Rook", "Jay"]}
 PAGES = {f"{n:07}-{n * 7919:032x}.txt": f"Page {n}\n\n\n\nits text, ñ\n" for n in range(40)}

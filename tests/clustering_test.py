@@ -12,7 +12,7 @@ from t5x_diffeq.analysis.clustering import (
     measure,
     simulate_clustering,
 )
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 
 def test_equals_numpy():

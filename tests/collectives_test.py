@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import default
-from t5x_diffeq.training.collectives import (
+from t5x_diffeq.planner.collectives import (
     BETWEEN_SLICES,
     KINDS,
     collectives,

@@ -8,9 +8,9 @@ import pytest
 from absl import flags
 from conftest import ROOT
 
-from t5x_diffeq import command_line, completion, processes
-from t5x_diffeq.command_line import check_keys, explain
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime import command_line, completion, processes
+from t5x_diffeq.runtime.command_line import check_keys, explain
+from t5x_diffeq.runtime.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import pytest
 from conftest import ROOT
 
 from t5x_diffeq import __version__
-from t5x_diffeq.command_line import check_complete
-from t5x_diffeq.config_files import default_config
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runs.workdir import as_json, check_config, read_config, save_config
+from t5x_diffeq.runtime.command_line import check_complete
+from t5x_diffeq.runtime.config_files import default_config
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.workdir import as_json, check_config, read_config, save_config
 from t5x_diffeq.verbs.benchmark import vocab_size
 
 # finetune.py's models are those of other runs: see finetune_test.py.

@@ -21,7 +21,8 @@ install_import_hook("t5x_diffeq", "typecheck.checked")
 from ml_collections import ConfigDict
 
 from configs import default
-from t5x_diffeq.training import run, setup
+from t5x_diffeq.runs import load
+from t5x_diffeq.training import setup
 from t5x_diffeq.verbs import train
 
 
@@ -54,7 +55,7 @@ def one_setup_per_config():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "make_setup", shared_setup)
-        patch.setattr(run, "make_setup", shared_setup)
+        patch.setattr(load, "make_setup", shared_setup)
         yield
 
 

@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
 from t5x_diffeq.ode.contraction import contract
+from t5x_diffeq.planner.hlo import read_program, shapes
+from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.training.partitioning import AXES, logical_rules, sharded
-from t5x_diffeq.training.program import read_program, shapes
-from t5x_diffeq.training.topology import topology
-from t5x_diffeq.training.trip_count import executions
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 N, T, KERNEL, AXIS_NAMES = 16, 32, (512, 1024), ("embed", "mlp")

@@ -12,8 +12,7 @@ from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_ru
 from safetensors.numpy import load_file, save_file
 
 from configs import default
-from t5x_diffeq import command_line, convert, evaluate, export
-from t5x_diffeq.errors import InputError
+from t5x_diffeq import convert, evaluate, export
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, set_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.time_basis import (
@@ -25,7 +24,9 @@ from t5x_diffeq.exchange.time_basis import (
 from t5x_diffeq.exchange.to_ode import ode_config, to_ode
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
-from t5x_diffeq.training.run import load_run
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 

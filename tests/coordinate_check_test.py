@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from language_model_test import SMALL
 
-from t5x_diffeq.training.coordinate_check import coordinate_check
+from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 
 MODEL = dataclasses.replace(SMALL, embed_dim=32, mlp_dim=64, num_steps=2, num_frequencies=32)
 

@@ -15,7 +15,8 @@ from process_runs import reported, run, stop_at, write_text
 
 from configs import default
 from t5x_diffeq.data.pipeline import own_rows
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import (
     arrange,
     axes_across_slices,
@@ -23,7 +24,6 @@ from t5x_diffeq.training.partitioning import (
     logical_rules,
     make_mesh,
 )
-from t5x_diffeq.training.topology import topology
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")

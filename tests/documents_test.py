@@ -7,7 +7,7 @@ import pytest
 
 from t5x_diffeq.data import documents
 from t5x_diffeq.data.documents import FileDocuments, Part
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 TEXTS = ["first\ndocument", "ünïcode 😀", "", "x" * 300, "last"]
 LINES = "".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(TEXTS)).encode()

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t5x_diffeq import command_line, reproduce
+from t5x_diffeq import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.present import Layout
@@ -22,6 +21,8 @@ from t5x_diffeq.experiments.runs import (
     time_left,
     training_seconds,
 )
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.verbs import reproduce as work
 from t5x_diffeq.verbs.make_tasks import documents, passage
 

@@ -14,13 +14,14 @@ from exported_models import tokenizer_of as tokenizer
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
-from t5x_diffeq import command_line, export
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq import export
 from t5x_diffeq.exchange import folder as folders
 from t5x_diffeq.exchange import save_pretrained as saving
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError, RunError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
 

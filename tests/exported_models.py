@@ -8,10 +8,10 @@ import numpy as np
 
 from configs import default
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
-from t5x_diffeq.models.sampling import Sampling, generate
-from t5x_diffeq.training.run import Run
+from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runs.workdir import as_json
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.training.workdir import as_json
 
 LENGTH = 24
 TEXTS = [

@@ -84,8 +84,8 @@ class Run:
 
 def train(arguments, environment, log, phase, mark):
     """A process of the run, in a child of the server."""
-    from t5x_diffeq import command_line
     from t5x_diffeq import train as verb
+    from t5x_diffeq.runtime import command_line
     from t5x_diffeq.training import checksums
     from t5x_diffeq.verbs import train as work
 

@@ -26,8 +26,8 @@ from fault_processes import PHASES, Run
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.training import progress
+from t5x_diffeq.runs import progress
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.verbs import train as verb
 

@@ -14,13 +14,13 @@ from flax.traverse_util import flatten_dict
 from language_model_test import random_params, small
 
 from configs import finetune as finetune_config
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runs.pretrained import Pretrained, begin, discretised
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
-from t5x_diffeq.training.pretrained import Pretrained, begin, discretised
-from t5x_diffeq.training.run import load_run
 from t5x_diffeq.verbs import finetune as verb
 from t5x_diffeq.verbs.train import train
 

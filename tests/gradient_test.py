@@ -8,7 +8,7 @@ import pytest
 from language_model_test import random_params
 from language_model_test import small as small_model
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import sharded
 from t5x_diffeq.training.setup import make_setup

@@ -15,14 +15,14 @@ from process_runs import as_processes
 from verbs_test import call
 
 from t5x_diffeq import evaluate as evaluate_verb
-from t5x_diffeq.downstream import Downstream
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.inference.downstream import Downstream
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs.train import train
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
-from t5x_diffeq import harness
+from t5x_diffeq.inference import harness
 
 
 @pytest.fixture(scope="module")

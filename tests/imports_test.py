@@ -1,4 +1,4 @@
-"""Imports go down only, and the mathematics knows neither config files nor data."""
+"""The rooms of the package: verbs alone at its top, imports that go down only."""
 
 import ast
 
@@ -7,11 +7,19 @@ from conftest import ROOT
 
 from t5x_diffeq.__main__ import VERBS
 
-RANK = {"ode": 0, "layers": 0, "models": 1}
-RANK |= {"training": 2, "analysis": 2, "data": 2, "exchange": 3, "experiments": 3, "verbs": 4}
+FLOORS = (  # each room imports from rooms of lower floors, and from itself
+    ("runtime",),
+    ("ode", "layers"),  # these two know each other
+    ("models",),
+    ("training", "data", "analysis"),
+    ("planner", "runs"),
+    ("inference", "exchange", "experiments"),
+    ("benchmarks",),
+    ("verbs",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+MATHEMATICS = ("ode", "layers", "models")
 LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_datasets", "orbax"}
-BASE = ("config_files", "config_keys", "errors", "files", "locks", "staging", "report")
-BASE += ("agreement", "allocator", "array_types", "peers", "processes")
 PACKAGE = ROOT / "t5x_diffeq"
 
 
@@ -23,18 +31,27 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("part", [p for p in RANK if (PACKAGE / p).is_dir()])
-def test_imports_go_down(part):
-    for path in (PACKAGE / part).glob("*.py"):
+def test_the_verbs_stand_alone_at_the_top():
+    files = {path.stem for path in PACKAGE.glob("*.py")}
+    assert files == {*VERBS, "__init__", "__main__", "array_types"}
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} - {"configs"} == set(FLOOR)
+
+
+@pytest.mark.parametrize("room", FLOOR)
+def test_imports_go_down(room):
+    for path in (PACKAGE / room).glob("*.py"):
         for name in imported(path):
             package, _, rest = name.partition(".")
             other = rest.partition(".")[0]
-            if rest == "__version__":
-                continue
-            if package == "t5x_diffeq" and (PACKAGE / f"{other}.py").exists():
-                assert other in BASE or part == "verbs", (path, name)
-                assert other not in VERBS, (path, name)
-            elif package == "t5x_diffeq" and other != part:
-                assert RANK[other] < RANK[part] or {part, other} == {"ode", "layers"}, (path, name)
-            if RANK[part] < 2:
+            if package == "t5x_diffeq" and other in FLOOR and other != room:
+                level = {room, other} == {"ode", "layers"}
+                assert FLOOR[other] < FLOOR[room] or level, (path, name)
+            elif package == "t5x_diffeq":
+                assert other in (room, "array_types", "__version__"), (path, name)
+            if room in MATHEMATICS:
                 assert package not in LIBRARIES_OF_EDGES, (path, name)
+
+
+def test_contributing_maps_the_rooms():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert not [room for room in FLOOR if f" {room}" not in text]

@@ -10,9 +10,9 @@ import numpy_model
 import pytest
 
 from t5x_diffeq.array_types import Places
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import unbox
 
 SMALL = ModelConfig(

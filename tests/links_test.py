@@ -6,11 +6,11 @@ import itertools
 import jax
 import pytest
 
+from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
+from t5x_diffeq.planner.estimate import tpu_times
+from t5x_diffeq.planner.hlo import shapes
+from t5x_diffeq.planner.links import Links
 from t5x_diffeq.training.chips import CHIPS
-from t5x_diffeq.training.collectives import BETWEEN_SLICES, Collective
-from t5x_diffeq.training.estimate import tpu_times
-from t5x_diffeq.training.links import Links
-from t5x_diffeq.training.program import shapes
 
 
 class Place:

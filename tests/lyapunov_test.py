@@ -19,9 +19,9 @@ from t5x_diffeq.analysis.lyapunov import (
     step_map,
 )
 from t5x_diffeq.analysis.tangents import pair_growth
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.integrate import step_inputs
+from t5x_diffeq.runtime.errors import InputError
 
 EIGENVALUES = np.array([1.5, 0.4, -0.7, -2.0])
 

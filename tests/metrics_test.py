@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.analyses import pages
 from t5x_diffeq.experiments.downstream import TaskScores
@@ -14,7 +13,8 @@ from t5x_diffeq.experiments.paired import paired
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import Run, figures
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
-from t5x_diffeq.training.workdir import as_json
+from t5x_diffeq.runs.workdir import as_json
+from t5x_diffeq.runtime.config_files import default_config
 
 
 def test_a_table_of_means_at_their_best():

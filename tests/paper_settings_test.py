@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT
 
 from t5x_diffeq import reproduce
-from t5x_diffeq.config_files import config_of, flatten
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.paper import PAPER
+from t5x_diffeq.runtime.config_files import config_of, flatten
+from t5x_diffeq.runtime.errors import InputError
 
 ADAM = {
     "optimizer.beta1": 0.9,

@@ -7,9 +7,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runs.progress import describe_devices
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import arrange, axes_across_slices, logical_rules, make_mesh
-from t5x_diffeq.training.progress import describe_devices
 from t5x_diffeq.training.setup import make_setup
 
 

@@ -18,7 +18,7 @@ from t5x_diffeq.data.pipeline import (
     train_batches,
     train_dataset,
 )
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
 ROW = Row(TOKENS, [500, 1, 98, 400])

@@ -14,19 +14,19 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq import command_line
 from t5x_diffeq import plan as verb
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.training import plan_sweep, plan_tables, planning
+from t5x_diffeq.planner import planning, sweep, tables
+from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
+from t5x_diffeq.planner.estimate import Times
+from t5x_diffeq.planner.planning import plan_setup
+from t5x_diffeq.planner.search import REMATS, changed, meshes, remedies
+from t5x_diffeq.planner.sweep import Sweep
+from t5x_diffeq.planner.topology import Topology, topology
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
-from t5x_diffeq.training.estimate import Times
 from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.partitioning import make_mesh
-from t5x_diffeq.training.plan_bounds import Bound, lower_bound, moved_bytes
-from t5x_diffeq.training.plan_search import REMATS, changed, meshes, remedies
-from t5x_diffeq.training.plan_sweep import Sweep
-from t5x_diffeq.training.planning import plan_setup
-from t5x_diffeq.training.topology import Topology, topology
 from t5x_diffeq.verbs import plan
 
 SMALL = {
@@ -221,9 +221,9 @@ def fake_sweep(monkeypatch, seconds, bounds):
     def bound(setup, batch_size, figures):
         return Bound(bounds.get(setup.mesh.shape["data"], 1), 0)
 
-    monkeypatch.setattr(plan_sweep, "lower_bound", bound)
-    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
-    monkeypatch.setattr(plan_sweep, "with_meshes", lambda *_: MESHES)
+    monkeypatch.setattr(sweep, "lower_bound", bound)
+    monkeypatch.setattr(sweep, "plan_setup", quick_setup)
+    monkeypatch.setattr(sweep, "with_meshes", lambda *_: MESHES)
     fake = FakePlans(seconds)
     search = Sweep(small(**{"model.remat": "full"}), 256, EIGHT, fake)
     return search.run(), fake.compiled, search.skipped
@@ -247,8 +247,8 @@ def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
 
 
 def test_a_sweep_where_nothing_fits(monkeypatch):
-    monkeypatch.setattr(plan_sweep, "lower_bound", lambda *_: Bound(1, 1e15))
-    monkeypatch.setattr(plan_sweep, "plan_setup", quick_setup)
+    monkeypatch.setattr(sweep, "lower_bound", lambda *_: Bound(1, 1e15))
+    monkeypatch.setattr(sweep, "plan_setup", quick_setup)
     with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
         Sweep(small(), 256, EIGHT, FakePlans({"else": 1})).run()
 
@@ -257,7 +257,7 @@ def test_the_columns_of_a_sweep_stay_apart(monkeypatch, capsys):
     """Also with the longest remat policy, the smallest memory, and a step under a millisecond."""
     seconds = {"else": 0.000648}
     found, _, _ = fake_sweep(monkeypatch, seconds, {})
-    plan_tables.show_ranked([("--flag", plan) for _, plan in found])
+    tables.show_ranked([("--flag", plan) for _, plan in found])
     _, *rows = capsys.readouterr().err.splitlines()
     assert len(rows) == len(found)
     for row in rows:
@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_said_and_helped(monkeypatch, capsys):
     one = Topology("h100:1", 1, jax.devices()[:1], "H100", gpus=True)
     made = plan.make_plan("model", config, one)
     assert made.memory.fits is False
-    assert plan_tables.verdict(made).startswith("does not fit")
+    assert tables.verdict(made).startswith("does not fit")
     plan.advise(config, made, one)
     told = capsys.readouterr().err
     found = [line for line in told.splitlines() if line.startswith("fits with --config.")]
@@ -328,7 +328,7 @@ def test_gpus_are_counted_on_virtual_devices(capsys):
     assert plain.memory.temporaries - fused.memory.temporaries > scores
     assert 0 < fused.times.low < fused.times.high
     assert fused.mfu[0] < fused.mfu[1] < 1
-    plan_tables.show({"model": fused})
+    tables.show({"model": fused})
     told = capsys.readouterr().err
     assert "FLOPs at 40% of the peak" in told and "computes bfloat16 products in float32" in told
 
@@ -340,7 +340,7 @@ def test_jax_must_be_told_to_take_most_of_a_gpu():
 
     def remark(needed):
         memory = planning.Memory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
-        return plan_tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
+        return tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
 
     assert "needs 79% of the GPU's memory, and JAX takes 75%" in remark(111.8e9)
     assert remark(100e9) is None

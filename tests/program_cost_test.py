@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from t5x_diffeq.training.program_cost import program_cost
+from t5x_diffeq.planner.program_cost import program_cost
 
 W, X = jnp.zeros((6, 256, 256)), jnp.zeros((64, 256))
 

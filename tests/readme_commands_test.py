@@ -12,7 +12,7 @@ from conftest import ROOT
 from process_runs import write_text
 from readme_test import READMES
 
-from t5x_diffeq import command_line
+from t5x_diffeq.runtime import command_line
 
 MARK = "<!-- tested -->\n\n"
 PYTHON = re.compile(r"(?:\.venv/bin/)?python -m t5x_diffeq\.(\w+) (.*)")

@@ -6,8 +6,8 @@ import pytest
 from conftest import ROOT
 
 from configs import default
-from t5x_diffeq.config_files import flatten
-from t5x_diffeq.training.workdir import may_change
+from t5x_diffeq.runs.workdir import may_change
+from t5x_diffeq.runtime.config_files import flatten
 
 READMES = sorted(
     path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)

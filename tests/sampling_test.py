@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from language_model_test import random_params, small
 
-from t5x_diffeq.models.sampling import Sampling, generate
+from t5x_diffeq.inference.sampling import Sampling, generate
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 

@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT
 from process_runs import command, reported, run, start, stop_at, write_text
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.processes import Place, cluster_in, place_in
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.processes import Place, cluster_in, place_in
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from t5x_diffeq.data.preparation import tokenised
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.prepare_data import parse_part
+from t5x_diffeq.runtime.errors import InputError, RunError
 
 
 @pytest.fixture

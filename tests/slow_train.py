@@ -14,8 +14,8 @@ sys.path.insert(0, os.getcwd())  # as `python -m` has it
 
 import jax
 
+from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.training import depths
-from t5x_diffeq.training.stop import StopSignals
 
 CONTROL = Path(os.environ["TRAIN_CONTROL"])
 after_step, depths_of = StopSignals.after_step, depths.depths_of

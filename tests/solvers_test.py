@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField, grid
+from t5x_diffeq.runtime.errors import InputError
 
 A0, A1, B0, B1 = np.random.default_rng(0).normal(size=(4, 3, 3))
 FIELD = VectorField(f=lambda W, y: y @ W["A"].T, g=lambda W, y: y @ W["B"].T)

@@ -9,7 +9,7 @@ import pytest
 from configs import default
 from t5x_diffeq.data.preparation import pieces
 from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 
 def source_of(path, source="text_files", **keys):

@@ -15,8 +15,8 @@ from t5x_diffeq.analysis.spectra import (
     spectra,
     weights_at,
 )
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.runtime.errors import InputError
 
 
 def weights_of(model, params):

@@ -12,13 +12,14 @@ from conftest import small_config
 from row import Row as Documents
 from train_test import lines, send_after
 
-from t5x_diffeq.data import preparation, streams, throughput
+from t5x_diffeq.benchmarks import throughput
+from t5x_diffeq.data import preparation, streams
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import RowStreams, document_at, gathered
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.training.run import load_run
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.verbs.train import train
 
 BATCH, LENGTH = 8, 16

@@ -12,7 +12,7 @@ from t5x_diffeq.data.tokenizer import (
     load_tokenizer,
     make_tokenizer,
 )
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 TEXTS = [
     "def f(x):\n    return x + 12  # twelve\n\n\n",

@@ -64,7 +64,7 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from t5x_diffeq.training.topology import topology
+from t5x_diffeq.planner.topology import topology
 
 mesh = Mesh(np.array(topology(sys.argv[1]).devices), ("fsdp",))
 rows, columns = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P(None, "fsdp"))

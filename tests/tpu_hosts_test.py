@@ -5,9 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from t5x_diffeq import tpu_hosts
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.processes import place_in
+from t5x_diffeq.runtime import tpu_hosts
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.processes import place_in
 
 SLICE = {"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}
 SLICES = {

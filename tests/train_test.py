@@ -11,9 +11,9 @@ import pytest
 from conftest import small_config
 
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.errors import InputError, RunError
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.metrics import read_metrics
-from t5x_diffeq.training.run import load_run
 from t5x_diffeq.verbs import train as train_verb
 from t5x_diffeq.verbs.train import train
 

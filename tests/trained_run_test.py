@@ -10,9 +10,9 @@ import pytest
 from conftest import ROOT
 
 import t5x_diffeq as td
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.models.language_model import nodes
-from t5x_diffeq.models.sampling import Sampling
+from t5x_diffeq.runtime.errors import InputError
 
 
 @pytest.fixture(scope="module")

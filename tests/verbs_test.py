@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from conftest import small_config
 
-from t5x_diffeq import command_line, evaluate, generate, report
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.models.sampling import Sampling
+from t5x_diffeq import evaluate, generate
+from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.runtime import command_line, console
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import benchmark
 from t5x_diffeq.verbs.train import train
@@ -50,7 +51,7 @@ def test_evaluate_a_part_of_the_split_quietly(workdir, capsys):
     try:
         call(evaluate, f"--workdir={workdir}", "--eval_batches=2", "--batch_size=8", "--quiet")
     finally:
-        report.quiet = False
+        console.quiet = False
     out, err = capsys.readouterr()
     assert json.loads(out)["eval/tokens"] == 2 * 8 * 16
     assert err == ""

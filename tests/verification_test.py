@@ -16,8 +16,8 @@ from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, write_records
 from t5x_diffeq.data.sources import load_source
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import file_digest
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import file_digest
 
 LATER = ("largest_token", "lengths_sha256")  # what earlier versions did not write
 

@@ -9,11 +9,11 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import sharded, unbox
 
 INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)

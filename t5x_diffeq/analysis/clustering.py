@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.integrate import trajectory
 from t5x_diffeq.ode.solvers import VectorField, grid
+from t5x_diffeq.runtime.errors import InputError
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 SCALES = ("peak", "work", "time")

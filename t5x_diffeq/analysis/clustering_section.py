@@ -7,7 +7,7 @@ import numpy as np
 from t5x_diffeq.analysis import clustering, plots
 from t5x_diffeq.analysis.plots import drawing
 from t5x_diffeq.analysis.report import Drawing, Section, Table
-from t5x_diffeq.report import Progress
+from t5x_diffeq.runtime.console import Progress
 
 HOW = (
     "dx_i/dt = sum_j softmax_j(x_i Q^T K x_j / sqrt 3) V x_j, 40 particles in 3 dimensions, "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.files import AnyPath, digest, write_whole
+from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
 

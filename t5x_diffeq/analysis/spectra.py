@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from t5x_diffeq.array_types import Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source
+from t5x_diffeq.runtime.errors import InputError
 
 KINDS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 

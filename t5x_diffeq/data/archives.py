@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 TAR_SUFFIXES = (".tar", ".xz", ".gz", ".tgz")  # of OpenWebText's archives, with or without .tar
 DAMAGE = (

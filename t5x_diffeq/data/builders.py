@@ -17,10 +17,10 @@ import tensorflow_datasets as tfds
 from t5x_diffeq.data import archives
 from t5x_diffeq.data.document_builder import DocumentBuilder, Example
 from t5x_diffeq.data.wikitext import articles, detokenize
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import is_in_bucket, place
-from t5x_diffeq.locks import held
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import is_in_bucket, place
+from t5x_diffeq.runtime.locks import held
 
 VALIDATION_PART = 0.0005  # of OpenWebText's documents
 VALIDATION_SEED = 0

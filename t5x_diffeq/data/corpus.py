@@ -17,10 +17,18 @@ from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, token
 from t5x_diffeq.data.shards import ShardedDocuments, read_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, absolute, digest, place, remove_folder, within, write_whole
 from t5x_diffeq.models.config import check_vocab_size
-from t5x_diffeq.report import count, say
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import (
+    AnyPath,
+    absolute,
+    digest,
+    place,
+    remove_folder,
+    within,
+    write_whole,
+)
 
 CONFIG_FILE, FACTS_FILE = "config.json", "data.json"
 SHARDS_OF_LARGE = 64  # per split; what is tokenised by one process has one

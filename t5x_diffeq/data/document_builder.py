@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import is_in_bucket, place
-from t5x_diffeq.report import count, say
-from t5x_diffeq.staging import staged
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import is_in_bucket, place
+from t5x_diffeq.runtime.staging import staged
 
 SHARD_LENGTH = 2**16  # documents: 0.3 GB of OpenWebText
 SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known ahead

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from t5x_diffeq.data.lines import line_starts, read_line, read_lines
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest, file_digest
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import digest, file_digest
 
 CHUNK_BYTES = 16 * 2**20
 RECENT_CHUNKS = 2  # whose texts are remembered

@@ -7,7 +7,7 @@ from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import Mixture
 from t5x_diffeq.data.streams import RowStreams
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 
 def check_data(data: ConfigDict) -> None:

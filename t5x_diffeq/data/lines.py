@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 
 def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:

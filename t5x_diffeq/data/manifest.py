@@ -2,8 +2,8 @@
 
 import json
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")

@@ -7,7 +7,7 @@ from math import fsum
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 LEAST_SHARE = 1e-6  # of the examples; of less, a run would see next to nothing
 

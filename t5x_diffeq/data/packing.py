@@ -11,7 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Integer
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 OPEN_ROWS = 64  # that first-fit packing keeps looking at
 

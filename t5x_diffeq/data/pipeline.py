@@ -21,7 +21,7 @@ from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
 from t5x_diffeq.data.streams import Places, RowStreams
-from t5x_diffeq.report import tracked
+from t5x_diffeq.runtime.console import tracked
 
 PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows

@@ -21,9 +21,9 @@ from t5x_diffeq.data.shards import (
 )
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, unusable
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import AnyPath, digest
-from t5x_diffeq.report import Progress, say
+from t5x_diffeq.runtime.console import Progress, say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import AnyPath, digest
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once

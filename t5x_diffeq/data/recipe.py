@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, remove_folder, write_whole
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, remove_folder, write_whole
 
 RECIPE = "recipe.json"
 

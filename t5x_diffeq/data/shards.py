@@ -29,15 +29,10 @@ from t5x_diffeq.data.verification import (
     remember,
     verify,
 )
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import (
-    AnyPath,
-    file_digest,
-    whole,
-    write_whole,
-)
-from t5x_diffeq.report import say
-from t5x_diffeq.staging import NoRoomError, staged
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import AnyPath, file_digest, whole, write_whole
+from t5x_diffeq.runtime.staging import NoRoomError, staged
 
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this is read whole, in less than a second
 OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")

@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, FileDocuments, Part
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import digest, files_in, files_matching, place
-from t5x_diffeq.report import say
-from t5x_diffeq.staging import staged
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import digest, files_in, files_matching, place
+from t5x_diffeq.runtime.staging import staged
 
 VALIDATION_EVERY = 20  # of the standard library's files, one in so many validates
 VALIDATION_PART = 0.1  # of text files, the last part validates

@@ -22,8 +22,8 @@ from t5x_diffeq.data.packing import Example, with_segments
 from t5x_diffeq.data.preparation import PIECE_CHARACTERS, batches, pieces
 from t5x_diffeq.data.shards import by_reason
 from t5x_diffeq.data.tokenizer import Tokenizer, unusable
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
 
 BLOCK_TOKENS = 2**19  # are made at once, or a batch: enough for all cores, soon enough for step 1
 CHARACTERS_PER_TOKEN = 4  # a guess: too low, and a row asks again; too high, and it reads ahead

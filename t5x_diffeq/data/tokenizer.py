@@ -12,9 +12,9 @@ import sentencepiece
 from jaxtyping import Integer
 from ml_collections import ConfigDict
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, digest, place, write_whole
-from t5x_diffeq.report import Progress, say
+from t5x_diffeq.runtime.console import Progress, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, digest, place, write_whole
 
 MODEL_FILE = "sentencepiece.model"
 BYTES_FILE = "bytes"

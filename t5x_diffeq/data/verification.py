@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.manifest import MANIFEST, damaged
-from t5x_diffeq.errors import InputError, RunError
-from t5x_diffeq.files import (
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import (
     AnyPath,
     absolute,
     digest,
@@ -29,8 +30,7 @@ from t5x_diffeq.files import (
     told,
     write_whole,
 )
-from t5x_diffeq.report import count, say
-from t5x_diffeq.staging import cache_folder
+from t5x_diffeq.runtime.staging import cache_folder
 
 THREADS = 8
 RECORDS_AT_ONCE = 1024

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from t5x_diffeq.config_keys import INT32, Key
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, Tables
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime.config_keys import INT32, Key
+from t5x_diffeq.runtime.errors import InputError
 
 ROTARY_BASE = 10_000.0  # the one that layers/rotary.py has
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")

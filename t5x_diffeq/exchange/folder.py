@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.errors import InputError, RunError
 from t5x_diffeq.exchange.layouts import Tensors
+from t5x_diffeq.runtime.errors import InputError, RunError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

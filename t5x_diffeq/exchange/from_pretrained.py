@@ -7,12 +7,12 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.config_json import model_keys
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Tables, params_of
 from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime.errors import InputError
 
 LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
 TRAINED = "sentencepiece"  # the value of data.tokenizer that names no file

@@ -3,8 +3,8 @@
 import json
 
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.report import count
-from t5x_diffeq.training.run import Run
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.console import count
 
 SECTIONS = ("model", "train", "optimizer")  # those of data and mesh name places of one machine
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.layouts import Layout, Tensors, declared_leaves
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime.errors import InputError
 
 FOLDER = "adapter"  # in the base's
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -9,7 +9,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layout
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
 from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
@@ -20,7 +19,8 @@ from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.training.run import Run
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.errors import InputError
 
 MODELING = Path(__file__).with_name("modeling_diffeq.py")
 EXPORTED_SCHEMES = ("euler", "lie_trotter")

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.runtime.errors import InputError
 
 FREQUENCIES = 1  # S; the sinusoids' rows of Linear1 are zero until they are trained
 TIME_SCALE = pi

@@ -15,7 +15,7 @@ from t5x_diffeq.data.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
 )
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 MODEL_FILE = "tokenizer.model"
 JSON_FILE = "tokenizer.json"

@@ -8,7 +8,7 @@ from t5x_diffeq.experiments.comparison import Comparison, training
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath
 
 GROWTH = tuple(
     f"{product}/{number}"

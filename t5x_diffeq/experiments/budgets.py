@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t5x_diffeq.config_files import config_of
 from t5x_diffeq.experiments.comparison import laptop_config, training
 from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.runtime.config_files import config_of
 
 
 @dataclass(frozen=True)

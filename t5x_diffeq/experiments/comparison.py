@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from t5x_diffeq.config_files import config_of, flatten
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.runs import Label, Run, flags
 from t5x_diffeq.experiments.tokenizers import with_tokenizer
+from t5x_diffeq.runtime.config_files import config_of, flatten
 
 Choices = dict[str, tuple[Label, ...]]  # the values of a key in which runs differ
 

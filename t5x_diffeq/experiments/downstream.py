@@ -9,7 +9,7 @@ from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.paired import paired_table
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from statistics import mean, stdev
 from types import ModuleType
 
 from t5x_diffeq.experiments.present import Layout, cells, grouped, in_order
-from t5x_diffeq.files import AnyPath, write_whole
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 Line = list[tuple[float | str, float, float | None]]  # place across, mean, standard error or None
 

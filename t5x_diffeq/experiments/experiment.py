@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
-from t5x_diffeq.files import AnyPath
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 
 Keys = dict[str, object]  # values by key of the config
 Texts = dict[str, Keys]  # by the text's name, its keys of the config

@@ -8,12 +8,12 @@ ways between the texts.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from t5x_diffeq.config_files import config_of
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 from t5x_diffeq.experiments.tokenizers import KEY, with_tokenizer
+from t5x_diffeq.runtime.config_files import config_of
+from t5x_diffeq.runtime.errors import InputError
 
 GRIDS = (9, 12, 18, 24)
 STEPS = {"ode": 18, "baseline": 24}

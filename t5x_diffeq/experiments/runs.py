@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from t5x_diffeq.errors import RunError
-from t5x_diffeq.report import duration, say
-from t5x_diffeq.training.workdir import read_config
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.console import duration, say
+from t5x_diffeq.runtime.errors import RunError
 
 RESULTS = "results.jsonl"
 TRAINING = ("train", "finetune")

@@ -6,10 +6,10 @@ A perplexity is per token: it can be compared with the paper's under the paper's
 from collections.abc import Sequence
 
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.runs import Run
-from t5x_diffeq.files import AnyPath, place
-from t5x_diffeq.training.workdir import read_config
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, place
 
 OWN = "own"  # --tokenizers=own: one is trained on the text
 KEY = "data.tokenizer"

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Segments
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 KERNELS = ("xla", "cudnn", "splash")
 HEADS = ("batch", "length", "heads", "head_dim")

@@ -14,10 +14,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.parameter import Parameter, declare
 from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.runtime.errors import InputError
 
 Path = tuple[str, ...]
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_diffeq.array_types import Places, State, Tokens, Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.block import vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
+from t5x_diffeq.runtime.errors import InputError
 
 SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}
 

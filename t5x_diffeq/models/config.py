@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields, replace
 
 import jax.numpy as jnp
 
-from t5x_diffeq.config_keys import check_values
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
 from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
 from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.runtime.config_keys import check_values
+from t5x_diffeq.runtime.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the default

@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField
+from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t5x_diffeq.array_types import State, Weights
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 
 class VectorField(NamedTuple):

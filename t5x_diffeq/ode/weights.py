@@ -40,10 +40,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
 from t5x_diffeq.ode.contraction import contract
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.runtime.errors import InputError
 
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}

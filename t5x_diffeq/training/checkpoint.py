@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from t5x_diffeq.errors import InputError, MachineryError, RunError, is_of_machinery
-from t5x_diffeq.files import AnyPath, absolute, is_in_bucket, told
-from t5x_diffeq.processes import are_several, first_told, wait_for_all
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.runtime.files import AnyPath, absolute, is_in_bucket, told
+from t5x_diffeq.runtime.processes import are_several, first_told, wait_for_all
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy, whole_steps
 from t5x_diffeq.training.state import TrainState

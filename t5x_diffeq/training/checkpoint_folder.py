@@ -9,8 +9,8 @@ delete what lacks it: here only a save that was cut off is deleted.
 import json
 import shutil
 
-from t5x_diffeq.files import AnyPath, bucket_files, is_in_bucket, move_folder
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, move_folder
 
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"

@@ -18,7 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from t5x_diffeq.files import AnyPath, bucket_files, is_in_bucket
+from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"

@@ -11,7 +11,7 @@ from math import comb
 import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_diffeq.errors import InputError
+from t5x_diffeq.runtime.errors import InputError
 
 DRAW = 0xDE97  # tells this use of the seed from others
 

@@ -5,9 +5,9 @@ from math import exp
 
 import jax
 
-from t5x_diffeq.errors import RunError
 from t5x_diffeq.models.adaptive import Adaptive, Solution, solve
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.gradient import Batch, places_of
 from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.step import EvalMetrics

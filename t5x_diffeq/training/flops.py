@@ -18,7 +18,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.chips import CHIPS, chip
 
 # Peak dense bf16 FLOP/s of a device by its kind.

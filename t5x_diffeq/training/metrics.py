@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 from etils import epath
 
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, Growing, is_in_bucket, told
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, Growing, is_in_bucket, told
 
 METRICS_FILE = "metrics.jsonl"
 ON_DISK = "disk"  # tensorboardX finds our way of writing by what stands before a colon

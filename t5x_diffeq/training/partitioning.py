@@ -11,8 +11,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.runtime.errors import InputError
 
 AXES = ("data", "fsdp", "tensor")
 LOGICAL_AXES = (

@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
-from t5x_diffeq.config_files import flatten
-from t5x_diffeq.config_keys import check_values
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config_keys import check_values
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB

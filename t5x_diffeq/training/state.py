@@ -9,8 +9,8 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import InputError
 
 
 @struct.dataclass

@@ -12,10 +12,10 @@ from t5x_diffeq import __version__
 from t5x_diffeq.analysis.report import Section, write_report
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, absolute
-from t5x_diffeq.report import Progress, say
-from t5x_diffeq.training.run import Run, load_run
+from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runtime.console import Progress, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, absolute
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
 OPENING = 24  # tokens of the validation text that are the prompt if none is given

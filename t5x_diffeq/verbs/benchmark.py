@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_diffeq.config_keys import KEYS
-from t5x_diffeq.data.throughput import measure
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.report import Progress, aligned, count, say, tracked
-from t5x_diffeq.training.coordinate_check import coordinate_check
-from t5x_diffeq.training.generation_rate import generation_rates
+from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
+from t5x_diffeq.benchmarks.generation_rate import generation_rates
+from t5x_diffeq.benchmarks.throughput import measure
+from t5x_diffeq.runtime.config_keys import KEYS
+from t5x_diffeq.runtime.console import Progress, aligned, count, say, tracked
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost

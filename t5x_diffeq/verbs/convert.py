@@ -19,10 +19,10 @@ from t5x_diffeq.exchange.from_pretrained import (
 )
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_config, to_ode
-from t5x_diffeq.files import AnyPath
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.report import Progress, say, table
-from t5x_diffeq.training.run import load_run
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.console import Progress, say, table
+from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
 ROWS, BATCHES = 8, 4  # of the validation text on which the perplexity is measured

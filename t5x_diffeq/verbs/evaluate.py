@@ -11,16 +11,16 @@ from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.downstream import check_harness
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, place, write_whole
+from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
-from t5x_diffeq.report import count, say
+from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, place, write_whole
 from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
-from t5x_diffeq.training.run import Run, load_run
 from t5x_diffeq.training.step import make_eval_step
-from t5x_diffeq.training.workdir import read_config
 
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
@@ -126,7 +126,7 @@ def plots() -> ModuleType:
 def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """A line for each grid: what the harness's tasks gave."""
     check_harness("--tasks")
-    from t5x_diffeq import harness
+    from t5x_diffeq.inference import harness
 
     tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
     if tokenizer is None:

@@ -1,14 +1,14 @@
 """A run as a Hugging Face folder."""
 
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.exchange.folder import local, need_safetensors
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
-from t5x_diffeq.files import AnyPath
-from t5x_diffeq.report import Progress, count, say, table
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.console import Progress, count, say, table
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.metrics import read_metrics
-from t5x_diffeq.training.run import load_run
-from t5x_diffeq.training.workdir import read_config
 
 
 def export(

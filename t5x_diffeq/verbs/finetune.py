@@ -4,20 +4,20 @@ import copy
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.config_files import default_config
 from t5x_diffeq.data.corpus import check_tokenizers, load_corpus
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, place
-from t5x_diffeq.processes import first_then_others
-from t5x_diffeq.report import say
-from t5x_diffeq.training.adapter_files import save_adapters
+from t5x_diffeq.runs.adapter_files import save_adapters
+from t5x_diffeq.runs.pretrained import Pretrained, begin
+from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
+from t5x_diffeq.runtime.config_files import default_config
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, place
+from t5x_diffeq.runtime.processes import first_then_others
 from t5x_diffeq.training.checkpoint import chosen_step, restore_params
-from t5x_diffeq.training.pretrained import Pretrained, begin
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.workdir import CONFIG_FILE, check_config, read_config
 from t5x_diffeq.verbs.train import train
 
 OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_kernels")

@@ -6,14 +6,14 @@ import time
 import jax
 from absl.flags import FlagValues
 
-from t5x_diffeq.continuation import Continuation, grow
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, place
-from t5x_diffeq.models.sampling import Sampling, generate
-from t5x_diffeq.report import say, tracked
-from t5x_diffeq.training.run import Run, load_run
+from t5x_diffeq.inference.continuation import Continuation, grow
+from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runtime.console import say, tracked
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, place
 
 OPENING = 16  # tokens of the validation text that are the prompt if none is given
 

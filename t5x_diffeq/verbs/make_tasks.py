@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.tokenizer import Tokenizer, TokenRow
-from t5x_diffeq.errors import InputError
-from t5x_diffeq.files import AnyPath, write_whole
-from t5x_diffeq.report import say
-from t5x_diffeq.training.workdir import read_config
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 PASSAGES, CHOICES, FEWEST_WORDS = 1000, 4, 4
 TASKS = {

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.report import say
+from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
+from t5x_diffeq.planner.search import as_flags, remedies
+from t5x_diffeq.planner.sweep import Sweep
+from t5x_diffeq.planner.tables import record, show, show_ranked
+from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.partitioning import describe
-from t5x_diffeq.training.plan_search import as_flags, remedies
-from t5x_diffeq.training.plan_sweep import Sweep
-from t5x_diffeq.training.plan_tables import record, show, show_ranked
-from t5x_diffeq.training.planning import Plan, plan_setup, plan_step
-from t5x_diffeq.training.topology import Topology
 from t5x_diffeq.verbs.benchmark import vocab_size
 
 SECONDS_BETWEEN_LINES = 10

@@ -8,9 +8,9 @@ from t5x_diffeq.data.manifest import SPLITS
 from t5x_diffeq.data.preparation import prepare
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
-from t5x_diffeq.files import AnyPath, digest
-from t5x_diffeq.locks import held
-from t5x_diffeq.report import count, say
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.files import AnyPath, digest
+from t5x_diffeq.runtime.locks import held
 
 
 def prepare_data(

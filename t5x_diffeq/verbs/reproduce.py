@@ -7,7 +7,6 @@ import shlex
 from absl.flags import FlagValues
 
 from t5x_diffeq.data.sources import SOURCES
-from t5x_diffeq.errors import InputError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
@@ -15,8 +14,9 @@ from t5x_diffeq.experiments.paper import PAPER
 from t5x_diffeq.experiments.present import markdown, scores
 from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
 from t5x_diffeq.experiments.tokenizers import KEY, OWN, check_tokenizers, remark
-from t5x_diffeq.files import AnyPath, files_matching, place, write_whole
-from t5x_diffeq.report import say
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, files_matching, place, write_whole
 
 EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
 

@@ -12,23 +12,23 @@ from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.data.streams import gathered
-from t5x_diffeq.downstream import Downstream
-from t5x_diffeq.files import AnyPath
-from t5x_diffeq.locks import held
-from t5x_diffeq.processes import first_then_others
-from t5x_diffeq.report import Progress, say
-from t5x_diffeq.training import progress
+from t5x_diffeq.inference.downstream import Downstream
+from t5x_diffeq.runs import progress
+from t5x_diffeq.runs.workdir import check_config, save_config
+from t5x_diffeq.runtime.compilation_cache import keep_compiled
+from t5x_diffeq.runtime.console import Progress, say
+from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.locks import held
+from t5x_diffeq.runtime.processes import first_then_others
+from t5x_diffeq.runtime.signals import StopSignals
+from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.compilation_cache import keep_compiled
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
-from t5x_diffeq.training.stop import StopSignals
-from t5x_diffeq.training.watchdog import Watchdog
-from t5x_diffeq.training.workdir import check_config, save_config
 
 
 def train(

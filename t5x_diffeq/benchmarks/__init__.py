@@ -1,0 +1,1 @@
+"""Measurements of steps, generation, data and initialisation."""

@@ -1,0 +1,62 @@
+"""How fast tokens follow a prompt: with the cache, and by reading the whole prefix for each."""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from t5x_diffeq.array_types import Weights
+from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.training.partitioning import unbox
+
+PROMPT = 16  # tokens
+WARM = 3  # tokens until both programs are compiled
+
+
+def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
+    """Tokens per second of one sequence, the medians of turns.
+
+    `cached`, as `generate` works; `reread`, the model on the whole prefix, which makes W(t) and all
+    states anew for each token; `reread_weights_kept`, all states alone.
+
+    Args:
+      model: the model; its parameters are as initialised.
+      rounds: tokens timed of each, one in turn.
+    """
+    length = model.config.max_length
+    key, whole = jax.random.key(0), jnp.zeros((1, length), jnp.int32)
+    params = unbox(jax.jit(model.init)(key, whole)["params"])
+    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+
+    @jax.jit
+    def read(params: dict, weights: Weights | None) -> jax.Array:
+        variables = {"params": params}
+        made = model.apply(variables, method="weights") if weights is None else weights
+        y = model.apply(variables, whole, made, method="hidden")
+        return model.apply(variables, y[:, -1:], method="logits").argmax(-1)
+
+    def cached() -> Callable[[], object]:
+        greedy = Sampling(temperature=0)
+        following = generate(model, params, [[1] * PROMPT], length - PROMPT, greedy, key)
+        for _ in range(WARM):
+            next(following)
+        return lambda: next(following)
+
+    ways = {
+        "cached": cached(),
+        "reread": lambda: read(params, None).block_until_ready(),
+        "reread_weights_kept": lambda: read(params, weights).block_until_ready(),
+    }
+    for token in ways.values():
+        token()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(min(rounds, length - PROMPT - WARM - 1)):
+        for name, token in ways.items():
+            begun = time.perf_counter()
+            token()
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: 1 / statistics.median(times) for name, times in seconds.items()}

@@ -1,0 +1,227 @@
+"""Tasks of lm-evaluation-harness, run on a trained run."""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable
+
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.inference.harness_model import DiffEqLM
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.console import aligned, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.training.setup import Setup
+
+PAPER = (  # tables 4 and 5
+    "arc_challenge",
+    "arc_easy",
+    "hellaswag",
+    "lambada_openai",
+    "lambada_standard",
+    "logiqa",
+    "mmlu",
+    "piqa",
+    "sciq",
+    "winogrande",
+    "wsc273",
+)
+BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
+
+
+class Tasks(NamedTuple):
+    """What is to be run.
+
+    Attributes:
+      names: of tasks and groups of tasks.
+      shots: examples in each context; None: as many as the task itself says.
+      limit: only so many of each task's documents, the first; None: all.
+      manager: the harness's, which knows them.
+    """
+
+    names: list[str]
+    shots: int | None
+    limit: int | None
+    manager: TaskManager
+
+
+def task_names(asked: Sequence[str]) -> list[str]:
+    """Each once, and for `paper` the eleven of the paper."""
+    names = [name for each in asked for name in (PAPER if each == "paper" else (each,))]
+    return list(dict.fromkeys(names))
+
+
+def load_tasks(
+    asked: Sequence[str],
+    shots: int | None,
+    include_path: str | None,
+    limit: int | None = None,
+    asked_by: str = "--tasks",
+) -> Tasks:
+    """The tasks, found and loaded once: what speaks against them is told before a model is loaded.
+
+    Args:
+      asked: names, among them maybe `paper`.
+      shots: as in `Tasks`.
+      include_path: folder of the user's task files.
+      limit: as in `Tasks`.
+      asked_by: the flag or key of the names.
+
+    Raises:
+      InputError: if there is none of a name, or its data can't be had.
+    """
+    names = task_names(asked)
+    if include_path and not os.path.isdir(include_path):
+        raise InputError(f"include_path={include_path} is no folder; name one of task files")
+    with quiet():
+        manager = manager_of(names, include_path)
+        for name in names:
+            load_task(name, manager, asked_by)
+    return Tasks(names, shots, limit, manager)
+
+
+def manager_of(names: list[str], include_path: str | None) -> TaskManager:
+    """The user's task files alone if they have all the names; else the harness's thousands too."""
+    if include_path:
+        own = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(own.all_subtasks):
+            return own
+    return TaskManager(include_path=include_path)
+
+
+def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
+    """The task can be had.
+
+    Raises:
+      InputError: if not.
+    """
+    if name not in manager.all_tasks:
+        near = get_close_matches(name, manager.all_tasks, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give the folder of its file as include_path"
+        raise InputError(f"{asked_by}: there is no task {name!r}; {hint}")
+    try:
+        manager.load([name])
+    except Exception as error:  # of the network, of the data, of the task's own code
+        message = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{asked_by}: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
+            "what its task file names, on the Hugging Face hub or here"
+        ) from error
+
+
+def evaluate(
+    setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
+) -> dict[str, float]:
+    """Every number of the tasks' results; the harness's table is shown."""
+    return flat(show(run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks)))
+
+
+def evaluate_run(
+    run: Run, tokenizer: Tokenizer, batch_size: int, tasks: Tasks, folder: AnyPath
+) -> dict[str, float | int | str]:
+    """Runs the tasks; shows the harness's table, and keeps its JSON in the folder.
+
+    The JSON also holds each document's accuracy, for paired tests: `documents`, by task, in the
+    order of the task's documents.
+
+    Returns:
+      The grid, and every number of the results.
+    """
+    model = run.setup.model.config
+    grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
+    results = show(run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks))
+    if jax.process_index() == 0:
+        name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
+        path = folder / f"{name}.json"
+        write_whole(path, json.dumps(results, indent=2).encode())
+        say(f"in {path}")
+    return grid | flat(results)
+
+
+def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
+    """The harness's results, as it makes them."""
+    with quiet():
+        results = simple_evaluate(
+            lm,
+            tasks=tasks.names,
+            num_fewshot=tasks.shots,
+            task_manager=tasks.manager,
+            limit=tasks.limit,
+            bootstrap_iters=BOOTSTRAP,
+            log_samples=True,
+        )
+    results["documents"] = accuracies(results.pop("samples", None) or {})
+    return json.loads(json.dumps(results, default=handle_non_serializable))
+
+
+def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
+    """Each task's accuracy of every document, of tasks that measure one."""
+    return {
+        task: [float(each["acc"]) for each in sorted(of_task, key=lambda each: each["doc_id"])]
+        for task, of_task in samples.items()
+        if all("acc" in each for each in of_task)
+    }
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The harness prints on standard error, on process 0 alone, and forks no processes."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with threads may hang
+    with contextlib.ExitStack() as stack:
+        if jax.process_index():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def show(results: dict) -> dict:
+    """The same; says them as tables of tasks and of groups, with standard errors."""
+    for kind in ("results", "groups"):
+        if results.get(kind):
+            say(*table_of(results, kind))
+    return results
+
+
+def number_of(value: object) -> str:
+    """A cell of the table; empty for None."""
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def table_of(results: dict, kind: str) -> list[str]:
+    """A line for each number of the tasks ("results") or of the groups of tasks ("groups")."""
+    lines = [["task" if kind == "results" else "group", "filter", "shots", "metric", "value", "±"]]
+    for task, metrics in results[kind].items():
+        name, shots = str(metrics.get("alias", task)), str(results["n-shot"].get(task, ""))
+        for key, value in sorted(metrics.items()):
+            metric, _, kept = key.partition(",")
+            if not kept or metric.endswith("_stderr"):
+                continue
+            error = metrics.get(f"{metric}_stderr,{kept}")
+            lines.append([name, kept, shots, metric, number_of(value), number_of(error)])
+            name = shots = ""  # once for each task
+    return aligned(lines, left=(0, 1, 3))
+
+
+def flat(results: dict) -> dict[str, float]:
+    """`tasks/piqa/acc`, `tasks/piqa/acc_stderr`, ..: every number of the results."""
+    values = {}
+    for task, metrics in results["results"].items():
+        for name, value in metrics.items():
+            metric, _, kind = name.partition(",")
+            if kind and isinstance(value, int | float) and np.isfinite(value):
+                own = metric if kind == "none" else f"{metric}/{kind}"
+                values[f"tasks/{task}/{own}"] = value
+    return values

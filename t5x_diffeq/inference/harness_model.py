@@ -1,0 +1,154 @@
+"""A trained run as a model of lm-evaluation-harness, which asks for three kinds of things.
+
+Every process of several answers all requests, together with the others: the harness sees one.
+Windows over long texts are the harness's own: one behind the other, each as long as the model
+takes, the last moved back to be as long; each token is predicted once, and a text's first from the
+token that ends documents.
+"""
+
+import zlib
+from collections import Counter, defaultdict
+from math import fsum
+
+import jax
+import jax.numpy as jnp
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.inference.continuation import Continuation, grow
+from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
+from t5x_diffeq.inference.scoring import Scorer, Sequel
+from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.training.setup import Setup
+
+SEED = 0  # of what is sampled
+
+
+class DiffEqLM(TemplateLM):
+    """A model on the devices of a setup, as the harness asks it.
+
+    Args:
+      setup: model and mesh.
+      params: the model's parameters.
+      tokenizer: the run's.
+      batch_size: sequences of the model's length that go through it at once.
+      facts: what the harness's results are to say of the model.
+    """
+
+    def __init__(
+        self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, facts: dict
+    ):
+        super().__init__()
+        self.setup, self.params, self.text, self.facts = setup, params, tokenizer, facts
+        self.batch_size, self.max_length = batch_size, setup.model.config.max_length
+        self.score = Scorer(setup, params, batch_size)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends documents; it also opens them."""
+        return self.text.end_of_text
+
+    def get_model_info(self) -> dict:
+        """What the harness notes of the model."""
+        return self.facts
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: object
+    ) -> list[int]:
+        """The tokens of a text, and no others."""
+        (tokens,) = self.text.encode([string])
+        return tokens.tolist()
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        """Of each (context, continuation): log p, and whether greedy generation would say it."""
+        return super().loglikelihood(requests, disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
+    ) -> list[tuple[float, bool]]:
+        """The same for tokens. Contexts that are too long are truncated on the left."""
+        return self.summed(
+            [self.sequels(context, continuation) for _, context, continuation in requests]
+        )
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[float]:
+        """log p of each whole text."""
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        return [total for total, _ in self.summed([self.sequels([], text) for text in texts])]
+
+    def sequels(self, context: list[int], continuation: list[int]) -> list[Sequel]:
+        """The continuation's tokens in windows that the model takes."""
+        context = context or [self.prefix_token_id]
+        if len(continuation) <= self.max_length:
+            tokens = (context + continuation)[-self.max_length - 1 :]
+            return [Sequel(tokens, len(continuation))] if continuation else []
+        windows = get_rolling_token_windows(continuation, context[-1], self.max_length, 1)
+        return [Sequel(a + b, len(b)) for a, b in map(make_disjoint_window, windows)]
+
+    def summed(self, requests: list[list[Sequel]]) -> list[tuple[float, bool]]:
+        """Sum of log p, and whether all is greedy, of each request's windows."""
+        scores = iter(self.score([sequel for windows in requests for sequel in windows]))
+        results = []
+        for windows in requests:
+            own = [next(scores) for _ in windows]
+            results.append((fsum(s.loglikelihood for s in own), all(s.greedy for s in own)))
+        return results
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """What follows each context, up to its stops or as many tokens as are asked for.
+
+        A context that leaves no room for these is truncated on the left, but never below half of
+        the model's length; the generated text then ends at the model's length.
+        """
+        rows, groups = [], defaultdict(list)
+        occurrences: Counter = Counter()
+        for number, request in enumerate(requests):
+            text, given = request.args
+            row, sampling = self.asked(text, normalize_gen_kwargs(given))
+            key = jax.random.fold_in(jax.random.key(SEED), zlib.crc32(text.encode()))
+            rows.append((row, jax.random.fold_in(key, occurrences[text])))
+            occurrences[text] += 1
+            groups[-(-len(row.prompt) // BUCKET), sampling].append(number)
+        done = 0
+        with Progress("generated", len(rows), "texts") as progress, self.setup.context():
+            for (_, sampling), numbers in groups.items():
+                count = self.setup.eval_rows(min(self.batch_size, len(numbers)))
+                for first in range(0, len(numbers), count):
+                    chosen = numbers[first : first + count]
+                    self.continue_rows([rows[number] for number in chosen], count, sampling)
+                    done += len(chosen)
+                    progress.update(done)
+        return [row.following() for row, _ in rows]
+
+    def asked(self, context: str, given: dict) -> tuple[Continuation, Sampling]:
+        """A context's tokens, where to end, and how to draw."""
+        tokens = self.tok_encode(context) or [self.prefix_token_id]
+        room = min(given["max_gen_toks"], self.max_length // 2)
+        prompt = tokens[-(self.max_length - room) :]
+        limit = min(given["max_gen_toks"], self.max_length - len(prompt))
+        stops = [stop for stop in given["until"] if stop]
+        sampling = Sampling(
+            float(given.get("temperature", 0)),
+            given.get("top_k") or None,
+            float(given.get("top_p") or 1),
+        )
+        return Continuation(self.text, prompt, stops, limit), sampling
+
+    def continue_rows(
+        self, rows: list[tuple[Continuation, jax.Array]], count: int, sampling: Sampling
+    ) -> None:
+        """Adds tokens to the rows, filled up to `count` of them, until all have ended."""
+        missing = count - len(rows)
+        prompts = [row.prompt for row, _ in rows] + [[self.prefix_token_id]] * missing
+        keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)
+        most = max(row.limit for row, _ in rows)
+        generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
+        for _ in grow([row for row, _ in rows], generated):
+            pass

@@ -1,0 +1,162 @@
+"""Log-likelihoods: how likely a model finds given tokens, and whether it would say them itself.
+
+A sequence is padded to one of a few lengths, which its own length decides, and goes through the
+model with others of that length. So few programs are compiled, and numbers don't depend on company.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array
+
+from t5x_diffeq.array_types import Tokens, Weights
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.training.losses import chunk_choices, token_losses
+from t5x_diffeq.training.setup import Setup
+
+SHORTEST = 128  # padded lengths are this, doubled until the model's own
+
+
+class Sequel(NamedTuple):
+    """Tokens, of which the last `count` are judged by those before them.
+
+    Attributes:
+      tokens: at most one more than the model's length.
+      count: less than there are tokens.
+    """
+
+    tokens: list[int]
+    count: int
+
+
+class Score(NamedTuple):
+    """Of a sequel.
+
+    Attributes:
+      loglikelihood: sum of log p of its tokens, in nats.
+      greedy: whether each of them is the likeliest in its place.
+    """
+
+    loglikelihood: float
+    greedy: bool
+
+
+@cache
+def make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
+    """The jitted function from parameters to the weights of a pass."""
+    return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
+
+
+@cache
+def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
+    """The jitted function from parameters, weights, inputs and targets to losses and choices.
+
+    Losses, and the likeliest tokens, are `[B, L]`, whole on every process.
+    """
+
+    @jax.jit
+    def score_step(
+        params: dict, weights: Weights, inputs: Tokens, targets: Tokens
+    ) -> tuple[Array, Array]:
+        y = model.apply({"params": params}, inputs, weights, method="hidden")
+        head = model.apply({"params": params}, method="head_vectors")
+        losses, best = token_losses(
+            y,
+            head,
+            targets,
+            vocab_size=model.config.vocab_size,
+            chunk=chunk,
+            of_chunk=chunk_choices,
+        )
+        return tuple(nn.with_logical_constraint(x, (None, None)) for x in (losses, best))
+
+    return score_step
+
+
+class Scorer:
+    """Scores sequels on the devices of a setup.
+
+    Args:
+      setup: model and mesh.
+      params: the model's parameters, sharded as the setup says.
+      batch_size: sequences of the model's length that go through it at once; of shorter ones, as
+        many more.
+    """
+
+    def __init__(self, setup: Setup, params: dict, batch_size: int):
+        self.setup, self.params, self.batch_size = setup, params, batch_size
+        self.step = make_score_step(setup.model, setup.loss_chunk)
+        with setup.context():
+            self.weights = make_weights(setup.model)(params)
+
+    def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
+        """The score of each, summed in float64."""
+        scores: list[Score | None] = [None] * len(sequels)
+        done, pending = 0, None
+        with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
+            for numbers, inputs, targets in self.batches(sequels):
+                dispatched = numbers, self.step(self.params, self.weights, inputs, targets)
+                if pending:
+                    done += collect(sequels, scores, *pending)  # while the next ones run
+                    progress.update(done)
+                pending = dispatched
+            if pending:
+                collect(sequels, scores, *pending)
+        return scores
+
+    def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
+        """Which sequels, their inputs and their targets; the longest first."""
+        limit = self.setup.model.config.max_length
+        of_length = defaultdict(list)
+        for number, sequel in enumerate(sequels):
+            of_length[padded_length(len(sequel.tokens) - 1, limit)].append(number)
+        for length in sorted(of_length, reverse=True):
+            numbers = of_length[length]
+            most = self.batch_size * limit // length
+            rows = self.setup.eval_rows(min(len(numbers), most))
+            for first in range(0, len(numbers), rows):
+                chosen = numbers[first : first + rows]
+                yield chosen, *self.placed([sequels[n].tokens for n in chosen], rows, length)
+
+    def placed(self, rows: list[list[int]], count: int, length: int) -> list[Array]:
+        """Inputs and targets of `count` rows over the mesh, zeros after each row's own."""
+        arrays = np.zeros((2, count, length), np.int32)
+        for number, tokens in enumerate(rows):
+            arrays[0, number, : len(tokens) - 1] = tokens[:-1]
+            arrays[1, number, : len(tokens) - 1] = tokens[1:]
+        return [
+            jax.make_array_from_callback(array.shape, self.setup.rows, array.__getitem__)
+            for array in arrays
+        ]
+
+
+def padded_length(length: int, limit: int) -> int:
+    """The shortest of the padded lengths that holds so many tokens."""
+    padded = SHORTEST
+    while padded < length:
+        padded *= 2
+    return min(padded, limit)
+
+
+def collect(
+    sequels: Sequence[Sequel],
+    scores: list[Score | None],
+    numbers: list[int],
+    outputs: tuple[Array, Array],
+) -> int:
+    """Fills in the scores of a batch; returns how many."""
+    losses, best = map(np.asarray, outputs)
+    for row, number in enumerate(numbers):
+        tokens, count = sequels[number]
+        last = len(tokens) - 1
+        judged = slice(last - count, last)
+        total = -float(losses[row, judged].sum(dtype=np.float64))
+        greedy = np.array_equal(best[row, judged], tokens[len(tokens) - count :])
+        scores[number] = Score(total, greedy)
+    return len(numbers)

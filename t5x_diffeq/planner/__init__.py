@@ -1,0 +1,1 @@
+"""What compiled programs say: cost, memory, collectives, topologies."""

@@ -1,0 +1,218 @@
+"""The collectives of a compiled program: how many run, and how many bytes they move per device.
+
+The convention: an all-gather moves the bytes of its result, a reduce-scatter those of its operand,
+an all-reduce its size, once (a ring sends about twice that), an all-to-all and a collective-permute
+their operand; so does what the hosts of several TPU slices exchange over their network. Sizes are
+those of one device's program, without padding by the hardware; loops count as often as they run
+(`trip_count.executions`), and an asynchronous collective once, at its start.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from t5x_diffeq.planner.hlo import (
+    Computation,
+    Execution,
+    Instruction,
+    Program,
+    Shape,
+    elements,
+    read_program,
+    shapes,
+)
+from t5x_diffeq.planner.replica_groups import Group, first_group
+from t5x_diffeq.planner.trip_count import executions
+
+BETWEEN_SLICES = "between slices"  # the host's part of a collective that several TPU slices share
+OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (*OPCODES, BETWEEN_SLICES)
+REDUCE = "all-reduce"
+UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
+OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(OPCODES)})(-start)?$")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective instruction.
+
+    Attributes:
+      kind: one of `KINDS`.
+      shapes: what it moves; several where the compiler has combined several into one.
+      executions: how often it runs in one run of the program.
+      group: the first of the groups that exchange, as places in the program's order of devices;
+        None for all devices, or where it isn't a group.
+      op_name: of the operation that it was made for, as the program's source names it; of
+        combined ones at most the first's.
+      name: of the instruction.
+      asynchronous: whether other instructions can run meanwhile.
+      padding: bytes of zeros that one execution moves: of an all-reduce that stands for an
+        all-gather, where each device has put its part into a buffer of zeros.
+    """
+
+    kind: str
+    shapes: tuple[Shape, ...]
+    executions: int
+    group: Group | None
+    op_name: str
+    name: str
+    asynchronous: bool
+    padding: int = 0
+
+    @property
+    def devices(self) -> int | None:
+        """How many exchange with each other; None for all, or where it isn't a group."""
+        return self.group and len(self.group)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that each device moves, all executions together."""
+        return self.executions * sum(shape.bytes for shape in self.shapes)
+
+
+class Traffic(NamedTuple):
+    """Collectives of one kind, of one device.
+
+    Attributes:
+      executions: how many run.
+      bytes: that they move.
+      synchronous: how many of them nothing else can run beside.
+      padded: how many are all-reduces of buffers padded with zeros, in place of all-gathers.
+      padding: bytes of these zeros, a part of `bytes`.
+    """
+
+    executions: int
+    bytes: int
+    synchronous: int = 0
+    padded: int = 0
+    padding: int = 0
+
+
+def collectives(text: str) -> list[Collective]:
+    """The collectives of a compiled program's text, those among fewer than two devices left out.
+
+    Raises:
+      ValueError: for a loop whose number of iterations can't be told.
+    """
+    program = read_program(text)
+    found = (
+        collective(execution, program)
+        for execution in executions(program)
+        if OPCODE.match(execution.instruction.opcode) or leaves_slice(execution.instruction)
+    )
+    return [c for c in found if c is not None and c.devices != 1]
+
+
+def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
+    """Executions and bytes of each of `KINDS`, zeros included."""
+    found = list(found)
+    return {kind: of_kind([c for c in found if c.kind == kind]) for kind in KINDS}
+
+
+def of_kind(found: list[Collective]) -> Traffic:
+    """The sums over collectives."""
+    return Traffic(
+        sum(c.executions for c in found),
+        sum(c.bytes for c in found),
+        sum(c.executions for c in found if not c.asynchronous),
+        sum(c.executions for c in found if c.padding),
+        sum(c.executions * c.padding for c in found),
+    )
+
+
+def select(
+    found: Iterable[Collective], predicate: Callable[[Collective, Shape], bool]
+) -> list[Collective]:
+    """The part of the collectives for which `predicate(collective, shape)` holds.
+
+    Of a combined collective, the shapes for which it does.
+    """
+    parts = (replace(c, shapes=tuple(s for s in c.shapes if predicate(c, s))) for c in found)
+    return [c for c in parts if c.shapes]
+
+
+def time_embedding_sum(num_nodes: int, width: int) -> Callable[[Collective, Shape], bool]:
+    """A predicate for the sums over shards that the gradient of e(t) takes (`ode/contraction.py`).
+
+    Args:
+      num_nodes: N, times at which the weights are made.
+      width: T, of the time embeddings.
+    """
+
+    def holds(collective: Collective, shape: Shape) -> bool:
+        dims = tuple(dim for dim in shape.dims if dim != 1)
+        sums = (tuple(dim for dim in (num_nodes, width) if dim != 1), (num_nodes * width,))
+        return collective.kind in ("all-reduce", "reduce-scatter") and dims in sums
+
+    return holds
+
+
+def collective(execution: Execution, program: Program) -> Collective | None:
+    """The collective of an instruction; None where it only continues one that has begun."""
+    it, computation = execution.instruction, program.computations[execution.computation]
+    if leaves_slice(it):
+        sent = tuple(shapes(computation[it.operands[0]].type))
+        return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
+    kind, start = OPCODE.match(it.opcode).groups()
+    if continues(it, execution, computation):
+        return None
+    if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"  # a TPU's fusion of an all-reduce with the slice that is kept
+    if kind == "all-gather":
+        moved = shapes(elements(it.type)[1] if start else it.type)
+    else:
+        moved = [s for name in it.operands for s in shapes(computation[name].type)]
+    return Collective(
+        kind,
+        tuple(moved),
+        execution.times,
+        first_group(it),
+        it.attribute(r'op_name="([^"]*)"') or "",
+        it.name,
+        bool(start) or in_chain(it, execution) or started(program, execution.computation),
+        sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
+    )
+
+
+def zeros(program: Program, computation: Computation, name: str) -> int:
+    """Bytes of an operand beside the part that was put into it; 0 if it was computed whole."""
+    it = computation[name]
+    if it.opcode in UNCHANGED:
+        return zeros(program, computation, it.operands[0])
+    if it.opcode == "fusion":
+        inside = program.computations[it.called[0]]
+        return zeros(program, inside, next(i.name for i in inside.values() if i.root))
+    if it.opcode != "dynamic-update-slice":
+        return 0
+    whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
+    return whole - part
+
+
+def leaves_slice(it: Instruction) -> bool:
+    """Whether the instruction gives data to the host, for the network between slices."""
+    return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
+
+
+def started(program: Program, name: str) -> bool:
+    """Whether a computation is run by the start of an asynchronous operation."""
+    return any(
+        name in it.called
+        for computation in program.computations.values()
+        for it in computation.values()
+        if it.opcode.endswith("-start")
+    )
+
+
+def in_chain(it: Instruction, execution: Execution) -> bool:
+    """Whether a TPU's compiler has spread the collective over a chain of fusions.
+
+    Each fusion of the chain also computes something, and repeats the instruction.
+    """
+    return execution.fused and "async_collective_fusion_config" in it.attributes
+
+
+def continues(it: Instruction, execution: Execution, computation: Computation) -> bool:
+    """Whether the instruction is a further piece of a chain, counted at its first, the start."""
+    starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
+    return in_chain(it, execution) and not starts

@@ -1,0 +1,123 @@
+"""The links that a collective has: of the torus of a TPU slice, between slices, between GPUs.
+
+A device has two links along each dimension of its torus. A group of devices that spans some of the
+dimensions can use these dimensions' links alone: all of them where the dimension closes to a ring,
+half of them where it is an open line, whose ends have one neighbour. Devices that are not
+neighbours share the links between them with other groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
+from t5x_diffeq.training.chips import Chip
+
+TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are scattered, then gathered
+HOP_SECONDS = 1e-6  # from a TPU to its neighbour
+NETWORK_SECONDS = 2e-5  # from one slice or machine to another
+# A slice's dimension closes to a ring if it is a multiple of this (v4, v5p, TPU7x: in slices of
+# whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
+CUBE, POD = 4, 16
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a group's data travels.
+
+    Attributes:
+      size: devices of the group.
+      bandwidth: bytes/s that a device sends to others of its slice or machine.
+      hops: from neighbour to neighbour, once around or along.
+      crossed: slices or machines that the group lies in.
+      network: bytes/s that a device sends to other slices or machines.
+    """
+
+    size: int
+    bandwidth: float
+    hops: int
+    crossed: int
+    network: float
+
+    def seconds(self, it: Collective) -> float:
+        """All executions of a collective, at full bandwidth and without latency."""
+        rounds = 2 if it.kind in TWICE else 1
+        near = self.size // self.crossed
+        within = rounds * it.bytes * (near - 1) / near / self.bandwidth
+        # Each device exchanges with the other slices its own part of what its slice has.
+        between = rounds * it.bytes / near * (self.crossed - 1) / self.crossed / self.network
+        return within + between
+
+    def latency(self, it: Collective) -> float:
+        """Seconds until the first bytes have gone all the way, for all executions."""
+        rounds = 2 if it.kind in TWICE else 1
+        network = NETWORK_SECONDS if self.crossed > 1 else 0
+        return it.executions * rounds * (self.hops * HOP_SECONDS + network)
+
+
+class Links:
+    """The links between the devices of a mesh.
+
+    Args:
+      devices: `jax.Device`s, in the program's order.
+      figures: of each.
+    """
+
+    def __init__(self, devices: Sequence[Any], figures: Chip):
+        self.figures = figures
+        self.places = [place(device, number) for number, device in enumerate(devices)]
+        own = [coords for part, coords in self.places if part == self.places[0][0]]
+        self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
+        self.rings = tuple(closes(extent, self.extents) for extent in self.extents)
+
+    def route(self, it: Collective) -> Route:
+        """The route of a collective's first group; the others' are like it."""
+        if it.kind == BETWEEN_SLICES:
+            slices = len({part for part, _ in self.places})
+            return Route(
+                slices, self.figures.link_bandwidth, 0, slices, self.figures.network_bandwidth
+            )
+        if it.kind == "collective-permute":
+            return Route(2**30, self.figures.link_bandwidth / self.figures.links, 1, 1, 1)
+        group = range(len(self.places)) if it.group is None else it.group
+        places = [self.places[number] for number in group]
+        crossed = len({part for part, _ in places})
+        near = [coords for part, coords in places if part == places[0][0]]
+        links, hops = self.links(near)
+        per_link = self.figures.link_bandwidth / self.figures.links
+        return Route(len(places), links * per_link, hops, crossed, self.figures.network_bandwidth)
+
+    def links(self, near: Sequence[tuple[int, ...]]) -> tuple[float, int]:
+        """Links of a device to others of these places of its slice; and hops among them all."""
+        if self.figures.links == 1:
+            return 1, 1
+        spans = [sorted(set(column)) for column in zip(*near, strict=True)]
+        if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
+            return 1, max(len(near) - 1, 0)
+        parts = zip(spans, self.extents, self.rings, strict=True)
+        found = [along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
+        return sum(links for links, _ in found), sum(hops for _, hops in found)
+
+
+def along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
+    """Links that a device has along one dimension, for a group at these places of it; and hops."""
+    if len(span) == extent:
+        return (2, extent // 2) if ring else (1, extent - 1)
+    stride = (span[-1] - span[0]) // (len(span) - 1)
+    return 1 / stride, span[-1] - span[0]
+
+
+def closes(extent: int, extents: tuple[int, ...]) -> bool:
+    """Whether a dimension of a slice is a ring."""
+    if len([n for n in extents if n > 1]) > 2:
+        return all(n % CUBE == 0 for n in extents)
+    return extent == POD
+
+
+def place(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
+    """A device's slice, or its machine of eight, and its place there."""
+    coords = getattr(device, "coords", None)
+    if coords is None:
+        return number // 8, (number % 8,)
+    return getattr(device, "slice_index", None) or 0, tuple(coords)

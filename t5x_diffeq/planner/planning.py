@@ -1,0 +1,192 @@
+"""A training step compiled but not run: whether it fits, what it moves, how long it may take."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import jax
+from jax.stages import Compiled
+from ml_collections import ConfigDict
+
+from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
+from t5x_diffeq.planner.estimate import Times, gpu_times, tpu_times
+from t5x_diffeq.planner.links import Links
+from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
+from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.training.chips import GIB, Chip
+from t5x_diffeq.training.flops import StepFlops, step_flops
+from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.step import compile_train_step
+
+# How the TPU's compiler says that a program doesn't fit: what is needed, and what there is.
+OUT_OF_MEMORY = (
+    r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
+    r"[Uu]sed ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
+)
+UNITS = {"K": 2**10, "M": 2**20, "G": GIB}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device.
+
+    Attributes:
+      parameters: of the model.
+      moments: of the optimizer's state.
+      arguments: the compiler's count of the state and the batch, padding included.
+      outputs: new state and metrics, without what takes the place of an argument.
+      temporaries: activations, gradients, gathered weights.
+      program: the code.
+      available: what a program can have; None if it isn't known.
+      needed: in all.
+    """
+
+    parameters: int
+    moments: int
+    arguments: int | None
+    outputs: int | None
+    temporaries: int | None
+    program: int | None
+    available: float | None
+    needed: float
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device has as much; None if that isn't known."""
+        return None if self.available is None else self.needed <= self.available
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a training step; None for what only a program that fits can tell.
+
+    Attributes:
+      setup: what was compiled.
+      batch_size: global sequences.
+      topology: what it was compiled for.
+      memory: of one device.
+      flops: of the step, all devices together.
+      cost: of one device's program.
+      traffic: of collectives, per device.
+      times: None also where the compiler estimates none, as for CPUs.
+      optimal_seconds: XLA's own `optimal_seconds`, in which every loop runs once.
+    """
+
+    setup: Setup
+    batch_size: int
+    topology: Topology
+    memory: Memory
+    flops: StepFlops
+    cost: ProgramCost | None = None
+    traffic: dict[str, Traffic] | None = None
+    times: Times | None = None
+    optimal_seconds: float | None = None
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float] | None:
+        """By the estimate, at worst and at best, of all devices together."""
+        tokens = self.batch_size * self.setup.model.config.max_length
+        return self.times and (tokens / self.times.high, tokens / self.times.low)
+
+    @property
+    def mfu(self) -> tuple[float, float] | None:
+        """Model FLOPs utilisation that the estimate implies, of 1, at worst and at best."""
+        if self.times is None:
+            return None
+        ideal = self.flops.model / self.setup.mesh.size / self.topology.figures.peak_flops
+        return ideal / self.times.high, ideal / self.times.low
+
+
+def plan_setup(config: ConfigDict, vocab_size: int, topology: Topology) -> Setup:
+    """The setup of a config on a topology; for GPUs with what stands for cuDNN's kernel."""
+    setup = make_setup(config, vocab_size, topology.devices)
+    own = setup.model.config
+    shapes = (own.dtype, own.embed_dim // own.num_heads, own.max_length)
+    if not topology.gpus or choose("gpu", *shapes)[0] != "cudnn":
+        return setup
+    return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))
+
+
+def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
+    """Compiles the train step and reads what the compiler and its program say."""
+    flops = step_flops(setup.model.config, batch_size)
+    try:
+        with setup.context():  # not cached: a sweep compiles many, each once
+            compiled = compile_train_step.__wrapped__(setup, batch_size)
+    except jax.errors.JaxRuntimeError as error:
+        return Plan(setup, batch_size, topology, refused(setup, error), flops)
+    text = compiled.as_text()
+    cost, found = program_cost(text), collectives(text)
+    return Plan(
+        setup,
+        batch_size,
+        topology,
+        measured(setup, compiled, topology.figures),
+        flops,
+        cost,
+        traffic(found),
+        times(setup, topology, cost, found, flops),
+        (compiled.cost_analysis() or {}).get("optimal_seconds"),
+    )
+
+
+def bytes_per_device(arrays: object) -> int:
+    """Bytes of a tree of sharded shapes on each device."""
+    return sum(
+        prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays)
+    )
+
+
+def state_bytes(setup: Setup) -> tuple[int, int]:
+    """Bytes of parameters and of the optimizer's state on each device."""
+    state = setup.abstract_state
+    return bytes_per_device(state.params), bytes_per_device(state.opt_state)
+
+
+def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
+    """The memory of a compiled step."""
+    analysis = compiled.memory_analysis()
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    parts = (
+        analysis.argument_size_in_bytes,
+        outputs,
+        analysis.temp_size_in_bytes,
+        analysis.generated_code_size_in_bytes,
+    )
+    available = figures.memory_bytes if figures else None
+    return Memory(*state_bytes(setup), *parts, available, sum(parts))
+
+
+def refused(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
+    """The memory of a step that the compiler refused, from what it says.
+
+    Raises:
+      JaxRuntimeError: the same, if it isn't about memory.
+    """
+    found = next(filter(None, (re.search(p, str(error)) for p in OUT_OF_MEMORY)), None)
+    if found is None:
+        raise error
+    needed, available = (float(found.group(n)) * UNITS[found.group(n + 1)] for n in (1, 3))
+    return Memory(*state_bytes(setup), None, None, None, None, available, needed)
+
+
+def times(
+    setup: Setup,
+    topology: Topology,
+    cost: ProgramCost,
+    found: Sequence[Collective],
+    flops: StepFlops,
+) -> Times | None:
+    """The estimate, where figures of the devices are known."""
+    figures, devices = topology.figures, setup.mesh.devices
+    if figures is None:
+        return None
+    links = Links(list(devices.flat), figures)
+    if topology.gpus:
+        return gpu_times(figures, links, found, flops, devices.size)
+    fused = setup.model.config.attention != "xla"
+    kernels = flops.attention_kernels / devices.size if fused else 0
+    return tpu_times(figures, links, cost.cycles, found, kernels)

@@ -1,0 +1,159 @@
+"""What a run of a compiled program costs: bytes to and from memory, and the compiler's estimate.
+
+Unlike XLA's cost analysis this counts a loop as often as it runs. An instruction reads its operands
+from main memory and writes its result there, except what the compiler keeps in a TPU's fast memory;
+of a fusion only what comes from outside and goes out. A slice read from, or written into, a larger
+array counts for itself alone, as it does in XLA's own count.
+"""
+
+import re
+from typing import NamedTuple
+
+from t5x_diffeq.planner.collectives import OPCODE
+from t5x_diffeq.planner.hlo import (
+    Computation,
+    Execution,
+    Instruction,
+    Program,
+    Shape,
+    elements,
+    read_program,
+    shapes,
+)
+from t5x_diffeq.planner.trip_count import executions
+
+# They name, group or wait for values that exist, or their insides are counted.
+FREE = (
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "call",
+    "conditional",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "optimization-barrier",
+)
+PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
+
+
+class ProgramCost(NamedTuple):
+    """Of one device's run of the program.
+
+    Attributes:
+      memory_bytes: read from and written to main memory.
+      cycles: the compiler's estimates for its instructions (TPU alone), which leave out custom
+        kernels and collectives; None if it gives none.
+    """
+
+    memory_bytes: int
+    cycles: int | None
+
+
+def program_cost(text: str) -> ProgramCost:
+    """The cost of a compiled program's text.
+
+    Raises:
+      ValueError: for a loop whose number of iterations can't be told.
+    """
+    program = read_program(text)
+    memory_bytes, cycles = 0, 0
+    for execution in executions(program):
+        if not execution.fused:
+            memory_bytes += execution.times * traffic_of(program, execution)
+            estimate = execution.instruction.attribute(r'"estimated_cycles":"(\d+)"')
+            cycles += execution.times * int(estimate or 0)
+    return ProgramCost(memory_bytes, cycles or None)
+
+
+def traffic_of(program: Program, execution: Execution) -> int:
+    """Bytes that one run of the instruction moves to and from main memory."""
+    it, computation = execution.instruction, program.computations[execution.computation]
+    if it.opcode in FREE or it.opcode.endswith(("-done", "-update")):
+        return 0
+    if it.opcode.endswith("-start") and not OPCODE.match(it.opcode):
+        return of_transfer(it)
+    return read(program, it, computation) + written(program, it, computation)
+
+
+def of_transfer(it: Instruction) -> int:
+    """An asynchronous copy, whole or of a slice: as many bytes at either end."""
+    ends = [shapes(end) for end in elements(it.type)[:2]]
+    moved = min(sum(shape.bytes for shape in end) for end in ends)
+    return sum(moved for end in ends if all(in_main_memory(shape) for shape in end))
+
+
+def in_main_memory(shape: Shape) -> bool:
+    """Whether an array lies in main memory, the space without a number."""
+    return not re.search(r"S\([1-9]", shape.layout)
+
+
+def size(type: str) -> int:
+    """Bytes of a type's arrays in main memory."""
+    return sum(shape.bytes for shape in shapes(type) if in_main_memory(shape))
+
+
+def read(program: Program, it: Instruction, computation: Computation) -> int:
+    """Bytes of the operands that an instruction reads."""
+    sizes = [size(computation[name].type) for name in it.operands]
+    if it.opcode in PART_OF_FIRST:
+        return min(sizes[0], size(it.type)) + sum(sizes[1:])
+    if it.opcode == "dynamic-update-slice":
+        return sum(sizes[1:])
+    if it.opcode == "fusion":
+        inside = it.called[0]
+        return sum(min(s, read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
+    return sum(sizes)
+
+
+def read_inside(program: Program, name: str, number: int) -> int:
+    """Bytes that a fusion reads of its operand of that number."""
+    computation = program.computations[name]
+    parameter = next(
+        i for i in computation.values() if i.opcode == "parameter" and i.literal == str(number)
+    )
+    return used(program, computation, parameter)
+
+
+def used(program: Program, computation: Computation, source: Instruction) -> int:
+    """Bytes that the instructions inside a fusion take from one of them, at most all."""
+    total = 0
+    for it in computation.values():
+        for position, name in enumerate(it.operands):
+            if it.opcode == "parameter" or name != source.name:
+                continue
+            if it.opcode == "bitcast":
+                total += used(program, computation, it)
+            elif it.opcode in PART_OF_FIRST and position == 0:
+                total += sum(shape.bytes for shape in shapes(it.type))
+            elif it.opcode == "fusion":
+                total += read_inside(program, it.called[0], position)
+            elif not (it.opcode == "dynamic-update-slice" and position == 0):
+                return sum(shape.bytes for shape in shapes(source.type))
+    return total
+
+
+def written(program: Program, it: Instruction, computation: Computation) -> int:
+    """Bytes of the result that an instruction writes."""
+    if it.opcode == "dynamic-update-slice":
+        return min(size(it.type), size(computation[it.operands[1]].type))
+    if it.opcode != "fusion":
+        return size(it.type)
+    inside = program.computations[it.called[0]]
+    result = next(i for i in inside.values() if i.root)
+    if result.opcode != "tuple":
+        return min(size(it.type), updated(program, inside, result))
+    parts = zip(elements(it.type), (inside[name] for name in result.operands), strict=True)
+    return sum(min(size(type), updated(program, inside, part)) for type, part in parts)
+
+
+def updated(program: Program, computation: Computation, it: Instruction) -> int:
+    """Bytes of a fusion's result that it writes: of an array updated in place, the update."""
+    if it.opcode == "bitcast":
+        return updated(program, computation, computation[it.operands[0]])
+    if it.opcode == "dynamic-update-slice":
+        it = computation[it.operands[1]]
+    return sum(shape.bytes for shape in shapes(it.type))

@@ -1,0 +1,60 @@
+"""Which devices exchange with each other in a collective, as a compiled program's text says it."""
+
+import re
+
+import numpy as np
+
+from t5x_diffeq.planner.hlo import Instruction
+
+LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+TILED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+AXES = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+
+Group = tuple[int, ...]
+
+
+def first_group(it: Instruction) -> Group | None:
+    """The first group of an instruction, as places in the program's order of devices.
+
+    Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
+    axes of a mesh, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, of which `'b':(2)2` is a
+    part.
+
+    Returns:
+      None where the instruction names none: then all devices exchange.
+    """
+    if listed := LISTED.search(it.attributes):
+        return numbers(listed.group(1))
+    if tiled := TILED.search(it.attributes):
+        sizes, source, order = tiled.groups()
+        return tuple(arranged(source, order).reshape(numbers(sizes))[0].tolist())
+    if named := AXES.search(it.attributes):
+        return along_axes(*named.groups())
+    return None
+
+
+def along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
+    """The devices of a mesh that differ in the chosen axes alone."""
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    places = arranged(source or str(np.prod(list(sizes.values()))), order)
+    own = {axis: [0] for axis in sizes}
+    for axis, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
+        stride = sizes[axis] // (int(before) * int(part)) if part else 1
+        own[axis] = [n * stride for n in range(int(part or sizes[axis]))]
+    chosen_places = places.reshape(tuple(sizes.values()))[np.ix_(*own.values())]
+    return tuple(chosen_places.reshape(-1).tolist())
+
+
+def arranged(shape: str, order: str | None) -> np.ndarray:
+    """0, 1, ... in an array of a shape, transposed if an order of its axes is given."""
+    dims = numbers(shape)
+    places = np.arange(np.prod(dims)).reshape(dims)
+    return places.transpose(numbers(order)) if order else places
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """`1,2` as numbers."""
+    return tuple(int(n) for n in text.split(",") if n)

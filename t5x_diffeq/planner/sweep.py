@@ -1,0 +1,120 @@
+"""The search for the fastest plan of a config on a topology: in stages, without what can't win.
+
+First the meshes at the config's own remat policy, the most promising by their lower bound first.
+Then the other remat policies on the best two meshes, then microbatches and attention's blocks on
+the best plan. What can't fit, or whose lower bound exceeds the best estimate, is never compiled.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.planner.bounds import Bound, lower_bound
+from t5x_diffeq.planner.planning import Plan, plan_setup
+from t5x_diffeq.planner.search import (
+    Changes,
+    as_flags,
+    changed,
+    with_details,
+    with_meshes,
+    with_remats,
+)
+from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.console import duration, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.setup import check_microbatches
+
+BEST_MESHES = 2  # on which the other remat policies are tried
+
+
+def slowness(plan: Plan) -> float:
+    """What plans are ranked by: the estimate's middle; where there is none, bytes moved."""
+    if plan.times:
+        return plan.times.middle
+    return plan.cost.memory_bytes + sum(moved.bytes for moved in plan.traffic.values())
+
+
+@dataclass
+class Sweep:
+    """A search, and what it has found.
+
+    Attributes:
+      config: whose model is planned.
+      vocab_size: of its tokenizer.
+      topology: for which.
+      compiled: makes the plan of a config, under a name that says how far the search is.
+      found: the plans that fit or may, by the keys that they change; the fastest first.
+    """
+
+    config: ConfigDict
+    vocab_size: int
+    topology: Topology
+    compiled: Callable[[str, ConfigDict], Plan]
+    found: list[tuple[Changes, Plan]] = field(default_factory=list)
+    skipped: int = 0
+
+    def run(self) -> list[tuple[Changes, Plan]]:
+        """All stages.
+
+        Raises:
+          InputError: if nothing fits.
+        """
+        devices = len(self.topology.devices)
+        self.stage("meshes", with_meshes(self.config, devices, self.topology.slices))
+        if not self.found:
+            self.stage("meshes", with_meshes(self.config, devices, self.topology.slices), "full")
+        if not self.found:
+            raise InputError(
+                f"--sweep: nothing fits {self.topology.name}; take a larger topology, or a smaller "
+                "model or batch (plan without --sweep says how much is needed)"
+            )
+        for mesh, _ in list(self.found[:BEST_MESHES]):
+            self.stage("remat", [mesh | other for other in with_remats(self.config)])
+        best, plan = self.found[0]
+        attention = plan.setup.model.config.attention
+        details = with_details(changed(self.config, **best), attention)
+        self.stage("details", [best | other for other in details])
+        return self.found
+
+    def stage(self, name: str, candidates: Sequence[Changes], remat: str | None = None) -> None:
+        """Compiles those of the candidates that can win, the most promising first."""
+        if remat:
+            candidates = [keys | {"model__remat": remat} for keys in candidates]
+        bounds = [(self.bound(keys), keys) for keys in candidates]
+        order = sorted((b for b in bounds if b[0]), key=lambda b: b[0].seconds)
+        begun, compiled = time.perf_counter(), 0
+        for number, (bound, keys) in enumerate(order, start=1):
+            if self.hopeless(bound):
+                self.skipped += 1
+                continue
+            title = f"{name}, {number} of at most {len(order)}"
+            if compiled:
+                mean = (time.perf_counter() - begun) / compiled
+                title += f", at most {duration(mean * (len(order) - number + 1))} left"
+            plan = self.compiled(title, changed(self.config, **keys))
+            compiled += 1
+            if plan.memory.fits is not False:
+                self.found.append((keys, plan))
+                self.found.sort(key=lambda found: slowness(found[1]))
+
+    def bound(self, keys: Changes) -> Bound | None:
+        """What a candidate can't do better than; None, and said, if its config can't be used."""
+        try:
+            other = changed(self.config, **keys)
+            setup = plan_setup(other, self.vocab_size, self.topology)
+            check_microbatches(other.train, setup.mesh)
+        except InputError as error:
+            say(f"left out: {as_flags(keys)}: {error}")
+            return None
+        figures = self.topology.figures
+        return lower_bound(setup, other.train.batch_size, figures) if figures else Bound(0, 0)
+
+    def hopeless(self, bound: Bound) -> bool:
+        """Whether a candidate can't fit, or can't be faster than the best so far."""
+        figures = self.topology.figures
+        if figures and bound.bytes > figures.memory_bytes:
+            return True
+        times = self.found[0][1].times if self.found else None
+        return times is not None and bound.seconds > times.low

@@ -1,0 +1,189 @@
+"""Plans as a person reads them, and as JSON."""
+
+from dataclasses import asdict
+
+from t5x_diffeq.planner.collectives import Traffic
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS
+from t5x_diffeq.planner.planning import Plan
+from t5x_diffeq.runtime.console import aligned, count, say
+from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.partitioning import describe
+
+GPU_SHARE = 0.75  # of a GPU's memory, what JAX takes unless it is told otherwise
+
+
+def record(plan: Plan) -> dict[str, object]:
+    """A plan as JSON: bytes are of one device, FLOPs of all."""
+    m, f, times = plan.memory, plan.flops, plan.times
+    return {
+        "topology": plan.topology.name,
+        "slices": plan.topology.slices,
+        "mesh": dict(plan.setup.mesh.shape),
+        "device_kind": plan.topology.kind,
+        "remat": plan.setup.model.config.remat,
+        "microbatches": plan.setup.microbatches,
+        "attention": plan.setup.model.config.attention,
+        "batch_size": plan.batch_size,
+        "fits": m.fits,
+        "memory": asdict(m),
+        "flops": {**asdict(f), "model": f.model, "total": f.total},
+        "memory_traffic": plan.cost and plan.cost.memory_bytes,
+        "collectives": plan.traffic and {k: t._asdict() for k, t in plan.traffic.items()},
+        "seconds": times and asdict(times),
+        "optimal_seconds": plan.optimal_seconds,
+        "tokens_per_second": plan.tokens_per_second,
+        "mfu": plan.mfu,
+    }
+
+
+def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
+    """The table's lines, by unit."""
+    m, f, t = plan.memory, plan.flops, plan.times
+    moved = plan.traffic or {}
+    return {
+        "bytes": {
+            "parameters": m.parameters,
+            "optimizer moments": m.moments,
+            "state and batch, padded": m.arguments,
+            "outputs beside the state": m.outputs,
+            "temporaries": m.temporaries,
+            "program": m.program,
+            "needed": m.needed,
+            "there is": m.available,
+            "to and from memory": plan.cost and plan.cost.memory_bytes,
+            **{kind: of_kind.bytes for kind, of_kind in moved.items()},
+            "zeros in all-reduces": sum(of_kind.padding for of_kind in moved.values()),
+        },
+        "FLOPs": {
+            "model, all devices": f.model,
+            "making W(t)": f.hypernetwork,
+            "computed again backward": f.recomputed,
+        },
+        "ms": {
+            "compute": t and 1e3 * t.compute,
+            "attention kernels": t and 1e3 * t.kernels,
+            "collectives waited for": t and 1e3 * t.waited,
+            "their latency": t and 1e3 * t.latency,
+            "collectives overlapped": t and 1e3 * t.overlapped,
+            "step, low": t and 1e3 * t.low,
+            "step, high": t and 1e3 * t.high,
+        },
+        "%": {
+            "MFU, low": plan.mfu and 100 * plan.mfu[0],
+            "MFU, high": plan.mfu and 100 * plan.mfu[1],
+        },
+    }
+
+
+def show(plans: dict[str, Plan]) -> None:
+    """The table, with a column of ratios if there are two; lines without a number are left out."""
+    columns = [rows(plan) for plan in plans.values()]
+    lines = [["", *plans, *(["ratio"] if len(plans) == 2 else [])]]
+    for unit in columns[0]:
+        for name in dict.fromkeys(name for column in columns for name in column[unit]):
+            values = [column[unit].get(name) for column in columns]
+            cells = [cell(value, unit) for value in values]
+            if len(values) == 2:
+                cells.append(f"{values[0] / values[1]:.3f}" if all(values) else "")
+            if any(values):
+                lines.append([name, *cells])
+    say(*aligned(lines))
+    for name, plan in plans.items():
+        say(*(f"{name}: {line}" for line in (verdict(plan), *remarks(plan))))
+    first = next(iter(plans.values()))
+    if any(plan.times for plan in plans.values()):
+        say(*(ASSUMED_OF_GPUS if first.topology.gpus else ASSUMED))
+
+
+def cell(value: float | None, unit: str) -> str:
+    """A number of the table with its unit; nothing if it isn't known."""
+    if value is None:
+        return ""
+    if unit == "bytes":
+        return f"{value / GIB:.4g} GiB" if value >= GIB / 100 else f"{value / 2**20:.4g} MiB"
+    if unit == "FLOPs":
+        return f"{value / 1e15:.4g} PFLOP" if value >= 1e14 else f"{value / 1e12:.4g} TFLOP"
+    return f"{value:.4g} {unit}"
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it fits, and how fast it may be."""
+    m = plan.memory
+    if m.fits is None:
+        return f"needs {m.needed / GIB:.2f} GiB per device; what this kind has isn't known"
+    of_all = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
+    if not m.fits:
+        return f"does not fit: {of_all}"
+    if plan.times is None:
+        return f"fits: {of_all}"
+    slowest, fastest = plan.tokens_per_second
+    low, high = (f"{100 * mfu:.0f}" for mfu in plan.mfu)
+    return (
+        f"fits: {of_all}; {step_range(plan)}, {count(slowest)} to {count(fastest)} tokens/s, "
+        f"MFU {low} to {high}%"
+    )
+
+
+def step_range(plan: Plan) -> str:
+    """`246 to 285 ms a step`."""
+    low, high = (
+        f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+        for ms in (1e3 * plan.times.low, 1e3 * plan.times.high)
+    )
+    return f"{low} to {high} ms a step"
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What a person should know of its collectives, copies and memory."""
+    compiled = {} if plan.topology.cpus else plan.traffic or {}
+    told = [of_collectives(kind, moved) for kind, moved in compiled.items()]
+    return [line for line in (*told, repeated(plan), memory_share(plan)) if line]
+
+
+def of_collectives(kind: str, moved: Traffic) -> str | None:
+    """How the collectives of a kind run; nothing where there are none."""
+    if not moved.executions:
+        return None
+    beside = moved.executions - moved.synchronous
+    told = f"{kind}: {moved.executions}, {moved.synchronous} waited for, {beside} beside other work"
+    if not moved.padded:
+        return told
+    return (
+        f"{told}; {moved.padded} are no sums: the compiler gathers with them, through buffers of "
+        f"which {cell(moved.padding, 'bytes')} are zeros; a smaller mesh.fsdp may gather at once"
+    )
+
+
+def repeated(plan: Plan) -> str | None:
+    """What it costs that each part of the data axis has the whole state; nothing if it is one."""
+    sizes = dict(plan.setup.mesh.shape)
+    if sizes["data"] == 1:
+        return None
+    spared = (plan.memory.parameters + plan.memory.moments) * (1 - 1 / sizes["data"])
+    return (
+        f"mesh.data={sizes['data']} keeps as many copies of parameters and moments; "
+        f"mesh.data=1 with mesh.fsdp={sizes['data'] * sizes['fsdp']} would spare "
+        f"{cell(spared, 'bytes')} per device"
+    )
+
+
+def memory_share(plan: Plan) -> str | None:
+    """What JAX must be told of a GPU's memory, if it is more than JAX takes by itself."""
+    m = plan.memory
+    if not (plan.topology.gpus and m.fits and m.needed > GPU_SHARE * m.available):
+        return None
+    return (
+        f"it needs {m.needed / m.available:.0%} of the GPU's memory, and JAX takes "
+        f"{GPU_SHARE:.0%}: set XLA_CLIENT_MEM_FRACTION=0.92, as the scripts in launch/ do"
+    )
+
+
+def show_ranked(found: list[tuple[str, Plan]]) -> None:
+    """Plans and the flags that make them, the first at the top."""
+    lines = [["mesh", "remat", "needed", "step", "flags"]]
+    for flags, plan in found:
+        mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
+        step = step_range(plan).removesuffix(" a step") if plan.times else ""
+        needed = cell(plan.memory.needed, "bytes")
+        lines.append([mesh, remat, needed, step, flags])
+    say(*aligned(lines, left=(0, 4)))

@@ -1,0 +1,231 @@
+"""How often the loops of a compiled program run, and with them every instruction.
+
+A loop's count is what the compiler noted (`known_trip_count`), or found by running the loop's
+counter: the few scalar instructions that its condition depends on. A count that depends on data is
+an error, never a guess.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from t5x_diffeq.planner.hlo import Execution, Instruction, Program
+
+MOST_ITERATIONS = 1_000_000
+
+# A scalar, or a tuple whose elements are found when asked for.
+Value = int | Callable[[int], "Value"]
+Arguments = Callable[[int], Value]
+
+SAME = {
+    "copy",
+    "bitcast",
+    "convert",
+    "reshape",
+    "optimization-barrier",
+    "copy-start",
+    "copy-done",
+}
+ARITHMETIC = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.floordiv,
+    "remainder": operator.mod,
+    "and": operator.and_,
+    "or": operator.or_,
+    "minimum": min,
+    "maximum": max,
+}
+COMPARISONS = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
+
+
+class UnknownValueError(Exception):
+    """A value that depends on data."""
+
+
+def executions(program: Program) -> Iterator[Execution]:
+    """Every instruction of the program with the number of times it runs.
+
+    Raises:
+      ValueError: for a loop whose number of iterations can't be told.
+    """
+
+    def of_entry(number: int) -> Value:
+        raise UnknownValueError(f"parameter {number} of the program")
+
+    yield from visit(program, program.entry, 1, False, of_entry)
+
+
+def visit(
+    program: Program, name: str, times: int, fused: bool, arguments: Arguments
+) -> Iterator[Execution]:
+    """`executions` of one computation, run `times` times, and of those that it calls."""
+    for instruction in program.computations[name].values():
+        yield Execution(instruction, name, times, fused)
+        if instruction.opcode == "while":
+            count = trip_count(program, name, instruction, arguments)
+            body = instruction.attribute(r"body=%?([\w.\-]+)")
+            kept = kept_state(program, body, initial_state(program, name, instruction, arguments))
+            yield from visit(program, body, times * count, fused, lambda _, kept=kept: kept)
+            continue
+        inside = fused or instruction.opcode == "fusion"
+        for number, called in enumerate(instruction.called):
+            given = partial(passed, program, name, instruction, number, arguments)
+            yield from visit(program, called, times, inside, given)
+
+
+def passed(
+    program: Program,
+    caller: str,
+    call: Instruction,
+    number: int,
+    arguments: Arguments,
+    parameter: int,
+) -> Value:
+    """What the computation of that number that an instruction calls gets as a parameter.
+
+    A condition's first operand chooses; each branch gets the one operand that is its own.
+    """
+    operand = number + 1 if call.opcode == "conditional" else parameter
+    return evaluate(program, caller, call.operands[operand], arguments)
+
+
+def trip_count(program: Program, caller: str, loop: Instruction, arguments: Arguments) -> int:
+    """How often a loop's body runs each time that the loop is reached.
+
+    Args:
+      program: the program.
+      caller: name of the computation in which the loop stands.
+      loop: a `while` instruction.
+      arguments: of the caller, as far as they are known.
+
+    Raises:
+      ValueError: if it can't be told.
+    """
+    known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
+    if known is not None:
+        return int(known)
+    condition = loop.attribute(r"condition=%?([\w.\-]+)")
+    body = loop.attribute(r"body=%?([\w.\-]+)")
+    try:
+        state = initial_state(program, caller, loop, arguments)
+        for count in range(MOST_ITERATIONS):
+            if not evaluate(program, condition, root(program, condition), lambda _, s=state: s):
+                return count
+            state = next_state(program, body, state)
+    except UnknownValueError as error:
+        raise ValueError(
+            f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}"
+        ) from error
+    raise ValueError(f"loop {loop.name} in {caller} runs more than {MOST_ITERATIONS} times")
+
+
+def initial_state(program: Program, caller: str, loop: Instruction, arguments: Arguments) -> Value:
+    """The state with which a loop begins."""
+    return remembered(lambda index: evaluate(program, caller, loop.operands[0], arguments)(index))
+
+
+def next_state(program: Program, body: str, state: Value) -> Value:
+    """The state after one run of the body."""
+    return remembered(
+        lambda index: evaluate(program, body, root(program, body), lambda _: state)(index)
+    )
+
+
+def kept_state(program: Program, body: str, state: Value) -> Value:
+    """The part of a loop's state that is the same in every iteration; the rest is unknown."""
+    instructions = program.computations[body]
+    results = instructions[root(program, body)]
+
+    def element(index: int) -> Value:
+        source = instructions[results.operands[index]]
+        while source.opcode in SAME:
+            source = instructions[source.operands[0]]
+        passed_on = source.opcode == "get-tuple-element" and (
+            instructions[source.operands[0]].opcode == "parameter"
+            and int(source.attribute(r"index=(\d+)")) == index
+        )
+        if not passed_on:
+            raise UnknownValueError(f"element {index} of the state of {body}, which varies")
+        return state(index)
+
+    return element
+
+
+def remembered(element: Callable[[int], Value]) -> Value:
+    """A tuple that finds each of its elements once."""
+    found: dict[int, Value] = {}
+
+    def lookup(index: int) -> Value:
+        if index not in found:
+            found[index] = element(index)
+        return found[index]
+
+    return lookup
+
+
+def root(program: Program, name: str) -> str:
+    """Name of a computation's result."""
+    instructions = program.computations[name].values()
+    return next(i.name for i in instructions if i.root)
+
+
+def evaluate(program: Program, computation: str, name: str, arguments: Arguments) -> Value:
+    """The value of a scalar instruction, or of a tuple with such.
+
+    Raises:
+      UnknownValueError: naming the instruction that isn't known before the program runs.
+    """
+    it = program.computations[computation][name]
+
+    def operand(number: int) -> Value:
+        return evaluate(program, computation, it.operands[number], arguments)
+
+    if it.opcode == "constant":
+        return constant(it)
+    if it.opcode == "parameter":
+        return arguments(int(it.literal))
+    if it.opcode == "get-tuple-element":
+        return operand(0)(int(it.attribute(r"index=(\d+)")))
+    if it.opcode == "tuple":
+        return operand
+    if it.opcode in ("fusion", "call"):
+        return evaluate(program, it.called[0], root(program, it.called[0]), operand)
+    return computed(it, operand)
+
+
+def computed(it: Instruction, operand: Arguments) -> Value:
+    """The value of a scalar operation.
+
+    Raises:
+      UnknownValueError: if it is none of those that count loops.
+    """
+    if it.opcode in SAME:
+        return operand(0)
+    if it.opcode in ARITHMETIC:
+        return ARITHMETIC[it.opcode](operand(0), operand(1))
+    if it.opcode == "compare":
+        return COMPARISONS[it.attribute(r"direction=(\w+)")](operand(0), operand(1))
+    if it.opcode == "select":
+        return operand(1) if operand(0) else operand(2)
+    raise UnknownValueError(f"{it.opcode} {it.name}")
+
+
+def constant(it: Instruction) -> int:
+    """The value of a scalar constant.
+
+    Raises:
+      UnknownValueError: if it is no integer.
+    """
+    value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
+    if not value.lstrip("-").isdigit():
+        raise UnknownValueError(f"constant {it.name}")
+    return int(value)

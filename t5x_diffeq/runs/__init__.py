@@ -1,0 +1,1 @@
+"""A workdir, and what is loaded from it."""

@@ -1,0 +1,109 @@
+"""Adapters as small files: `adapters/` of a workdir, and these upon their base again.
+
+`adapters.npz` holds all that the run trained, adapters and embeddings; `adapters.json` the grid,
+the rank, and the norms of the weights they were trained beside, by which another base is refused.
+"""
+
+import io
+import json
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.experimental.multihost_utils import process_allgather
+from ml_collections import ConfigDict
+
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, write_whole
+
+FOLDER, ARRAYS, FACTS = "adapters", "adapters.npz", "adapters.json"
+KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
+SAME = 1e-5  # relative difference of norms that another order of summation can make
+
+
+def save_adapters(config: ConfigDict, params: dict, trained: list[str], workdir: AnyPath) -> None:
+    """Writes `adapters/`; every process calls it.
+
+    Args:
+      config: of the run.
+      params: its parameters.
+      trained: the parts that it trained.
+      workdir: of the run.
+    """
+    parts = {name: params[name] for name in trained}
+    arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
+    model = {key: config.model.to_dict()[key] for key in KEYS}
+    facts = {"model": model, "norms": norms(params)}
+    if jax.process_index() > 0:
+        return
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)
+    write_whole(workdir / FOLDER / ARRAYS, packed.getvalue())
+    write_whole(workdir / FOLDER / FACTS, json.dumps(facts, indent=2).encode())
+    size = count(sum(array.size for array in arrays.values()))
+    say(f"adapters: {size} numbers in {workdir / FOLDER}, for --adapters with the base's workdir")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`adapters.json`.
+
+    Attributes:
+      model: the keys of `config.model` that adapters change.
+      norms: of the weights that they were trained beside.
+    """
+
+    model: dict[str, object]
+    norms: dict[str, float]
+
+
+def read_facts(folder: AnyPath) -> Facts:
+    """What the folder says of its adapters.
+
+    Raises:
+      InputError: if it isn't there, or isn't one.
+    """
+    try:
+        return Facts(**json.loads((folder / FACTS).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
+            "finetune made with :lora"
+        ) from error
+
+
+def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
+    """The base's parameters on the adapters' grid, with the adapters and what else they replace.
+
+    Args:
+      folder: of the adapters.
+      params: of the base on their grid.
+      abstract: shapes and shardings of the base with adapters.
+
+    Raises:
+      InputError: if they were trained beside other weights.
+    """
+    base = read_facts(folder).norms
+    here = norms(params)
+    if here.keys() != base.keys() or not all(
+        np.isclose(here[name], base[name], rtol=SAME) for name in base
+    ):
+        raise InputError(
+            f"--adapters={folder} were trained beside other weights than this workdir's; give the "
+            "workdir (and --checkpoint) that their run began with"
+        )
+    flat, shapes = flatten_dict(params, sep="/"), flatten_dict(abstract, sep="/")
+    with np.load(io.BytesIO((folder / ARRAYS).read_bytes())) as arrays:
+        for name in arrays.files:
+            flat[name] = jax.device_put(arrays[name], shapes[name].sharding)
+    return unflatten_dict(flat, sep="/")
+
+
+def norms(params: dict) -> dict[str, float]:
+    """The norm of each array of the weights that adapters stand beside."""
+    frozen = flatten_dict({"source": params["source"]}, sep="/")
+    of_each = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
+    return {name: float(norm) for name, norm in of_each(frozen).items()}

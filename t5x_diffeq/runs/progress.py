@@ -1,0 +1,256 @@
+"""What a run says of itself: the account at the start, a line per report, the way on at the end."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from clu import parameter_overview
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime import allocator
+from t5x_diffeq.runtime.console import count, duration, say, table
+from t5x_diffeq.runtime.errors import RunError
+from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.training.chips import chip
+from t5x_diffeq.training.flops import mfu, step_flops
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.partitioning import axes_across_slices, num_slices
+from t5x_diffeq.training.setup import Setup
+
+
+@runtime_checkable
+class CorpusFacts(Protocol):
+    """What the account tells of a corpus."""
+
+    name: str
+
+    def amount(self, split: str) -> str:
+        """How much a split has."""
+
+
+class Clock:
+    """Rates over the time since the last report, and the time left.
+
+    Args:
+      total_steps: where training ends.
+      tokens_per_step: of the global batch.
+      step: where it begins.
+    """
+
+    def __init__(self, total_steps: int, tokens_per_step: int, step: int):
+        self.total_steps, self.tokens_per_step = total_steps, tokens_per_step
+        self.step, self.time = step, time.perf_counter()
+        self.pauses = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what is not spent on training steps."""
+        begun = time.perf_counter()
+        yield
+        self.pauses += time.perf_counter() - begun
+
+    def rate(self, step: int) -> float:
+        """Tokens per second of training since the last call."""
+        now = time.perf_counter()
+        seconds = max(now - self.time - self.pauses, 1e-9)
+        rate = (step - self.step) * self.tokens_per_step / seconds
+        self.step, self.time, self.pauses = step, now, 0.0
+        return rate
+
+    def line(self, step: int, loss: float, rate: float) -> str:
+        """`step 200/300  67%  loss 3.1416  21.0k tokens/s  0:42 left`."""
+        left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
+        width = len(str(self.total_steps))
+        return (
+            f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
+            f"loss {loss:.4f}  {count(rate)} tokens/s  {duration(left)} left"
+        )
+
+
+def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
+    """`mfu`, the model FLOPs utilisation, of 1 (see flops.py); nothing where no peak is known."""
+    kind = setup.mesh.devices.flat[0].device_kind
+    if chip(kind) is None:
+        return {}
+    c = setup.model.config
+    seconds = c.max_length / tokens_per_second  # of one sequence
+    return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)}
+
+
+def eval_line(step: int, values: dict[str, float]) -> str:
+    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
+    return (
+        f"eval at step {step}: loss {values['loss']:.4f}, "
+        f"perplexity {values['perplexity']:.2f} on {count(values['tokens'])} tokens"
+    )
+
+
+def describe_steps(depths: list[tuple[int, ...]]) -> str:
+    """What is compiled: `the step`, or one for each choice of numbers of solver steps."""
+    if len(depths) == 1:
+        return "the step"
+    return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
+
+
+def check_finite(
+    step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
+) -> None:
+    """Stops a run whose state can't be trusted any more.
+
+    Args:
+      step: that the values are of.
+      values: loss and the like.
+      last_checkpoint: the newest that was saved, if any.
+      start: the checkpoint that the run was continued from; 0 if it began anew.
+
+    Raises:
+      RunError: with the step, the last good checkpoint, and what to try.
+    """
+    bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
+    if not bad:
+        return
+    what = f"at step {step} {' and '.join(bad)}"
+    if start and step == start + 1:
+        raise RunError(
+            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
+            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
+            "one"
+        )
+    good = (
+        "no checkpoint was saved yet"
+        if last_checkpoint is None
+        else f"the last good checkpoint is {last_checkpoint}"
+    )
+    raise RunError(
+        f"{what}; {good}, and this state was not saved; try a "
+        "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
+        "optimizer.max_grad_norm in a new --workdir"
+    )
+
+
+def say_account(
+    config: ConfigDict,
+    setup: Setup,
+    corpus: CorpusFacts,
+    epochs: str,
+    workdir: AnyPath,
+    start: int,
+) -> None:
+    """What is about to happen: devices, data, model, parameters, steps and epochs, and where."""
+    batch_size, total_steps = config.train.batch_size, config.train.total_steps
+    tokens_per_step = batch_size * config.data.sequence_length
+    c = setup.model.config
+    table(
+        f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
+        {
+            "devices": describe_devices(setup.mesh),
+            "data": f"{corpus.name}: {corpus.amount('train')} train, "
+            f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
+            "model": describe_model(c),
+            "attention": f"{c.attention} ({setup.attention_reason})",
+            "parameters": f"{describe_parameters(setup)}; each with its sharding in parameters.txt",
+            "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
+            f"{count(total_steps * tokens_per_step)} in all, {epochs}",
+            **memory_row(),
+        },
+    )
+
+
+def memory_row() -> dict[str, str]:
+    """What the account says of the allocator, where it was set."""
+    if not allocator.kept:
+        return {}
+    return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
+
+
+def describe_devices(mesh: Mesh) -> str:
+    """`8 x cpu, 1 process(es), mesh data 1 x fsdp 8 x tensor 1`, slices, and idle devices."""
+    kind = jax.devices()[0].device_kind
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    left_out = jax.device_count() - mesh.size
+    unused = (
+        f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""
+    )
+    slices = describe_slices(mesh)
+    return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{slices}{unused}"
+
+
+def describe_slices(mesh: Mesh) -> str:
+    """`; 2 slices, crossed by data 2`; nothing for one slice."""
+    devices = mesh.devices.flat
+    across = axes_across_slices(dict(mesh.shape), list(devices))
+    crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
+    return f"; {num_slices(list(devices))} slices, crossed by {crossing}" if crossing else ""
+
+
+def describe_model(c: ModelConfig) -> str:
+    """The three choices that make the model, and its size."""
+    source = {
+        "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
+        "per_layer": "one set of weights per layer",
+        "shared": "one set of weights for all steps",
+    }[c.weights]
+    state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
+    return (
+        f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
+        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
+    )
+
+
+def write_overview(params: dict, workdir: AnyPath) -> None:
+    """`parameters.txt`: each parameter's shape, dtype, size and sharding."""
+    if jax.process_index() == 0:
+        overview = parameter_overview.get_parameter_overview(params, include_stats="sharding")
+        write_whole(workdir / "parameters.txt", f"{overview}\n".encode())
+
+
+def describe_parameters(setup: Setup) -> str:
+    """`1.24M: source 983.0k, ...`, largest part first; those that train and the frozen apart."""
+    sizes = {
+        name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
+        for name, part in setup.abstract_state.params.items()
+    }
+    trained = {name: size for name, size in sizes.items() if setup.trains(name)}
+    frozen = {name: size for name, size in sizes.items() if not setup.trains(name)}
+    if not frozen:
+        return shares(trained)
+    return f"trained {shares(trained)}; frozen {shares(frozen)}"
+
+
+def shares(sizes: dict[str, int]) -> str:
+    """`1.24M: source 983.0k, ...`."""
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    return f"{count(sum(sizes.values()))}: " + ", ".join(
+        f"{n} {count(size)}" for n, size in largest
+    )
+
+
+def say_summary(workdir: AnyPath, seconds: float) -> None:
+    """How the run went, and the way on."""
+    curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
+    say(
+        f"done in {duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
+        f"(lowest {min(curve):.4f})"
+    )
+    say_next(workdir)
+
+
+def say_next(workdir: AnyPath) -> None:
+    """Where everything lies, and the commands that one would try next."""
+    folder = shlex.quote(str(workdir))
+    python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+    say(
+        f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
+        f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",
+        f"  {python} -m t5x_diffeq.generate --workdir={folder} --prompt='...'",
+        f"  tensorboard --logdir={folder}/events    (pip install tensorboard)",
+    )

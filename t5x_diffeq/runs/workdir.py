@@ -1,0 +1,159 @@
+"""The workdir of a run: its config, as run, and whether another command may continue it."""
+
+import json
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_diffeq import __version__
+from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config_keys import KEYS, check_values
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, told, write_whole
+from t5x_diffeq.training.checkpoint_folder import steps_in
+
+CONFIG_FILE = "config.json"
+VERSION = "t5x_diffeq"  # the key of the version that wrote it
+SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
+
+
+def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
+    """Whether the workdir is new; if not, that `config` continues the run it holds.
+
+    Keys of the mesh and of tasks, `train.total_steps` and how often things are done may differ:
+    they don't change which data a step sees. The learning rate follows the schedule of the new
+    total.
+
+    Raises:
+      InputError: naming the keys that differ and may not.
+    """
+    if not (workdir / CONFIG_FILE).exists():
+        if steps_in(workdir / "checkpoints"):
+            raise InputError(
+                f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so nothing says what "
+                "they are of; restore that file or choose a new --workdir"
+            )
+        return True
+    differing = [
+        f"{key} was {old!r}, is {new!r}"
+        for key, (old, new) in differences(read_config(workdir), as_json(config)).items()
+        if not may_change(key)
+    ]
+    if differing:
+        raise InputError(
+            f"workdir {workdir} belongs to another config: {'; '.join(differing)}; "
+            "restore these or choose a new --workdir"
+        )
+    return False
+
+
+def save_config(config: ConfigDict, workdir: AnyPath) -> None:
+    """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
+
+    `train` calls it when the first step is done. A run that was refused, or that failed before
+    that, has saved nothing, so its workdir can be used with another config.
+    """
+    if jax.process_index() != 0:
+        return
+    content = {VERSION: __version__, **as_json(config)}
+    write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
+
+
+def as_json(config: ConfigDict) -> dict:
+    """The config as `config.json` gives it back: tuples become lists."""
+    return json.loads(config.to_json())
+
+
+def may_change(key: str) -> bool:
+    """Whether runs of one workdir may differ in `key`."""
+    return (
+        key.startswith(("mesh.", "tasks."))
+        or key.endswith(("_every", "_timeout"))
+        or key
+        in (
+            "train.total_steps",
+            "train.keep_checkpoints",
+            "train.verify_checkpoints",
+            "train.eval_batch_size",
+            "train.eval_batches",
+            "train.eval_all_at_end",
+            "train.loss_chunk",
+            "train.microbatches",
+            "data.read_threads",
+        )
+    )
+
+
+def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
+    """Dotted keys whose values differ: old and new."""
+    found = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found[f"{prefix}{key}"] = (old, new)
+    return found
+
+
+def completed(config: dict, defaults: dict) -> dict:
+    """The config with the default of each key that it lacks."""
+    return defaults | {
+        key: completed(value, defaults[key])
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+        else value
+        for key, value in config.items()
+    }
+
+
+def read_config(workdir: AnyPath) -> dict:
+    """`config.json` of a workdir; keys that did not exist when it was written at their defaults.
+
+    Raises:
+      InputError: if there is none, or it is no config that this version can use.
+    """
+    path = workdir / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+        if missing := sorted(SECTIONS - config.keys()):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+    except FileNotFoundError as error:
+        raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is not the config of a run: {told(error)}; restore it or choose a new "
+            "--workdir"
+        ) from error
+    version = config.pop(VERSION, "0.1.0 or earlier")
+    try:
+        return usable(completed(config, as_json(default_config())))
+    except InputError as error:
+        raise InputError(
+            f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
+        ) from error
+
+
+def usable(config: dict) -> dict:
+    """The config, once each of its values is one that its key can take.
+
+    Earlier versions took any value for a key that the run did not use. If runs of one workdir may
+    differ in that key, it says nothing about the model, and gets its default.
+
+    Raises:
+      InputError: naming a key that this version does not have, or a value that it can't use.
+    """
+    defaults = flatten(default_config())
+    for section in SECTIONS:
+        if not isinstance(config[section], dict):
+            raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
+    for key, value in flatten(ConfigDict(config)).items():
+        if key not in defaults:
+            raise InputError(f"its key {key} does not exist here; use the version that wrote it")
+        if key in KEYS and may_change(key) and KEYS[key].fault(value):
+            section, _, name = key.rpartition(".")
+            config[section][name] = defaults[key]
+        else:
+            check_values({key: value})
+    return config

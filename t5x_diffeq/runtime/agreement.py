@@ -1,0 +1,86 @@
+"""How several processes stop after the same step, when a signal reaches any of them.
+
+Each process counts the steps that it has dispatched. A process that is asked to stop tells
+process 0, which asks every process for its count. From its answer until it hears the decision, a
+process dispatches no further step. The decision is the largest count plus one, so that every
+process can still stop there. All of this happens in the threads that listen to the peers, so a
+process answers while it compiles or waits for a device.
+
+JAX's own service for this (`reached_preemption_sync_point`) holds Python's lock while it waits, and
+so stops the threads that it waits for: those that say that this process lives, and that relay its
+connections.
+"""
+
+import threading
+from typing import Any, NamedTuple
+
+from t5x_diffeq.runtime.peers import Peers
+
+
+class Reason(NamedTuple):
+    """Why all stop.
+
+    Attributes:
+      status: the exit status to end with.
+      name: of the signal.
+    """
+
+    status: int
+    name: str
+
+
+class Agreement:
+    """The steps of this process, and when all processes stop.
+
+    Args:
+      peers: the connections to the other processes, which begin to be listened to.
+
+    Attributes:
+      reason: why all stop after the step for which `reached` is true; None before it is decided.
+    """
+
+    def __init__(self, peers: Peers):
+        self._peers = peers
+        self._changed = threading.Condition()
+        self._steps = 0  # that this process has dispatched
+        self._held = False  # no further step until the decision
+        self._last: int | None = None  # the step to stop after
+        self._asked: Reason | None = None  # process 0: the first request
+        self._counts: dict[int, int] = {}  # process 0: the answers
+        self.reason: Reason | None = None
+        peers.start(self._hear)
+
+    def ask(self, reason: Reason) -> None:
+        """Asks all processes to stop. Returns at once, and may be called by a signal handler."""
+        message = {"stop": "ask", "reason": reason}
+        threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
+
+    def reached(self) -> bool:
+        """Counts a step, and says whether all stop after it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held)
+            self._steps += 1
+            return self._steps == self._last
+
+    # ---------------------------------------------------------------------- the listening thread
+
+    def _hear(self, sender: int, message: dict[str, Any]) -> None:
+        match message:
+            case {"stop": "ask", "reason": reason}:
+                if self._asked is None:  # the first request counts
+                    self._asked = Reason(*reason)
+                    self._peers.send_to_all({"stop": "count"})
+            case {"stop": "count"}:
+                with self._changed:
+                    self._held, steps = True, self._steps
+                self._peers.send_to(0, {"stop": "answer", "steps": steps})
+            case {"stop": "answer", "steps": steps}:
+                self._counts[sender] = steps
+                if len(self._counts) == self._peers.count:
+                    last = max(self._counts.values()) + 1
+                    decision = {"stop": "decision", "last": last, "reason": self._asked}
+                    self._peers.send_to_all(decision)
+            case {"stop": "decision", "last": last, "reason": reason}:
+                with self._changed:
+                    self._last, self.reason, self._held = last, Reason(*reason), False
+                    self._changed.notify()

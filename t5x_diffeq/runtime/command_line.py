@@ -1,0 +1,326 @@
+"""How every verb starts and ends: flags, quiet libraries, exit statuses, one clear last line.
+
+0    done
+1    the run failed
+2    the arguments, the config or the input can't be used
+42   saved on preemption: start me again
+130  stopped by Ctrl-C, saved
+175  a process, a link, a device or a bucket failed: start me again
+
+Of several processes, all end with the status and the line of the first that fails (see `peers`).
+
+Nothing here imports JAX before the flags and the config are found to be good, and a verb's own file
+imports it only within `main`: `--help` and a mistyped flag or key are answered at once.
+"""
+
+import logging as python_logging
+import os
+import re
+import shutil
+import sys
+import textwrap
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from math import inf
+from pathlib import Path
+
+from absl import flags, logging
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq import __version__
+from t5x_diffeq.runtime import console, tpu_hosts
+from t5x_diffeq.runtime.allocator import keep_freed_memory
+from t5x_diffeq.runtime.config_files import config_file, default_config, flatten, offer_configs
+from t5x_diffeq.runtime.config_keys import Key, check_values
+from t5x_diffeq.runtime.errors import (
+    InputError,
+    MachineryError,
+    RunError,
+    is_of_machinery,
+    is_of_server,
+)
+from t5x_diffeq.runtime.files import AnyPath, place, told
+from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
+
+FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
+SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
+
+
+def run(
+    verb: Callable[[], int | None], doc: str, own: flags.FlagValues, several: bool = False
+) -> None:
+    """Parses the flags, runs the verb, and exits.
+
+    Args:
+      verb: its work; returns its exit status, None for 0.
+      doc: what `--help` prints above the flags.
+      own: the verb's flags. Each verb has its own, so that one program can import two.
+      several: whether it can be one of several processes.
+    """
+    quieten()
+    add_common_flags(own)
+    if "--version" in sys.argv[1:]:
+        print(f"t5x_diffeq {__version__}")
+        sys.exit(0)
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(doc.strip(), help_on(own), sep="\n\n")
+        sys.exit(0)
+    keep_freed_memory(os.environ)
+    try:
+        if several and may_have_others(os.environ):
+            join_others()  # first, so that they hear of what is refused
+        parse(sys.argv, own)
+        status = verb() or 0
+    except (InputError, RunError) as error:
+        status = fail_foreseen(error)
+    except KeyboardInterrupt:
+        status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
+    except Exception as error:
+        status = fail_unforeseen(error)
+    sys.stdout.flush()
+    if others := peers():
+        others.leave()
+        if status in (1, 2, EXIT_MACHINERY):
+            os._exit(status)  # leaving in order would wait for the others
+    sys.exit(status)
+
+
+def may_have_others(environment: Mapping[str, str]) -> bool:
+    """Whether this may be one of several processes; if not, `processes` finds none either."""
+    named = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    return any(environment.get(name) for name in named) or tpu_hosts.is_told(environment)
+
+
+def join_others() -> None:
+    """Joins the processes of this run; imports JAX."""
+    from t5x_diffeq.runtime import processes
+
+    processes.initialise()
+
+
+def peers() -> Peers | None:
+    """The line to the other processes, if this one has joined any."""
+    processes = sys.modules.get("t5x_diffeq.runtime.processes")
+    return processes and processes.peers
+
+
+def add_common_flags(own: flags.FlagValues) -> None:
+    """The flags that every verb has."""
+    if "quiet" not in own:
+        text = "Print results, warnings and errors only."
+        flags.DEFINE_bool("quiet", False, text, flag_values=own)
+
+
+def help_on(own: flags.FlagValues) -> str:
+    """Each flag of the verb with what it means and its default, wrapped to the terminal's width."""
+    width = max(map(len, own)) + 2
+    columns = max(60, min(shutil.get_terminal_size().columns, 100))
+    lines = []
+    for name in own:
+        default = own[name].default
+        given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
+        meaning = own[name].help.partition(";\n")[0]  # absl adds that a list is a repeated flag
+        text = f"{meaning} [default: {default}]" if given else meaning
+        head = f"  --{name:<{width}}"
+        indent = " " * len(head)
+        lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+def fail(status: int, error: object) -> int:
+    """Prints the one last line, and tells the other processes; returns the status."""
+    failure = Failure(0, status, str(error))
+    if others := peers():
+        failure = Failure(others.index, status, str(error))
+        others.tell(failure)
+    LAST_WORD.say(failure)
+    return status
+
+
+def fail_foreseen(error: InputError | RunError) -> int:
+    """`fail` for what our code has put into words.
+
+    If a file can't be read or written because its bucket or network disk does not answer, that may
+    pass: the status is then that of the machinery.
+    """
+    if error.__cause__ is not None and is_of_machinery(error.__cause__):
+        return fail(EXIT_MACHINERY, error)
+    return fail(2 if isinstance(error, InputError) else 1, error)
+
+
+def fail_unforeseen(error: Exception) -> int:
+    """`fail` for what no code of ours has put into words."""
+    if peers():
+        time.sleep(SECONDS_FOR_OTHERS)  # another process may have failed first, and end this one
+    if isinstance(error, MachineryError):
+        return fail(EXIT_MACHINERY, error)
+    if is_of_machinery(error):
+        who = "a bucket or another server does not answer: " if is_of_server(error) else ""
+        return fail(EXIT_MACHINERY, f"{who}{told(error)}; the same command continues the run")
+    traceback.print_exception(error)
+    return fail(1, f"{type(error).__name__}: {error}")
+
+
+def quieten() -> None:
+    """A normal run shows our lines and none of the libraries'; warnings come with -W."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.set_verbosity(logging.FATAL)  # Orbax's errors reach us as exceptions
+    python_logging.getLogger("jax").setLevel(python_logging.ERROR)
+    for library in ("asyncio", "gcsfs", "google"):
+        python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+def parse(argv: list[str], own: flags.FlagValues) -> None:
+    """Parses the verb's flags; the config's too, if it has one.
+
+    Raises:
+      InputError: naming the flag or key, the value, and the way out.
+    """
+    offer_configs()
+    add_common_flags(own)
+    argv = [argv[0], *map(located, argv[1:])]
+    check_keys(argv)
+    check_repeated(argv, own)
+    try:
+        flags.FLAGS(argv[:1])  # the libraries', at their defaults
+        rest = own(argv)[1:]
+        check_flags(own)
+        console.quiet = own["quiet"].value
+        names = [name for name in own if config_flags.is_config_flag(own[name])]
+        for config in (own[name].value for name in names if own[name].present or own[name].value):
+            check_complete(config)
+            check_values(flatten(config), unset=FROM_INIT)
+    except flags.UnrecognizedFlagError as error:
+        near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
+        hint = f"did you mean --{near[0]}?" if near else "see --help"
+        raise InputError(f"--{error.flagname} is no flag of this verb; {hint}") from error
+    except InputError:
+        raise
+    except flags.Error as error:
+        raise InputError(out_of_range(str(error), own) or explain(str(error))) from error
+    except Exception as error:  # whatever a config file may raise
+        line = explain(str(error) or type(error).__name__)
+        raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
+    if rest:
+        raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
+
+
+def located(argument: str) -> str:
+    """`configs/NAME.py` is the project's own file, if there is none of that name here."""
+    name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
+    return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
+
+
+def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
+    """The folder that a flag names, of this machine or in a bucket.
+
+    Raises:
+      InputError: if it isn't given, or can't be reached.
+    """
+    if not flag.value:
+        raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
+    path = place(flag.value, f"--{flag.name}")
+    if isinstance(path, Path):
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise InputError(f"--{flag.name}={path}: {there} is a file; name a folder")
+    return path
+
+
+def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
+    """No flag is given twice, of which one would be ignored.
+
+    Raises:
+      InputError: naming one that is.
+    """
+    names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
+    for name, times in Counter(name[1] for name in names if name).items():
+        if times > 1 and name in own and not isinstance(own[name], flags.MultiFlag):
+            raise InputError(f"--{name} is given {times} times; give it once")
+
+
+def check_flags(own: flags.FlagValues) -> None:
+    """No flag is given without a value, and every number is one.
+
+    Raises:
+      InputError: naming the flag.
+    """
+    for name in own:
+        if not own[name].present or "." in name:
+            continue
+        value = own[name].value
+        if value in ("", []) or (isinstance(value, list) and "" in value):
+            raise InputError(f"--{name} is empty; give it a value or leave it out")
+        if isinstance(value, float) and not -inf < value < inf:
+            raise InputError(f"--{name}={value} must be a finite number")
+
+
+def out_of_range(message: str, own: flags.FlagValues) -> str | None:
+    """One line for a flag whose value is out of its bounds; None if that isn't what is wrong."""
+    found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
+    parser = own[found[1]].parser if found and found[1] in own else None
+    if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
+        return None
+    kind = int if isinstance(parser, flags.IntegerParser) else float
+    least = -inf if parser.lower_bound is None else parser.lower_bound
+    try:
+        fault = Key(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
+    except ValueError:
+        fault = Key(kind).fault(found[2])
+    return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
+
+
+def check_keys(argv: list[str]) -> None:
+    """Every `--config.KEY` on the command line exists.
+
+    Raises:
+      InputError: with the nearest that does.
+    """
+    known = list(flatten(default_config()))
+    groups = {key.rpartition(".")[0] for key in known}
+    for argument in argv[1:]:
+        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
+        if key and key.group(1) not in known and key.group(1) not in groups:
+            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "configs/default.py has all keys"
+            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
+
+
+def explain(message: str) -> str:
+    """One line from what the flag and config libraries say."""
+    message = " ".join(message.split())
+    value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
+    if value:
+        default = flatten(default_config())[value.group(1)]
+        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
+        return f"config.{value.group(1)}={value.group(2)} can't be used; it takes {wanted}"
+    if "positional argument" in message and "get_config() takes" in message:
+        return "--config: this file has no variants; leave out the colon and what follows"
+    if missing := re.search(r"No such file or directory: '(.*?)'", message):
+        return f"--config={missing.group(1)}: there is no such file"
+    if "config file is an empty string" in message:
+        return "--config is empty; name a config file"
+    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
+        return f"--config={folder_named.group(1)} is a folder; name a config file"
+    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
+    return f"{raised.group(1)}: {raised.group(2)}" if raised else message
+
+
+def check_complete(config: object) -> None:
+    """What a config file makes is a config, with exactly the keys of `configs/default.py`.
+
+    Raises:
+      InputError: naming one that is missing or unknown.
+    """
+    if config is None:
+        raise InputError("--config: its get_config() returns None, not a ConfigDict")
+    known, given = flatten(default_config()).keys(), flatten(config).keys()
+    for key in sorted(known ^ given):
+        wrong = "is missing" if key in known else "does not exist"
+        raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")

@@ -1,0 +1,53 @@
+"""Where the config files lie, and the config that has every key."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next(  # inside the package as a wheel has it, beside it in a clone
+    folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
+)
+
+
+def offer_configs() -> None:
+    """A config can say `from configs import default`, wherever the project is installed."""
+    if "configs" not in sys.modules:
+        spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
+        spec.submodule_search_locations = [str(CONFIGS)]
+        sys.modules["configs"] = importlib.util.module_from_spec(spec)
+
+
+def default_config() -> ConfigDict:
+    """`configs/default.py`."""
+    offer_configs()
+    return importlib.import_module("configs.default").get_config()
+
+
+def config_file(name: str) -> Path:
+    """`configs/NAME` here, or else the project's own."""
+    here, own = Path("configs", name), CONFIGS / name
+    return own if own.exists() and not here.exists() else here
+
+
+def config_of(name: str, variant: str) -> ConfigDict:
+    """What `configs/NAME:variant` makes."""
+    offer_configs()
+    spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(variant)
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+    """Values by dotted key."""
+    flat = {}
+    for key in config:
+        value = config[key]
+        deeper = isinstance(value, ConfigDict)
+        flat.update(flatten(value, f"{prefix}{key}.") if deeper else {f"{prefix}{key}": value})
+    return flat

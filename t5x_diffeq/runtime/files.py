@@ -1,0 +1,288 @@
+"""Files that are either whole or not there, on this machine or in Google Cloud Storage.
+
+`place` makes a path of what a flag or a key says. What both kinds of paths can do (exists,
+read_bytes, read_text, /) is done with their own methods; what they can't, with the functions here.
+"""
+
+import glob
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import fsspec
+from etils import epath
+
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
+
+BUCKETS = "gs://"
+SECONDS_BETWEEN_UPLOADS = 30  # of a file that grows; an object takes at most one a second
+SILENCE = 30  # seconds without a byte, after which a request to a bucket is made again
+AnyPath = Path | epath.Path
+
+
+def place(text: str, name: str) -> AnyPath:
+    """The path that a flag or key gives: of this machine, or `gs://BUCKET/...`.
+
+    Args:
+      text: its value.
+      name: of the flag or key, for messages.
+
+    Raises:
+      InputError: if it is of another kind, or the bucket refuses.
+      MachineryError: if the bucket does not answer.
+    """
+    if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
+        raise InputError(f"{name}={text[:60]}...: no file has so long a name; check the path")
+    scheme, is_url, _ = text.partition("://")
+    if not is_url:
+        return Path(text).expanduser()
+    if scheme + is_url != BUCKETS:
+        raise InputError(
+            f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
+            f"on it), or {BUCKETS}BUCKET/PATH"
+        )
+    try:
+        bucket_files().info(text)
+    except FileNotFoundError:
+        pass  # it may be made
+    except ImportError as error:
+        raise InputError(
+            f"{name}={text} needs the package gcsfs ({error}); "
+            'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
+        ) from error
+    except Exception as error:  # gcsfs raises its own, those of aiohttp, requests and google.auth
+        if is_of_machinery(error):
+            raise bucket_failure(error, f"{name}={text}", InputError) from error
+        raise InputError(
+            f"{name}={text} can't be reached: {told(error)}; check the bucket's name and who asks: "
+            "the machine's service account, or `gcloud auth application-default login`"
+        ) from error
+    return epath.Path(text)
+
+
+def is_in_bucket(path: AnyPath) -> bool:
+    """Whether it is an object, or a folder of objects, in Google Cloud Storage."""
+    return str(path).startswith(BUCKETS)
+
+
+@cache
+def bucket_files() -> fsspec.AbstractFileSystem:
+    """Google Cloud Storage, with the credentials that this machine has.
+
+    Raises:
+      ImportError: if gcsfs isn't installed.
+    """
+    import aiohttp  # gcsfs's own
+
+    # As epath asks for it, so that there is one. TensorStore writes beside it, unseen by a cache.
+    fsspec.config.conf["gcs"] = {
+        "use_listings_cache": False,
+        # A server that is silent for so long doesn't answer; a long download may take any time.
+        "requests_timeout": aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE),
+    }
+    return fsspec.filesystem("gcs", finalize_on_close=True)
+
+
+def told(error: Exception) -> str:
+    """An error on one line, short."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.split())[:300]
+
+
+def absolute(path: AnyPath) -> AnyPath:
+    """The path from its root."""
+    return path if is_in_bucket(path) else path.absolute()
+
+
+def within(folder: AnyPath, text: str) -> AnyPath:
+    """`folder / text`, or `text` alone if it is a path from a root or in a bucket."""
+    return epath.Path(text) if text.startswith(BUCKETS) else folder / text
+
+
+def files_in(path: AnyPath) -> list[AnyPath]:
+    """All files of a folder and of those within, sorted."""
+    if is_in_bucket(path):
+        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def files_matching(pattern: AnyPath) -> list[AnyPath]:
+    """All files that match a glob, sorted; `**` is any number of folders."""
+    if is_in_bucket(pattern):
+        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().glob(str(pattern)))]
+    found = map(Path, glob.glob(str(pattern), recursive=True))
+    return sorted(file for file in found if file.is_file())
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+@contextmanager
+def whole(path: AnyPath) -> Iterator[Path]:
+    """Within `with`, a local file to write; then it is `path`, which is never half-written.
+
+    On this machine it lies under another name in the same folder, and is renamed. For a bucket it
+    lies in the folder for temporary files, and is uploaded as one object: one is there when all of
+    it is.
+
+    Raises:
+      RunError: if it can't be written; what was there is kept.
+    """
+    folder = Path(tempfile.gettempdir()) if is_in_bucket(path) else path.parent
+    partial = folder / f".{path.name}.{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield partial
+        if is_in_bucket(path):
+            upload(partial, path)
+        else:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {told(error)}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def upload(local: Path, path: AnyPath) -> None:
+    """Makes an object of a local file.
+
+    Raises:
+      RunError: if the bucket refuses it.
+      MachineryError: if it doesn't answer.
+    """
+    try:
+        bucket_files().put_file(str(local), str(path), consistency="md5")
+    except Exception as error:  # of every library below
+        raise bucket_failure(error, f"{path} can't be written", RunError) from error
+
+
+def bucket_failure(error: Exception, what: str, refused: type[Exception]) -> Exception:
+    """The error to raise for one of a bucket's client.
+
+    Args:
+      error: what the client raised.
+      what: begins the message.
+      refused: the kind of error, if the bucket has answered and said no.
+
+    Returns:
+      MachineryError, if it did not answer, which may pass; else one of kind `refused`.
+    """
+    if is_of_machinery(error):
+        return MachineryError(f"{what}: the bucket does not answer: {told(error)}")
+    return refused(f"{what}: {told(error)}")
+
+
+def write_whole(path: AnyPath, content: bytes) -> None:
+    """Writes `path` so that it never exists half-written, whatever kills the process.
+
+    Raises:
+      RunError: if it can't be written; what was there is kept.
+    """
+    with whole(path) as partial:
+        partial.write_bytes(content)
+
+
+class Growing:
+    """A file that grows at its end; only the process that has it writes it.
+
+    On this machine all that is written reaches the disk at once. An object can't grow: it is made
+    anew, by `flush`, and now and then, where a bucket that is out of reach does no harm.
+
+    Args:
+      path: the file; replaced.
+      content: what it begins with.
+
+    Raises:
+      RunError: if it can't be written; from the methods too.
+    """
+
+    def __init__(self, path: AnyPath, content: bytes = b""):
+        self.path, self.content = path, bytearray(content)
+        write_whole(path, content)
+        self.uploaded = time.monotonic()
+
+    def write(self, content: bytes) -> None:
+        """Adds to the end."""
+        if not is_in_bucket(self.path):
+            try:
+                with self.path.open("ab") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunError(f"{self.path} can't be written: {told(error)}") from error
+            return
+        self.content += content
+        if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
+            self.try_flush()
+
+    def try_flush(self) -> None:
+        """`flush`, or a warning: it can be uploaded later."""
+        try:
+            Growing.flush(self)
+        except (RunError, MachineryError) as error:
+            say(f"warning: {error}; trying again later")
+
+    def flush(self) -> None:
+        """Returns when all of it is kept."""
+        self.uploaded = time.monotonic()
+        if is_in_bucket(self.path):
+            write_whole(self.path, bytes(self.content))
+
+    def close(self) -> None:
+        """The last flush."""
+        self.flush()
+
+
+def remove_folder(folder: AnyPath) -> None:
+    """Removes a folder and all that it holds."""
+    if is_in_bucket(folder):
+        bucket_files().rm(str(folder), recursive=True)
+    else:
+        shutil.rmtree(folder)
+
+
+def move_folder(source: AnyPath, target: AnyPath) -> None:
+    """Moves a folder, in place of what may be at `target`; objects are copied, then deleted."""
+    if is_in_bucket(source):
+        if target.exists():
+            bucket_files().rm(str(target), recursive=True)
+        bucket_files().mv(str(source), str(target), recursive=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.move(source, target)
+
+
+# ------------------------------------------------------------------------------ digests
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """SHA-256 over parts and their boundaries, in hexadecimal."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.hexdigest()
+
+
+def file_digest(path: AnyPath) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+      RunError: if it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {told(error)}") from error

@@ -1,0 +1,128 @@
+"""One process at a time: by the operating system on this machine, by a lease in a bucket."""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, bucket_failure, bucket_files, is_in_bucket, told
+
+LEASE_SECONDS = 60  # after which a holder that was killed holds no more; T5X_DIFFEQ_LEASE_SECONDS
+
+
+@contextmanager
+def held(lock: AnyPath, what: str) -> Iterator[None]:
+    """Holds a file against other processes; a killed one lets go, in a bucket after a time.
+
+    Args:
+      lock: the file; its folder is made.
+      what: names the thing held, for the message.
+
+    Raises:
+      InputError: if it can't be made, or another process holds it.
+      MachineryError: if the bucket does not answer.
+    """
+    with leased(lock, what) if is_in_bucket(lock) else locked(lock, what):
+        yield
+
+
+@contextmanager
+def locked(lock: AnyPath, what: str) -> Iterator[None]:
+    """`held`, for all processes that see this file system."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise InputError(f"{what} can't be written: {told(error)}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"another process is writing {what}; wait for it or stop it"
+            ) from error
+        yield
+
+
+@contextmanager
+def leased(lock: AnyPath, what: str) -> Iterator[None]:
+    """`held`, for all processes that see the bucket.
+
+    The holder writes the object again and again. Whoever finds one watches it: if it changes, its
+    holder lives; if it doesn't, for as long as a lease, the holder was killed. No clocks are
+    compared.
+    """
+    seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
+    me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
+    try:
+        take(lock, what, content(me, 0), seconds)
+    except InputError:
+        raise
+    except Exception as error:  # of every library below
+        raise bucket_failure(error, f"{what} can't be written", InputError) from error
+    ended = threading.Event()
+    beating = threading.Thread(target=beat, args=(lock, me, ended, seconds / 4), daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beating.join()
+        lock.unlink(missing_ok=True)
+
+
+def content(me: dict, number: int) -> bytes:
+    """The object of a lease: no two are equal."""
+    return json.dumps({**me, "beat": number}).encode()
+
+
+def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
+    """Returns when the object is ours; made only where there is none, as the bucket guarantees.
+
+    Raises:
+      InputError: if another's is alive.
+    """
+    while True:
+        try:
+            bucket_files().pipe_file(str(lock), mine, mode="create")
+            return
+        except FileExistsError:
+            pass
+        try:
+            before = lock.read_bytes()
+            if before == mine:
+                return  # it was made, and the answer lost
+            holder = json.loads(before)
+            say(
+                f"{what} is held by process {holder['process']} on {holder['host']}: waiting "
+                f"{seconds:.0f} s to see whether it still lives"
+            )
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                time.sleep(seconds / 20)
+                if lock.read_bytes() != before:
+                    raise InputError(
+                        f"another process is writing {what} (process {holder['process']} on "
+                        f"{holder['host']}); wait for it or stop it"
+                    )
+            lock.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass  # it has just let go
+
+
+def beat(lock: AnyPath, me: dict, ended: threading.Event, seconds: float) -> None:
+    """Renews the lease until it ended; a failure may pass before the next."""
+    number = 0
+    while not ended.wait(seconds):
+        number += 1
+        try:
+            bucket_files().pipe_file(str(lock), content(me, number))
+        except Exception as error:
+            say(f"warning: {lock} can't be renewed: {told(error)}")

@@ -1,0 +1,223 @@
+"""The line between the processes of a run: all end together, each knowing why.
+
+Every process holds a connection to process 0, from before JAX starts until it ends. Over it each
+says that it lives, that it has done its work, or with what status and message it fails; process 0
+passes that on. Other modules send messages of their own over it (see `agreement`). A connection
+that closes without a word, or is silent for `SILENCE_SECONDS`, is a process that was lost. Whoever
+hears of a failure ends at once, with its one line and its status.
+
+JAX's own service would end the others too, with a C++ stack and SIGABRT: later when another process
+was lost, and at once when process 0 was. So its heartbeats have a longer limit than ours, and its
+connections to process 0 go through a relay of this process, which keeps the loss of process 0 from
+it.
+"""
+
+import json
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from t5x_diffeq.runtime.console import ERROR, write
+
+EXIT_PREEMPTED = 42  # saved: start me again
+EXIT_INTERRUPTED = 130  # saved, stopped by a person
+EXIT_MACHINERY = 175  # a process, a link, a device or a bucket failed: start me again
+BEAT_SECONDS = 5
+SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
+DONE = {"done": True}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the processes end.
+
+    Attributes:
+      process: which failed.
+      status: the exit status of all.
+      message: the one line.
+      hang: whether each process is to say what it was doing (see `runtime/watchdog.py`).
+    """
+
+    process: int
+    status: int
+    message: str
+    hang: bool = False
+
+    def __str__(self) -> str:
+        return self.message if self.process == 0 else f"process {self.process}: {self.message}"
+
+
+class LastWord:
+    """The one last line of a process: whoever comes first prints it, and ends the process."""
+
+    def __init__(self):
+        self.taken = threading.RLock()
+
+    def say(self, line: object) -> None:
+        """Prints it; a second thread waits here for the end, which the first brings about."""
+        self.taken.acquire()  # and never let go
+        write(f"{ERROR}{' '.join(str(line).split())}")
+
+
+LAST_WORD = LastWord()
+
+
+class Peers:
+    """This process's connections: of process 0 to all others, of the others to process 0.
+
+    Args:
+      index: of this process.
+      count: of all.
+      connections: by process number, all of them open.
+
+    Attributes:
+      at_hang: called before this process ends because one hangs.
+    """
+
+    def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
+        self.index, self.count, self.connections = index, count, connections
+        self.silence = float(os.environ.get("T5X_DIFFEQ_SILENCE_SECONDS", SILENCE_SECONDS))
+        self.beat = min(BEAT_SECONDS, self.silence / 4)
+        self.heard = dict.fromkeys(connections, time.monotonic())
+        self.unread = dict.fromkeys(connections, b"")
+        self.done: set[int] = set()
+        self.leaving = False
+        self.at_hang: Callable[[], None] = lambda: None
+        self.sending = threading.Lock()
+        self.subscriber: Callable[[int, dict], None] = lambda sender, message: None
+        self.handing_on = threading.RLock()  # one message at a time
+        self.selector = selectors.DefaultSelector()
+        for other, connection in connections.items():
+            connection.settimeout(self.beat)
+            self.selector.register(connection, selectors.EVENT_READ, other)
+
+    def start(self, subscriber: Callable[[int, dict], None]) -> None:
+        """Begins to listen, and calls `subscriber(sender, message)` for every module's message."""
+        self.subscriber = subscriber
+        threading.Thread(target=self.listen, name="peers", daemon=True).start()
+
+    # ---------------------------------------------------------------------- what is sent
+
+    def tell(self, failure: Failure) -> None:
+        """Says to the others that all must end."""
+        self.leaving = True
+        self.send(asdict(failure))
+
+    def leave(self) -> None:
+        """Says to the others that this process has done its work."""
+        self.leaving = True
+        self.send(DONE)
+
+    def send(self, message: dict, others: set[int] | None = None) -> None:
+        """Sends a message to those of `others` (None: all) who still listen."""
+        line = json.dumps(message).encode() + b"\n"
+        listening = self.connections.keys() - self.done
+        with self.sending:
+            for other in listening if others is None else listening & others:
+                with suppress(OSError):  # `listen` finds out
+                    self.connections[other].sendall(line)
+
+    def send_to(self, process: int, message: dict) -> None:
+        """Sends a message to the subscriber of process 0, or from process 0 to any."""
+        if process == self.index:
+            self.hand_on(self.index, message)
+        else:
+            self.send(message, {process})
+
+    def send_to_all(self, message: dict) -> None:
+        """Sends a message from process 0 to the subscribers of all processes, its own last."""
+        self.send(message)
+        self.hand_on(self.index, message)
+
+    # ---------------------------------------------------------------------- what is heard
+
+    def hand_on(self, sender: int, message: dict) -> None:
+        """Gives the subscriber a message."""
+        with self.handing_on:
+            self.subscriber(sender, message)
+
+    def listen(self) -> None:
+        """The thread: hears the others, and says that this process lives."""
+        said = 0.0
+        while self.selector.get_map():
+            for key, _ in self.selector.select(self.beat):
+                self.hear(key.data)
+            now = time.monotonic()
+            if now - said > self.beat:
+                said = now
+                self.send({})
+            for other in self.heard.keys() - self.done:
+                if now - self.heard[other] > self.silence + 2 * self.beat:
+                    self.lose(other, f"has not answered for {self.silence:.0f} s")
+
+    def hear(self, other: int) -> None:
+        """Takes in what a process has sent."""
+        connection = self.connections[other]
+        try:
+            received = connection.recv(2**16)
+        except OSError:
+            received = b""
+        if not received:
+            self.selector.unregister(connection)
+            if other not in self.done:
+                self.lose(other, "was lost: it was killed, or its machine or the link to it failed")
+            return
+        self.heard[other] = time.monotonic()
+        *lines, self.unread[other] = (self.unread[other] + received).split(b"\n")
+        for message in map(json.loads, lines):
+            if message == DONE:
+                self.done.add(other)
+            elif "status" in message:
+                self.end(Failure(**message))
+            elif message:
+                self.hand_on(other, message)
+
+    def lose(self, other: int, how: str) -> None:
+        """Ends the run, because a process was lost."""
+        self.done.add(other)
+        message = f"process {other} of {self.count} {how}; the same command continues the run"
+        self.end(Failure(0, EXIT_MACHINERY, message))
+
+    def end(self, failure: Failure) -> None:
+        """Ends this process, and through process 0 all others."""
+        if self.leaving:
+            return
+        self.tell(failure)
+        if failure.hang:
+            self.at_hang()
+        LAST_WORD.say(failure)
+        os._exit(failure.status)
+
+
+def relayed(address: str) -> str:
+    """An address on this machine that leads to `address`, and stays open when that closes."""
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=relay, args=(server, address), name="relay", daemon=True).start()
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def relay(server: socket.socket, address: str) -> None:
+    """The thread: connects whoever connects to `server` with `address`."""
+    host, _, port = address.rpartition(":")
+    while True:
+        near, _ = server.accept()
+        try:
+            far = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+        except OSError:
+            near.close()  # it tries again
+            continue
+        far.settimeout(None)
+        for source, target in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=(source, target), daemon=True).start()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    """Copies what comes, until either end closes; the other is left open."""
+    with suppress(OSError):
+        while received := source.recv(2**16):
+            target.sendall(received)

@@ -1,0 +1,58 @@
+"""Stopping between steps: SIGTERM (preemption) and Ctrl-C."""
+
+import signal
+from types import FrameType
+
+from t5x_diffeq.runtime import processes
+from t5x_diffeq.runtime.agreement import Reason
+from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+
+class StopSignals:
+    """Notes a SIGTERM or SIGINT, and lets the step and the save end.
+
+    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it
+    to every process of a job several times within a second. A signal to any of several processes
+    stops all of them after the same step (see `agreement`).
+
+    Use as a context.
+
+    Attributes:
+      reason: why to stop; None until it is time to.
+    """
+
+    def __init__(self):
+        self.reason: Reason | None = None
+        self.agreement = processes.agreement
+
+    def __enter__(self) -> "StopSignals":
+        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def after_step(self) -> bool:
+        """Whether to stop after this step; to be called in every step, by every process."""
+        if self.agreement is None:
+            return self.reason is not None
+        if not self.agreement.reached():
+            return False
+        self.reason = self.agreement.reason
+        return True
+
+    def __exit__(self, *exception: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """The handler."""
+        interrupted = number == signal.SIGINT
+        name = "Ctrl-C" if interrupted else "SIGTERM"
+        reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)
+        if interrupted:
+            self._restore()
+        if self.agreement:
+            self.agreement.ask(reason)
+        elif self.reason is None:
+            self.reason = reason
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,253 @@
+"""Local copies of objects in buckets, in a cache of bounded size.
+
+T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, 20 or half of its disk's free room if
+that is not set. A download must have the checksum that the bucket tells; later a copy is used only
+if it still hashes to what it did then. Those unused for longest make room.
+"""
+
+import base64
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import google_crc32c
+
+from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
+from t5x_diffeq.runtime.files import (
+    AnyPath,
+    bucket_failure,
+    bucket_files,
+    digest,
+    file_digest,
+    is_in_bucket,
+    told,
+    whole,
+    write_whole,
+)
+
+FOLDER = "~/.cache/t5x_diffeq"
+GIB = 20  # the tokens of OpenWebText are 17
+THREADS = 8
+IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with its open, locked file
+
+
+class NoRoomError(InputError):
+    """The objects are larger than the cache, or than what others leave of it."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An object, and where its copy lies: in a folder of its own, with its hash beside it.
+
+    Attributes:
+      source: the object.
+      size: in bytes.
+      folder: named after the object and its version.
+      crc32c: of the object, as the bucket tells it.
+      sha256: that it must have, if that is known.
+    """
+
+    source: AnyPath
+    size: int
+    folder: Path
+    crc32c: str
+    sha256: str | None
+
+    @property
+    def file(self) -> Path:
+        """The copy."""
+        return self.folder / self.source.name
+
+    @property
+    def hash_file(self) -> Path:
+        """Written last: without it the copy isn't whole."""
+        return self.folder / "sha256"
+
+
+def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
+    """The files, as files of this machine; those in buckets are copied once.
+
+    Args:
+      paths: the files.
+      sha256: of each, if it is known.
+
+    Raises:
+      NoRoomError: if they don't fit the cache.
+      InputError: if one is not there, or isn't what its hash says.
+      RunError: if one can't be copied.
+      MachineryError: if the bucket does not answer.
+    """
+    hashes = sha256 or [None] * len(paths)
+    copies = [
+        copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
+    ]
+    if not copies:
+        return list(paths)
+    with cache_held():  # other processes of this machine then find the copies
+        missing = [copy for copy in copies if not is_good(copy)]
+        make_room(copies, missing)
+        if missing:
+            size = count(sum(copy.size for copy in missing))
+            say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, missing))
+        for copy in copies:
+            use(copy)
+    files = {copy.source: copy.file for copy in copies}
+    return [files.get(path, path) for path in paths]
+
+
+def copy_of(path: AnyPath, sha256: str | None) -> Copy:
+    """What is to be known of an object before it is copied.
+
+    Raises:
+      InputError: if it isn't there, or the bucket refuses.
+      MachineryError: if the bucket does not answer.
+    """
+    try:
+        facts = bucket_files().info(str(path))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such object") from error
+    except Exception as error:  # of every library below
+        raise bucket_failure(error, f"{path} can't be read", InputError) from error
+    version = digest([str(path).encode(), str(facts.get("generation")).encode()])
+    folder = cache_folder() / version[:32]
+    return Copy(path, int(facts["size"]), folder, facts["crc32c"], sha256)
+
+
+def cache_folder() -> Path:
+    """Where the cache lies."""
+    return Path(os.environ.get("T5X_DIFFEQ_CACHE") or FOLDER).expanduser()
+
+
+def cache_bytes() -> int:
+    """How much it may hold: what the variable says, else `GIB`, on a small disk less.
+
+    Raises:
+      InputError: if the variable is no number.
+    """
+    value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
+    if not value:
+        held = sum(size_of(folder) for folder in entries())
+        return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + held) // 2)
+    try:
+        return int(float(value) * 2**30)
+    except ValueError as error:
+        raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
+
+
+def entries() -> list[Path]:
+    """The folders of all copies, those unused for longest first."""
+    folders = [folder for folder in cache_folder().iterdir() if folder.is_dir()]
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)
+
+
+@contextmanager
+def cache_held() -> Iterator[None]:
+    """Holds the cache against other processes; waits for them."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        file = (cache_folder() / ".lock").open("w")
+    except OSError as error:
+        raise InputError(
+            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written: {told(error)}; name another"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_good(copy: Copy) -> bool:
+    """Whether the copy is there and hashes to what it must."""
+    if not (copy.hash_file.exists() and copy.file.exists()):
+        return False
+    expected = copy.hash_file.read_text()
+    return copy.sha256 in (None, expected) and file_digest(copy.file) == expected
+
+
+def make_room(copies: list[Copy], missing: list[Copy]) -> None:
+    """Deletes what was unused for longest, until the missing copies fit.
+
+    Raises:
+      NoRoomError: if they can't.
+    """
+    wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
+    room = cache_bytes() - wanted - sum(map(size_of, entries()))
+    keep = {copy.folder for copy in copies}
+    for folder in entries():
+        if room < 0 and folder not in keep and not is_used(folder):
+            room += size_of(folder)
+            shutil.rmtree(folder)
+    if room < 0:
+        raise NoRoomError(
+            f"{copies[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
+            f"{cache_folder()}, {-room / 2**30:.2f} more than fit into "
+            f"T5X_DIFFEQ_CACHE_GIB={cache_bytes() / 2**30:g}; raise it, name a folder on a larger "
+            "disk as T5X_DIFFEQ_CACHE, or mount the bucket"
+        )
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of a copy."""
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a process that lives uses the copy."""
+    try:
+        with (folder / "sha256").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def use(copy: Copy) -> None:
+    """Keeps the copy from being deleted as long as this process lives."""
+    os.utime(copy.folder)
+    if copy.folder not in IN_USE:
+        IN_USE[copy.folder] = copy.hash_file.open()
+        fcntl.flock(IN_USE[copy.folder], fcntl.LOCK_SH)
+
+
+def fetch(copy: Copy) -> None:
+    """Downloads an object.
+
+    Raises:
+      InputError: if it isn't what its hash says.
+      RunError: if it can't be copied.
+      MachineryError: if the bucket does not answer, or the copy was damaged on the way.
+    """
+    with whole(copy.file) as partial:
+        try:
+            bucket_files().get_file(str(copy.source), str(partial))
+        except Exception as error:  # of every library below
+            what = f"{copy.source} can't be copied to {copy.folder}"
+            raise bucket_failure(error, what, RunError) from error
+        if crc32c_of(partial) != copy.crc32c:
+            raise MachineryError(f"{copy.source} was damaged on the way; start again")
+        found = file_digest(partial)
+    if copy.sha256 not in (None, found):
+        shutil.rmtree(copy.folder)
+        raise InputError(
+            f"{copy.source} is damaged: its content is not what was written; make it again"
+        )
+    write_whole(copy.hash_file, found.encode())
+
+
+def crc32c_of(file: Path) -> str:
+    """The checksum that Google Cloud Storage keeps of every object."""
+    checksum = google_crc32c.Checksum()
+    with file.open("rb") as opened:
+        for _ in checksum.consume(opened, 2**20):
+            pass
+    return base64.b64encode(checksum.digest()).decode()

@@ -1,0 +1,125 @@
+"""Where a TPU host stands among the hosts of its run, as GKE or Cloud TPU's metadata tells.
+
+JAX knows the same, on TPU machines alone. Read here, a run can name the hosts that did not arrive,
+and the same variables start one anywhere. Hosts are counted through all slices: the first slice's
+hosts, then the second's.
+
+    GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and of several slices MEGASCALE_NUM_SLICES,
+               MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS
+    Cloud TPU  the metadata server: worker-network-endpoints, agent-worker-number, and tpu-env,
+               which holds the MEGASCALE_ values; TPU_SKIP_MDS_QUERY=1 leaves it out
+"""
+
+import glob
+import importlib.util
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+from t5x_diffeq.runtime.errors import InputError, RunError
+
+PORT = "8482"  # JAX's on TPU; libtpu itself takes 8471 to 8476
+TRIES = 6  # of the metadata server, which may start later than we do
+
+
+def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """(process 0's host:port, count, own number); None on one host alone or without a TPU.
+
+    Raises:
+      InputError: if the variables contradict each other.
+      RunError: if this is a Cloud TPU, and its metadata can't be read.
+    """
+    if on_gke(environment):
+        told = dict(environment)
+    elif on_cloud_tpu(environment):
+        told = from_metadata(environment.get("GCE_METADATA_IP", "metadata.google.internal"))
+    else:
+        return None
+    hosts = (told.get("TPU_PROCESS_ADDRESSES") or told["TPU_WORKER_HOSTNAMES"]).split(",")
+    slices = number(told, "MEGASCALE_NUM_SLICES", "1")
+    if len(hosts) * slices == 1:
+        return None
+    index = number(told, "TPU_WORKER_ID", None)
+    index += number(told, "MEGASCALE_SLICE_ID", "0") * len(hosts)
+    if index >= len(hosts) * slices:
+        raise InputError(
+            f"TPU_WORKER_ID={told['TPU_WORKER_ID']} can't be: {slices} slice(s) of {len(hosts)} "
+            "host(s) are told of"
+        )
+    first = (told.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]).split(":")[0]
+    port = environment.get("JAX_COORDINATOR_PORT") or PORT
+    return f"{first}:{port}", len(hosts) * slices, index
+
+
+def is_told(environment: Mapping[str, str]) -> bool:
+    """Whether GKE or a metadata server tells of hosts."""
+    return on_gke(environment) or on_cloud_tpu(environment)
+
+
+def on_gke(environment: Mapping[str, str]) -> bool:
+    """Whether the environment tells of hosts."""
+    return "TPU_WORKER_HOSTNAMES" in environment or "TPU_PROCESS_ADDRESSES" in environment
+
+
+def on_cloud_tpu(environment: Mapping[str, str]) -> bool:
+    """Whether the metadata server is to be asked: it was named, or there are chips to be used."""
+    if environment.get("GCE_METADATA_IP"):
+        return True
+    chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
+    wanted = not environment.get("JAX_PLATFORMS", "").startswith("cpu")
+    wanted = wanted and not environment.get("TPU_SKIP_MDS_QUERY")  # JAX sets it where no chips are
+    return bool(chips and wanted and importlib.util.find_spec("libtpu"))
+
+
+def number(told: Mapping[str, str], name: str, default: str | None) -> int:
+    """A variable that is a number.
+
+    Raises:
+      InputError: if it isn't one.
+    """
+    value = told.get(name) or default
+    if value is None or not value.isdecimal():
+        raise InputError(f"the TPU's hosts are told of, and {name} is {value!r}, not a number")
+    return int(value)
+
+
+def from_metadata(server: str) -> dict[str, str]:
+    """GKE's variables, from the metadata server."""
+    # An endpoint is a host's name or address, or the older name:number:address.
+    endpoints = read(server, "worker-network-endpoints").split(",")
+    values = dict(re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", read(server, "tpu-env"), re.MULTILINE))
+    several = {name: value for name, value in values.items() if name.startswith("MEGASCALE_")}
+    return {
+        **several,
+        "TPU_WORKER_HOSTNAMES": ",".join(endpoint.split(":")[-1] for endpoint in endpoints),
+        "TPU_WORKER_ID": read(server, "agent-worker-number").strip(),
+    }
+
+
+def read(server: str, name: str) -> str:
+    """An attribute of this machine.
+
+    Raises:
+      RunError: if the server doesn't answer.
+    """
+    address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
+    request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
+    problem = None
+    for _ in range(TRIES):
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return ""
+            problem = error
+        except OSError as error:
+            problem = error
+        time.sleep(0.5)
+    raise RunError(
+        f"this is a TPU host, and its metadata {name} can't be read: {problem}; set "
+        "TPU_SKIP_MDS_QUERY=1 to run on this host alone, or JAX_COORDINATOR_ADDRESS, "
+        "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+    )

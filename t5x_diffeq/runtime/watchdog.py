@@ -1,0 +1,112 @@
+"""Ends a run that hangs: a peer, a link or a device that no longer answers, and doesn't fail."""
+
+import faulthandler
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from t5x_diffeq.runtime import processes
+from t5x_diffeq.runtime.files import AnyPath, told, write_whole
+from t5x_diffeq.runtime.peers import EXIT_MACHINERY, LAST_WORD, Failure
+
+SECONDS_TO_WRITE = 30  # for the stacks, in a bucket that may be what hangs
+
+
+class Watchdog:
+    """Watches, in a thread of its own, that what the run waits for ends in time.
+
+    If it doesn't, every process writes the stacks of all its threads into the workdir, says so in
+    one line, and ends with status 175. Use as a context; at first nothing is watched.
+
+    Args:
+      workdir: the stacks go to its `stacks/process_<n>.txt`.
+    """
+
+    def __init__(self, workdir: AnyPath):
+        self.file = workdir / "stacks" / f"process_{jax.process_index()}.txt"
+        self.what, self.deadline = "", float("inf")
+        self.seconds: float | None = None
+        self.changed = threading.Condition()
+        self.ended = False
+
+    def expect(self, what: str, seconds: float | None) -> None:
+        """From now on `what` has so long, and what was expected before is done.
+
+        Args:
+          what: such as "step 7".
+          seconds: None: any time.
+        """
+        with self.changed:
+            self.what, self.seconds = what, seconds
+            self.deadline = float("inf") if seconds is None else time.monotonic() + seconds
+            self.changed.notify()
+
+    @contextmanager
+    def during(self, what: str, seconds: float | None) -> Iterator[None]:
+        """Within it, `what` is expected; then again what was before, for as long as that takes."""
+        before = self.what, self.seconds
+        self.expect(what, seconds)
+        yield
+        self.expect(*before)
+
+    def watch(self) -> None:
+        """The thread."""
+        with self.changed:
+            while not self.ended:
+                left = self.deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self.changed.wait(None if left == float("inf") else left)
+            if self.ended:
+                return
+        end_hanging(self.file, f"{self.what} was not done within {self.seconds:g} s")
+
+    def __enter__(self) -> "Watchdog":
+        if processes.peers:
+            processes.peers.at_hang = lambda: write_stacks(self.file)
+        threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self.changed:
+            self.ended = True
+            self.changed.notify()
+
+
+def end_hanging(file: AnyPath, what: str) -> None:
+    """Ends all processes, each with its stacks written."""
+    failure = Failure(
+        jax.process_index(),
+        EXIT_MACHINERY,
+        f"{what}: a process, a link or a device hangs; the stacks of all threads are in "
+        f"{file.parent}; the same command continues the run",
+        hang=True,
+    )
+    write_stacks(file)
+    if processes.peers:
+        processes.peers.tell(failure)
+    LAST_WORD.say(failure)
+    os._exit(failure.status)
+
+
+def write_stacks(file: AnyPath) -> None:
+    """Writes what every thread is doing, or says that it can't be written; takes bounded time."""
+    writing = threading.Thread(target=try_to_write_stacks, args=(file,), daemon=True)
+    writing.start()
+    writing.join(SECONDS_TO_WRITE)
+
+
+def try_to_write_stacks(file: AnyPath) -> None:
+    """`write_stacks`, for as long as it takes."""
+    try:
+        with tempfile.TemporaryFile() as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+            stacks.seek(0)
+            write_whole(file, stacks.read())
+    except Exception as error:  # of every library below; the end must come all the same
+        print(f"warning: {file} can't be written: {told(error)}", flush=True)

@@ -1,0 +1,77 @@
+"""What a person is told while something takes long."""
+
+import sys
+import time
+
+import pytest
+
+from t5x_diffeq.runtime import console
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.02)
+
+
+def test_lines_with_the_time_left(often, capsys):
+    list(console.tracked((time.sleep(0.05) or n for n in range(4)), "reading", 4, "files"))
+    lines = capsys.readouterr().err.splitlines()
+    assert "reading: 0:00 so far" in lines  # before the first is done, nothing is known
+    assert any(line.startswith("reading: 2 of 4 files, 0:00 left") for line in lines)
+
+
+def test_the_time_left():
+    progress = console.Progress("reading", 10, "files")
+    progress.update(4)
+    assert progress.line(60) == "reading: 4 of 10 files, 1:30 left"
+    assert console.Progress("compiling").line(75) == "compiling: 1:15 so far"
+
+
+def test_within_another_nothing_is_shown(often, capsys):
+    with console.Progress("outer"):
+        list(console.tracked((time.sleep(0.05) or n for n in range(3)), "inner", 3, "files"))
+    err = capsys.readouterr().err
+    assert "outer" in err and "inner" not in err
+
+
+def test_an_error_ends_it(often, capsys):
+    with pytest.raises(ValueError), console.Progress("failing"):
+        raise ValueError
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    assert not console.Progress.shown
+
+
+def test_quiet_leaves_warnings(often, monkeypatch, capsys):
+    monkeypatch.setattr(console, "quiet", True)
+    console.say("a line", "warning: another")
+    with console.Progress("long"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == "warning: another\n"
+
+
+def test_colour_on_a_terminal_only(monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    console.write("error: gone")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    console.write("error: gone")
+    console.write("loss 3.2")
+    monkeypatch.setenv("NO_COLOR", "1")
+    console.write("error: gone")
+    lines = ["error: gone", "\033[1;31merror: \033[0mgone", "loss 3.2", "error: gone"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with console.Progress("reading", 4, "files") as progress:
+        progress.update(2)
+        assert progress.bar.tasks[0].completed == 2
+    with console.Progress("compiling") as progress:
+        assert progress.bar.tasks[0].total is None
+
+
+def test_columns_do_not_touch():
+    lines = console.aligned([["", "one", "a very long head"], ["long name", "1", "2"]], left=(0,))
+    assert lines == ["           one  a very long head", "long name    1                 2"]

@@ -1,0 +1,228 @@
+"""The harness's three kinds of requests, against log-softmax one by one."""
+
+import os
+from functools import cache
+
+os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import LENGTH_OF_LINES as LENGTH
+from conftest import LINES as TEXT
+from row import Row
+
+from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.inference.scoring import padded_length
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.step import make_eval_step
+
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
+
+from lm_eval.api.instance import Instance
+
+from t5x_diffeq.inference.harness_model import DiffEqLM
+
+PAIRS = [  # contexts and continuations: with the byte tokenizer a character is a token
+    ("", "line"),
+    ("", "\0line"),  # begins with the token that stands for an empty context
+    ("l", "i"),
+    ("line 1 of ", "the text"),
+    ("  ", "x"),
+    (TEXT[: LENGTH - 7], TEXT[LENGTH - 7 : LENGTH + 1]),  # as many inputs as the model takes
+    (TEXT[: LENGTH - 7], TEXT[LENGTH - 7 : LENGTH + 2]),
+    (TEXT[:400], TEXT[400:420]),
+    ("", TEXT[:LENGTH]),
+    ("line", TEXT[: 2 * LENGTH + 11]),  # a continuation that takes several windows
+    ("nothing", ""),
+]
+TEXTS = ["", "a", TEXT[:50], TEXT[: LENGTH - 1], TEXT[:LENGTH], TEXT[: LENGTH + 1], TEXT[:500]]
+
+
+@pytest.fixture(scope="module")
+def model_of(run_on_lines):
+    """The harness's model with trained or random weights, by devices and batch size."""
+
+    @cache
+    def loaded(devices, weights):
+        run = load_run(run_on_lines, 256, batch_size=devices)
+        assert run.setup.mesh.size == devices
+        if weights == "trained":
+            return run.setup, run.params
+        with run.setup.context():
+            params = run.setup.init_state().params
+            return run.setup, jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
+
+    def of(devices=1, batch_size=4, weights="trained"):
+        return DiffEqLM(*loaded(devices, weights), ByteTokenizer(), batch_size, {})
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def log_softmax(model_of):
+    """Of the whole vocabulary after each of a few tokens, one sequence at a time, in float64."""
+
+    @cache
+    def applied(weights):
+        lm = model_of(weights=weights)
+        return jax.jit(lambda tokens: lm.setup.model.apply({"params": lm.params}, tokens))
+
+    def of(weights, tokens):
+        assert 0 < len(tokens) <= LENGTH
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(tokens)] = tokens
+        logits = np.asarray(applied(weights)(padded), np.float64)[0, : len(tokens), :256]
+        highest = logits.max(-1, keepdims=True)
+        return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
+
+    return of
+
+
+def requests(kind, arguments):
+    return [Instance(kind, {}, each, n) for n, each in enumerate(arguments)]
+
+
+def windowed(log_softmax, weights, row):
+    """log p and the likeliest of each token of a row but the first, in the harness's windows."""
+    values, best, n = [], [], len(row) - 1
+    for start in range(0, n, LENGTH):
+        end = min(start + LENGTH, n)
+        first = max(end - LENGTH, 0)
+        table = log_softmax(weights, row[first:end])[start - first :]
+        values += table[np.arange(end - start), row[start + 1 : end + 1]].tolist()
+        best += table.argmax(-1).tolist()
+    return np.array(values), np.array(best)
+
+
+@pytest.mark.parametrize("weights", ["trained", pytest.param("random", marks=pytest.mark.slow)])
+def test_loglikelihood(model_of, log_softmax, weights):
+    found = model_of(weights=weights).loglikelihood(requests("loglikelihood", PAIRS))
+    for (context, continuation), (total, greedy) in zip(PAIRS, found, strict=True):
+        tokens = list((context or "\0").encode() + continuation.encode())
+        if not context and continuation.startswith("\0"):
+            tokens = tokens[1:]
+        spaces = len(context) - len(context.rstrip())  # the harness moves these
+        count = len(continuation) + spaces if context else len(tokens) - 1
+        tokens = tokens if context.strip() or not context else [0, *tokens]
+        if count > LENGTH:
+            values, best = windowed(log_softmax, weights, tokens[-count - 1 :])
+        else:
+            inputs = tokens[-LENGTH - 1 :]
+            values, best = windowed(log_softmax, weights, inputs)
+            values, best = values[len(values) - count :], best[len(best) - count :]
+        np.testing.assert_allclose(total, values.sum(), atol=1e-4, err_msg=context[:20])
+        assert greedy == np.array_equal(best, tokens[len(tokens) - count :])
+
+
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_rolling(model_of, log_softmax, weights):
+    arguments = [(text,) for text in TEXTS]
+    lm = model_of(weights=weights)
+    found = lm.loglikelihood_rolling(requests("loglikelihood_rolling", arguments))
+    for text, total in zip(TEXTS, found, strict=True):
+        values, _ = windowed(log_softmax, weights, [0, *text.encode()])
+        np.testing.assert_allclose(total, values.sum(), atol=1e-4)
+
+
+def test_greedy_is_what_the_model_would_say(model_of):
+    """Generated text is greedy by its log-likelihood, and the text with another end isn't."""
+    lm = model_of()
+    (said,) = lm.generate_until(requests("generate_until", [("line 1", {"max_gen_toks": 6})]))
+    pairs = [("line 1", said), ("line 1", said[:-1] + ("a" if said[-1] != "a" else "b"))]
+    found = lm.loglikelihood(requests("loglikelihood", pairs))
+    assert [greedy for _, greedy in found] == [True, False]
+
+
+GENERATIONS = [
+    ("line 1", {"max_gen_toks": 12, "until": ["\n"]}),
+    ("", {"max_gen_toks": 5}),
+    (TEXT[: LENGTH - 5], {"max_gen_toks": 5}),
+    (TEXT[:LENGTH], {"max_gen_toks": 3, "until": []}),
+    (TEXT[:500], {"max_gen_toks": 100, "until": "q"}),  # half of the length is kept for the context
+]
+
+
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_generate_until(model_of, log_softmax, weights):
+    """Greedy, as by reading the whole prefix for each token, where the best two can be told."""
+    lm = model_of(weights=weights)
+    for (context, how), said in zip(
+        GENERATIONS, lm.generate_until(requests("generate_until", GENERATIONS)), strict=True
+    ):
+        most = how["max_gen_toks"]
+        row = list(context.encode() or b"\0")[-(LENGTH - min(most, LENGTH // 2)) :]
+        most, expected = min(most, LENGTH - len(row)), []
+        until = [how["until"]] if isinstance(how.get("until"), str) else how.get("until", [])
+        while len(expected) < most:
+            last = log_softmax(weights, row + expected)[-1]
+            if np.diff(np.sort(last)[-2:]) < 1e-3 or last.argmax() == 0:
+                break
+            expected.append(int(last.argmax()))
+        text = lm.text.decode(expected)
+        for stop in until:
+            text = text.split(stop)[0]
+        text = text.rstrip("\ufffd")  # a character may be cut in two
+        assert said.startswith(text) if len(expected) < most else said.rstrip("\ufffd") == text
+
+
+def answers(lm, order=None):
+    """To requests of all kinds, in an order of their own."""
+    found = []
+    for kind, arguments in (
+        ("loglikelihood", PAIRS),
+        ("loglikelihood_rolling", [(text,) for text in TEXTS]),
+        ("generate_until", GENERATIONS),
+    ):
+        numbers = (order or range)(len(arguments))
+        results = getattr(lm, kind)(requests(kind, [arguments[n] for n in numbers]))
+        found += [result for _, result in sorted(zip(numbers, results, strict=True))]
+    return found
+
+
+@pytest.mark.slow
+def test_whatever_the_batch_devices_and_order(model_of):
+    expected = answers(model_of(weights="random"))
+    for devices, batch_size, order in (
+        (1, 1, None),
+        (1, 3, lambda n: list(range(n))[::-1]),
+        (8, 8, lambda n: [*range(1, n, 2), *range(0, n, 2)]),
+    ):
+        lm = model_of(devices, batch_size, "random")
+        for one, other in zip(answers(lm, order), expected, strict=True):
+            if isinstance(one, str):
+                assert one == other
+            else:
+                np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_samples_are_each_requests_own(model_of):
+    how = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    arguments = [("line", how), ("line", how), ("text", how)]
+    one = model_of(batch_size=1).generate_until(requests("generate_until", arguments))
+    both = model_of(batch_size=3).generate_until(requests("generate_until", arguments[:2]))
+    assert both == one[:2]
+    assert one[0] != one[1]
+
+
+def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
+    lm = model_of()
+    text = TEXT[: 3 * LENGTH]
+    (total,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
+    row = Row(np.array([0, *text.encode()], np.int32), [1, len(text)])
+    windows = Windows(row, LENGTH, "validation", ragged=True, end_of_text=0)
+    with lm.setup.context():
+        eval_step = make_eval_step(lm.setup.model, lm.setup.loss_chunk)
+        ours = evaluate(eval_step, lm.params, eval_batches([windows], 2, lm.setup.rows))
+    assert ours["tokens"] == len(text)
+    np.testing.assert_allclose(total, -ours["loss"] * ours["tokens"], rtol=1e-6)
+
+
+def test_padded_lengths():
+    assert [padded_length(n, 1000) for n in (1, 128, 129, 512, 513, 1000)] == [
+        *(128, 128, 256, 512, 1000, 1000)
+    ]

@@ -1,0 +1,27 @@
+"""What signals do to a single process."""
+
+import os
+import signal
+
+import pytest
+
+from t5x_diffeq.runtime.signals import StopSignals
+
+
+def test_further_sigterms_change_nothing():
+    """SLURM sends several within a second; the first one's save must end."""
+    with StopSignals() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.reason == (42, "SIGTERM")
+
+
+def test_a_second_ctrl_c_acts_at_once():
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.after_step()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stop.reason.status == 130
+    signal.signal(signal.SIGINT, found)
