@@ -10,14 +10,13 @@ F  width of the MLP
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 Tokens = Int[Array, "B L"]
 Positions = Int[Array, "B L"]
 Segments = Int[Array, "B L"]
 State = Float[Array, "B L D"]
 Logits = Float[Array, "B L V"]
-Mask = Bool[Array, "..."]
 Times = Float[Array, " N"]
 
 # Keys and values of attention, by name: `[slots, B, length, K, G]`, a slot per evaluation of f.

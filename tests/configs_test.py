@@ -15,8 +15,8 @@ from t5x_diffeq.runs.workdir import as_json, check_config, read_config, save_con
 from t5x_diffeq.runtime.command_line import check_complete
 from t5x_diffeq.runtime.config_files import default_config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.setup import expected_vocab_size
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.verbs.benchmark import vocab_size
 
 # finetune.py's models are those of other runs: see finetune_test.py.
 OTHERS = ("paper", "finetune")
@@ -47,7 +47,7 @@ def test_makes_a_model(name, variant):
     config = get_config(variant) if variant else get_config()
     check_complete(config)
     keys = config.model.to_dict()
-    model = ModelConfig.of(keys, vocab_size(config), config.data.sequence_length)
+    model = ModelConfig.of(keys, expected_vocab_size(config), config.data.sequence_length)
     model, _ = model.with_attention_for("cpu")
     count = sum(x.size for x in jax.tree.leaves(declared_params(LanguageModel(model))))
     if (name, variant) in BILLIONS:

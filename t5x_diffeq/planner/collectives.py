@@ -8,8 +8,8 @@ those of one device's program, without padding by the hardware; loops count as o
 """
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from t5x_diffeq.planner.hlo import (
@@ -119,33 +119,6 @@ def of_kind(found: list[Collective]) -> Traffic:
         sum(c.executions for c in found if c.padding),
         sum(c.executions * c.padding for c in found),
     )
-
-
-def select(
-    found: Iterable[Collective], predicate: Callable[[Collective, Shape], bool]
-) -> list[Collective]:
-    """The part of the collectives for which `predicate(collective, shape)` holds.
-
-    Of a combined collective, the shapes for which it does.
-    """
-    parts = (replace(c, shapes=tuple(s for s in c.shapes if predicate(c, s))) for c in found)
-    return [c for c in parts if c.shapes]
-
-
-def time_embedding_sum(num_nodes: int, width: int) -> Callable[[Collective, Shape], bool]:
-    """A predicate for the sums over shards that the gradient of e(t) takes (`ode/contraction.py`).
-
-    Args:
-      num_nodes: N, times at which the weights are made.
-      width: T, of the time embeddings.
-    """
-
-    def holds(collective: Collective, shape: Shape) -> bool:
-        dims = tuple(dim for dim in shape.dims if dim != 1)
-        sums = (tuple(dim for dim in (num_nodes, width) if dim != 1), (num_nodes * width,))
-        return collective.kind in ("all-reduce", "reduce-scatter") and dims in sums
-
-    return holds
 
 
 def collective(execution: Execution, program: Program) -> Collective | None:

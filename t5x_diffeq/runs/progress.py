@@ -78,12 +78,12 @@ class Clock:
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     """`mfu`, the model FLOPs utilisation, of 1 (see flops.py); nothing where no peak is known."""
-    kind = setup.mesh.devices.flat[0].device_kind
-    if chip(kind) is None:
+    figures = chip(setup.mesh.devices.flat[0].device_kind)
+    if figures is None:
         return {}
     c = setup.model.config
     seconds = c.max_length / tokens_per_second  # of one sequence
-    return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)}
+    return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
 def eval_line(step: int, values: dict[str, float]) -> str:

@@ -4,6 +4,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -26,6 +27,12 @@ def default_config() -> ConfigDict:
     """`configs/default.py`."""
     offer_configs()
     return importlib.import_module("configs.default").get_config()
+
+
+def baseline_of(config: ConfigDict) -> ConfigDict:
+    """The same config with the weights, scheme and step size of the per-layer baseline."""
+    offer_configs()
+    return importlib.import_module("configs.default").set_variant(deepcopy(config), "baseline")
 
 
 def config_file(name: str) -> Path:

@@ -18,11 +18,8 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.training.chips import CHIPS, chip
 
 # Peak dense bf16 FLOP/s of a device by its kind.
-PEAK_FLOPS = {kind: figures.peak_flops for kind, figures in CHIPS.items()}
 
 
 @dataclass(frozen=True)
@@ -136,26 +133,16 @@ def forward_flops(config: ModelConfig) -> float:
     return step_flops(config, 1).model / 3 / config.max_length
 
 
-def mfu(model_flops: float, seconds: float, num_devices: int, device_kind: str) -> float | None:
-    """Model FLOPs utilisation, of 1; None, and said, if the kind of device isn't known.
+def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float) -> float:
+    """Model FLOPs utilisation, of 1.
 
     Args:
       model_flops: `StepFlops.model` of a step.
       seconds: that the step takes.
       num_devices: that share the step.
-      device_kind: `jax.Device.device_kind`.
+      peak_flops: of a device, FLOP/s (`chips.py`).
     """
-    peak = peak_flops(device_kind)
-    return None if peak is None else model_flops / (seconds * num_devices * peak)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Peak dense bf16 FLOP/s of a device; None, and said, if its kind isn't known."""
-    figures = chip(device_kind)
-    if figures is None:
-        say(f"no MFU: the peak FLOP/s of device kind {device_kind!r} are not known")
-        return None
-    return figures.peak_flops
+    return model_flops / (seconds * num_devices * peak_flops)
 
 
 def generated(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:

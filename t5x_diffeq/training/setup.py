@@ -102,6 +102,12 @@ class Setup:
         return -(-batch_size // shards) * shards
 
 
+def expected_vocab_size(config: ConfigDict) -> int:
+    """The vocabulary that the config's tokenizer will have, before there is one."""
+    of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
+    return config.model.vocab_size or of_tokenizer
+
+
 def make_setup(
     config: ConfigDict, vocab_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Setup:

@@ -1,7 +1,6 @@
 """A step's time against the baseline's, and other measurements, each within one run."""
 
 import copy
-import importlib
 import json
 import statistics
 import time
@@ -16,10 +15,17 @@ from ml_collections import ConfigDict
 from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 from t5x_diffeq.benchmarks.generation_rate import generation_rates
 from t5x_diffeq.benchmarks.throughput import measure
+from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.config_keys import KEYS
 from t5x_diffeq.runtime.console import Progress, aligned, count, say, tracked
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
+from t5x_diffeq.training.setup import (
+    Setup,
+    check_fits,
+    check_new,
+    expected_vocab_size,
+    make_setup,
+)
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
 
@@ -31,7 +37,7 @@ class Contestant:
 
     def __init__(self, name: str, config: ConfigDict):
         self.name, self.batch_size = name, config.train.batch_size
-        self.setup: Setup = make_setup(config, vocab_size(config))
+        self.setup: Setup = make_setup(config, expected_vocab_size(config))
         check_new(config)
         check_fits(self.setup, self.batch_size)
         with self.setup.context(), Progress(f"compiling the step of {name}"):
@@ -76,12 +82,6 @@ class Contestant:
         }
 
 
-def vocab_size(config: ConfigDict) -> int:
-    """The vocabulary that the config's tokenizer would have."""
-    of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
-    return config.model.vocab_size or of_tokenizer
-
-
 def compare(config: ConfigDict, rounds: int) -> list[dict]:
     """Results of the model and of what it is compared with, and their ratios.
 
@@ -92,9 +92,7 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
     if config.train.trainable:
         contestants.append(Contestant("full", without_adapters(config)))
     else:
-        baseline = copy.deepcopy(config)
-        importlib.import_module("configs.default").set_variant(baseline, "baseline")
-        contestants.append(Contestant("baseline", baseline))
+        contestants.append(Contestant("baseline", baseline_of(config)))
     if config.train.microbatches > 1:
         whole = copy.deepcopy(config)
         whole.train.microbatches = 1
@@ -132,7 +130,7 @@ def show_coordinate_check(config: ConfigDict) -> None:
     Raises:
       InputError: if the config's weights are no functions of time.
     """
-    model = make_setup(config, vocab_size(config)).model.config
+    model = make_setup(config, expected_vocab_size(config)).model.config
     if model.weights != "time_dependent":
         raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
     for init in KEYS["model.init"].choices:
@@ -156,7 +154,7 @@ def show_data(config: ConfigDict, rounds: int) -> None:
 
 def show_generation(config: ConfigDict, rounds: int) -> None:
     """Both rates, and their ratio."""
-    model = make_setup(config, vocab_size(config)).model
+    model = make_setup(config, expected_vocab_size(config)).model
     with Progress("timing generation"):
         rates = generation_rates(model, rounds)
     for name, rate in rates.items():

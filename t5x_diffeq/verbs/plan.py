@@ -1,7 +1,5 @@
 """Plans: steps compiled for chips that are not there, compared, searched and shown."""
 
-import copy
-import importlib
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,17 +11,18 @@ from t5x_diffeq.planner.search import as_flags, remedies
 from t5x_diffeq.planner.sweep import Sweep
 from t5x_diffeq.planner.tables import record, show, show_ranked
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.partitioning import describe
-from t5x_diffeq.verbs.benchmark import vocab_size
+from t5x_diffeq.training.setup import expected_vocab_size
 
 SECONDS_BETWEEN_LINES = 10
 
 
 def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
     """The plan of a config, and a line when it is compiled."""
-    setup = plan_setup(config, vocab_size(config), where)
+    setup = plan_setup(config, expected_vocab_size(config), where)
     begun = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, where)
     took = f"compiled in {time.perf_counter() - begun:.0f} s"
@@ -49,8 +48,7 @@ def compare(config: ConfigDict, where: Topology) -> dict[str, Plan]:
     """Plans of the model and, if it isn't one itself, of its baseline."""
     configs = {"model": config}
     if config.model.weights != "per_layer":
-        configs["baseline"] = copy.deepcopy(config)
-        importlib.import_module("configs.default").set_variant(configs["baseline"], "baseline")
+        configs["baseline"] = baseline_of(config)
     return make_plans(configs, where)
 
 
@@ -80,7 +78,7 @@ def sweep(config: ConfigDict, where: Topology) -> None:
         tell("model", plan)
         return plan
 
-    search = Sweep(config, vocab_size(config), where, compiled)
+    search = Sweep(config, expected_vocab_size(config), where, compiled)
     found = [(as_flags(keys), plan) for keys, plan in search.run()]
     show_ranked(found)
     say(f"{search.skipped} more can't fit or can't be faster, and were not compiled", "fastest:")
