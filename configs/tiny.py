@@ -2,7 +2,7 @@
 
     launch/local.sh configs/tiny.py
 
-Two CPU cores train it in under two minutes. What to expect stands in the README.
+Two CPU cores train it in a few minutes. The README says what to expect.
 """
 
 from ml_collections import ConfigDict
