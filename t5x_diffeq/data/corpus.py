@@ -169,7 +169,7 @@ def make_corpus(
         if folder:
             manifest = read_shards(folder)
         else:
-            assert source  # a part without a folder of shards has one
+            assert source  # a part without shards has documents
             manifest = tokenise(source, tokenizer, workdir / made, splits)
         fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
         parts.append(
@@ -191,7 +191,7 @@ def tokenise(
     tokenizer.save(folder / "tokenizer")
     shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     manifest = prepare(source, tokenizer, folder, shards, workers, splits=splits)
-    assert manifest is not None  # these were all shards, not a part of them
+    assert manifest is not None  # all shards were made here, so there is one
     return manifest
 
 
@@ -274,7 +274,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
-        assert tokenizer is not None  # without one, there is no file of facts to read
+        assert tokenizer is not None  # else FACTS_FILE isn't there either
         parts = tuple(load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
         raise

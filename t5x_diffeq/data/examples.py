@@ -50,11 +50,11 @@ def train_examples(
     end, length = corpus.tokenizer.end_of_text, data.sequence_length
     if data.tokenize == "in_loop":
         texts, cross = corpus.parts[0].train, data.cross_documents
-        assert not isinstance(texts, ShardedDocuments)  # its tokens were not made ahead
+        assert not isinstance(texts, ShardedDocuments)  # these are made ahead, not in the loop
         return RowStreams(texts, corpus.tokenizer, length, batch_size, seed, cross)
     mixture: list[tuple[float, Examples]] = []
     for number, part in enumerate(corpus.parts):
-        assert isinstance(part.train, ShardedDocuments)  # texts are for the loop
+        assert isinstance(part.train, ShardedDocuments)  # texts are tokenised in the loop
         examples: Examples
         if data.packing == "first_fit":
             segments = not data.cross_documents

@@ -40,8 +40,8 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
     """
     process = jax.process_index() if process is None else process
     held = np.zeros(batch_size, bool)
-    places: Mapping[jax.Device, Any] = sharding.devices_indices_map((batch_size,))
-    for device, (rows,) in places.items():
+    shares: Mapping[jax.Device, Any] = sharding.devices_indices_map((batch_size,))
+    for device, (rows,) in shares.items():
         if device.process_index == process:
             held[rows] = True
     return np.flatnonzero(held)

@@ -165,7 +165,7 @@ class Worker:
         self.source, self.folder, self.shards, self.facts = source, folder, shards, facts
         self.done = done
         tokenizer = load_tokenizer(folder / "tokenizer")
-        assert tokenizer is not None  # who calls `prepare` has saved it
+        assert tokenizer is not None  # the caller of `prepare` has saved it
         self.tokenizer = tokenizer
         self.tokenizer.threads = threads
 

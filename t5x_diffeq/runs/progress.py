@@ -83,7 +83,9 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
         return {}
     c = setup.model.config
     seconds = c.max_length / tokens_per_second  # of one sequence
-    return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)}
+    share = mfu(step_flops(c, 1).model, seconds, setup.mesh.size, kind)
+    assert share is not None  # the kind of device is known
+    return {"mfu": share}
 
 
 def eval_line(step: int, values: dict[str, float]) -> str:

@@ -91,7 +91,7 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """An error on one line, short."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())[:300]

@@ -93,9 +93,9 @@ def found_place(environment: Mapping[str, str]) -> Place | None:
     if place is None and (told := tpu_hosts.place(environment)):
         return Place(*told)
     if place is None and cluster_in(environment):
-        unset = (None, None, None, None, None)  # JAX's types allow what stays so
+        unset = (None, None, None, None, None)
         found = ClusterEnv.auto_detect_unset_distributed_params(*unset, ARRIVAL_SECONDS)
-        return Place(*found)  # type: ignore[arg-type]
+        return Place(*found)  # type: ignore[arg-type]  # in a cluster JAX finds them all
     return place
 
 
