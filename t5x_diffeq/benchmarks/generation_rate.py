@@ -34,10 +34,9 @@ def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
 
     @jax.jit
     def read(params: dict, weights: Weights | None) -> jax.Array:
-        variables = {"params": params}
-        made = model.apply(variables, method="weights") if weights is None else weights
-        y = model.apply(variables, whole, made, method="hidden")
-        return model.apply(variables, y[:, -1:], method="logits").argmax(-1)
+        with_params = model.bind({"params": params})
+        made = with_params.weights() if weights is None else weights
+        return with_params.logits(with_params.hidden(whole, made)[:, -1:]).argmax(-1)
 
     def cached() -> Callable[[], object]:
         greedy = Sampling(temperature=0)

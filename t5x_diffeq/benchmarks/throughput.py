@@ -4,19 +4,22 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import grain
 import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import prepare_corpus
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.examples import train_examples
 from t5x_diffeq.data.pipeline import host_batches, train_dataset
 from t5x_diffeq.data.preparation import tokenised
+from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.data.tokenizer import Tokenizer, unusable
@@ -46,6 +49,8 @@ def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: 
     data.tokenize = "ahead"
     corpus = prepare_corpus(data, folder, new=True)
     examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
+    assert not isinstance(examples, RowStreams)  # tokens are made ahead
+    assert isinstance(tokens, ShardedDocuments)
     dataset = train_dataset(examples, batch_size, seed, np.arange(batch_size))
 
     def tokens_of(record: bytes) -> np.ndarray:
@@ -79,7 +84,7 @@ def rate(work: Work) -> float:
     return tokens / (time.perf_counter() - begun)
 
 
-def from_batches(batches: Iterator[dict]) -> Work:
+def from_batches(batches: Iterator[Mapping[str, Any]]) -> Work:
     """The tokens of each batch."""
     for batch in batches:
         yield batch["inputs"].size
@@ -87,7 +92,7 @@ def from_batches(batches: Iterator[dict]) -> Work:
 
 def plain_grain(
     documents: grain.MapDataset,
-    tokens_of: Callable[[object], np.ndarray],
+    tokens_of: Callable[[Any], np.ndarray],
     data: ConfigDict,
     batch_size: int,
     seed: int,
@@ -143,7 +148,7 @@ def grain_tokenising(
     return plain_grain(documents, tokens_of, data, batch_size, seed, os.cpu_count() or 1)
 
 
-def tokenising(documents: Sequence, tokenizer: Tokenizer) -> Work:
+def tokenising(documents: Documents, tokenizer: Tokenizer) -> Work:
     """Documents made tokens, over and over, by all cores."""
     for tokens in tokenised(cycle(documents), tokenizer, Counter()):
         yield len(tokens)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from t5x_diffeq.runtime.errors import InputError
 
@@ -66,6 +67,7 @@ def read_lines(root: Path, path: str) -> Iterator[str]:
       InputError: if it can't be read to its end.
     """
     with undamaged(f"{root}, {path}", "UTF-8 text"), ExitStack() as stack:
+        file: IO[bytes]
         if root.is_dir():
             file = stack.enter_context((root / path).open("rb"))
         else:
@@ -116,7 +118,7 @@ def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple
         plain = decompressed(stream)
         with tarfile.open(fileobj=plain, mode="r|") as archive:
             for member in archive:
-                if (file := archive.extractfile(member)) is not None:
+                if isinstance(file := archive.extractfile(member), io.BufferedReader):
                     yield from contents(file, prefix + member.name)
         # tarfile stops at its end mark; the checksum of the compression lies beyond.
         while plain.read(2**20):

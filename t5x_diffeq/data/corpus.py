@@ -5,11 +5,11 @@ With data.tokenize=in_loop, only what validates is tokenised, and what trains st
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damaged, read_manifest
 from t5x_diffeq.data.mixture import Concatenated, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare
@@ -48,7 +48,7 @@ class Part:
 
     name: str
     weight: float
-    train: Sequence
+    train: Documents | ShardedDocuments
     validation: ShardedDocuments
     fingerprint: str
 
@@ -98,9 +98,9 @@ def prepare_corpus(
     """
     configs = part_configs(data)
     sources = [None if part.source == "tokens" else load_source(part) for part in configs]
-    in_loop = data.tokenize == "in_loop"
+    in_loop = sources[0] if data.tokenize == "in_loop" else None
     if in_loop:
-        check_one_by_one(sources[0])
+        check_one_by_one(in_loop)
     if new:
         make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
@@ -117,7 +117,7 @@ def prepare_corpus(
                 "restore that data or choose a new --workdir"
             )
     if in_loop:
-        return replace(corpus, parts=(replace(corpus.parts[0], train=sources[0].train),))
+        return replace(corpus, parts=(replace(corpus.parts[0], train=in_loop.train),))
     return corpus
 
 
@@ -169,6 +169,7 @@ def make_corpus(
         if folder:
             manifest = read_shards(folder)
         else:
+            assert source  # a part without shards has documents
             manifest = tokenise(source, tokenizer, workdir / made, splits)
         fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
         parts.append(
@@ -189,7 +190,9 @@ def tokenise(
     discard_other_shards(folder, fingerprint_of(source, tokenizer))
     tokenizer.save(folder / "tokenizer")
     shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
-    return prepare(source, tokenizer, folder, shards, workers, splits=splits)
+    manifest = prepare(source, tokenizer, folder, shards, workers, splits=splits)
+    assert manifest is not None  # all shards were made here, so there is one
+    return manifest
 
 
 def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
@@ -271,6 +274,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
+        assert tokenizer is not None  # else FACTS_FILE isn't there either
         parts = tuple(load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
         raise
@@ -309,10 +313,9 @@ def load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> Part:
                 f"{folder} was tokenised with {key} {manifest[key]!r}, and the tokenizer of "
                 f"workdir {workdir} has {value!r}; restore the one or the other"
             )
-    splits = {
-        split: ShardedDocuments(folder, split) if split in manifest else () for split in SPLITS
-    }
-    return Part(facts["source"], facts["weight"], **splits, fingerprint=facts["fingerprint"])
+    train = ShardedDocuments(folder, "train") if "train" in manifest else ()
+    validation = ShardedDocuments(folder, "validation")
+    return Part(facts["source"], facts["weight"], train, validation, facts["fingerprint"])
 
 
 def fingerprint_of_shards(manifest: dict) -> str:

@@ -20,7 +20,10 @@ SAY_EVERY = 500_000  # documents
 Example = tuple[str, dict[str, str]]  # a key and {"text": ...}
 
 
-class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class DocumentBuilder(  # tfds has no types
+    tfds.core.GeneratorBasedBuilder,
+    skip_registration=True,  # type: ignore[call-arg]
+):
     """A dataset of documents `{"text": ...}`, in the order of its raw archive.
 
     Args:
@@ -50,8 +53,8 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             metadata=tfds.core.MetadataDict(),
         )
 
-    def check_raw(self) -> None:
-        """The raw data is given and, if it is a path, there.
+    def check_raw(self) -> str:
+        """Where the raw data is: it is given and, if it is a path, there.
 
         Raises:
           InputError: if not.
@@ -69,6 +72,7 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             )
         if not (is_url(self.raw) or is_in_bucket(place(self.raw, "data.path"))):
             self._check_archive(place(self.raw, "data.path"))
+        return self.raw
 
     @abstractmethod
     def _check_archive(self, root: Path) -> None:
@@ -80,15 +84,15 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _raw_path(self, dl_manager: tfds.download.DownloadManager) -> Path:
         """The archive or folder, downloaded if need be; tfds keeps downloads in the data_dir."""
-        self.check_raw()
-        if not is_url(self.raw):
-            (archive,) = staged([place(self.raw, "data.path")])
+        raw = self.check_raw()
+        if not is_url(raw):
+            (archive,) = staged([place(raw, "data.path")])
             return archive
         try:
-            return Path(dl_manager.download(self.raw))
+            return Path(dl_manager.download(raw))
         except Exception as error:  # its own, those of requests, of sockets
             raise InputError(
-                f"data.path={self.raw} can't be downloaded: {error}; check the URL and the disk, "
+                f"data.path={raw} can't be downloaded: {error}; check the URL and the disk, "
                 "or give a downloaded file"
             ) from error
 
@@ -119,7 +123,7 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                     say(f"{self.name}: {count(len(sizes))} {split} documents")
                 yield key, record
 
-        lengths = []
+        lengths: list[int] = []
         for index, shard in groupby(enumerate(examples), lambda item: item[0] // SHARD_LENGTH):
             path = template.sharded_filepath(shard_index=index, num_shards=None)
             self._example_writer().write(path, serialized(shard))

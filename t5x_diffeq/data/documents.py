@@ -14,15 +14,34 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_diffeq.data.lines import line_starts, read_line, read_lines
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, file_digest
 
+if TYPE_CHECKING:
+    import pyarrow.parquet
+
 CHUNK_BYTES = 16 * 2**20
 RECENT_CHUNKS = 2  # whose texts are remembered
 TEXT, LINES, ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 KINDS = (*TEXT, ".jsonl", *ROWS)
+
+
+@runtime_checkable
+class Documents(Protocol):
+    """Texts by number, such as a list of them."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, number: int, /) -> str:
+        """Document `number`."""
+
+    def __iter__(self) -> Iterator[str]:
+        """All of them in order."""
+        return (self[number] for number in range(len(self)))
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,7 @@ class Chunk:
     characters: int = 0
 
 
-class FileDocuments(Sequence):
+class FileDocuments(Documents):
     """The documents of files, in the order of the files.
 
     Args:
@@ -90,10 +109,10 @@ class FileDocuments(Sequence):
         return len(self), 0
 
 
-class Part(Sequence):
+class Part(Documents):
     """Documents from one (number, character) to another; what a cut leaves empty is left out."""
 
-    def __init__(self, documents: Sequence, start: tuple[int, int], stop: tuple[int, int]):
+    def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop
 
     def __len__(self) -> int:
@@ -248,7 +267,7 @@ def check_text(path: Path) -> None:
         )
 
 
-def parquet(path: Path) -> object:
+def parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
     """The opened file.
 
     Raises:

@@ -5,7 +5,8 @@ from ml_collections import ConfigDict
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.pipeline import Mixture
+from t5x_diffeq.data.pipeline import Examples, Mixture
+from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.runtime.errors import InputError
 
@@ -49,9 +50,12 @@ def train_examples(
     end, length = corpus.tokenizer.end_of_text, data.sequence_length
     if data.tokenize == "in_loop":
         texts, cross = corpus.parts[0].train, data.cross_documents
+        assert not isinstance(texts, ShardedDocuments)  # these are made ahead, not in the loop
         return RowStreams(texts, corpus.tokenizer, length, batch_size, seed, cross)
-    mixture = []
+    mixture: list[tuple[float, Examples]] = []
     for number, part in enumerate(corpus.parts):
+        assert isinstance(part.train, ShardedDocuments)  # texts are tokenised in the loop
+        examples: Examples
         if data.packing == "first_fit":
             segments = not data.cross_documents
             examples = FirstFitRows(part.train, length, "train", seed + number, end, segments)

@@ -1,12 +1,12 @@
 """The parts of `data.mixture`."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import accumulate
 from math import fsum
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.errors import InputError
 
 LEAST_SHARE = 1e-6  # of the examples; of less, a run would see next to nothing
@@ -59,10 +59,10 @@ def is_part(entry: object) -> bool:
     )
 
 
-class Concatenated(Sequence):
-    """Sequences of documents, one behind the other."""
+class Concatenated(Documents):
+    """The documents of several sequences, one behind the other."""
 
-    def __init__(self, sequences: list[Sequence]):
+    def __init__(self, sequences: list[Documents]):
         self.sequences = sequences
         self.firsts = [0, *accumulate(map(len, sequences))]
 

@@ -7,11 +7,11 @@ processes and any order of devices. (When documents are tokenised in the loop, t
 `streams.Places`.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from sys import maxsize
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grain
 import jax
@@ -40,7 +40,8 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
     """
     process = jax.process_index() if process is None else process
     held = np.zeros(batch_size, bool)
-    for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
+    shares: Mapping[jax.Device, Any] = sharding.devices_indices_map((batch_size,))
+    for device, (rows,) in shares.items():
         if device.process_index == process:
             held[rows] = True
     return np.flatnonzero(held)
@@ -127,6 +128,7 @@ def train_batches(
       A batch, and where the streams stand after it.
     """
     rows = own_rows(sharding, batch_size)
+    local: Iterator[tuple[Example, Places | None]]
     if isinstance(examples, RowStreams):
         local = examples.batches(rows, start_step, places)
     else:
@@ -170,10 +172,12 @@ def eval_batches(
 
 def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:
     """Global arrays from the rows that each process holds, in ascending order of their numbers."""
-    return {
-        name: jax.make_array_from_process_local_data(sharding, leaf, (batch_size, *leaf.shape[1:]))
-        for name, leaf in batch.items()
-    }
+
+    def to_global(leaf: np.ndarray) -> jax.Array:
+        shape = (batch_size, *leaf.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, leaf, shape)
+
+    return jax.tree.map(to_global, batch)
 
 
 def prefetch(batches: Iterator[Item]) -> Iterator[Item]:

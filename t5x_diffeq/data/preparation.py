@@ -2,13 +2,16 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.manifest import SPLITS
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
@@ -28,6 +31,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 Job = tuple[str, int]  # split and number of a shard
+Tell = Callable[[int], None]  # called with the number of documents taken so far
 
 
 def prepare(
@@ -155,17 +159,19 @@ class Worker:
         folder: AnyPath,
         shards: int,
         facts: dict,
-        done: object,
+        done: Synchronized,
         threads: int,
     ):
         self.source, self.folder, self.shards, self.facts = source, folder, shards, facts
         self.done = done
-        self.tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer = load_tokenizer(folder / "tokenizer")
+        assert tokenizer is not None  # the caller of `prepare` has saved it
+        self.tokenizer = tokenizer
         self.tokenizer.threads = threads
 
-    def make(self, job: Job, tell: object = None) -> None:
+    def make(self, job: Job, tell: Tell | None = None) -> None:
         """Tokenises and writes one shard; `tell` is called with the documents taken."""
-        skipped = Counter()
+        skipped: Counter[str] = Counter()
         numbers = own_documents(self.source, job, self.shards)
         documents = self.counting(getattr(self.source, job[0]), numbers, tell)
         write_shard(
@@ -176,7 +182,7 @@ class Worker:
             skipped,
         )
 
-    def counting(self, documents: Sequence, numbers: range, tell: object) -> Iterator[str]:
+    def counting(self, documents: Documents, numbers: range, tell: Tell | None) -> Iterator[str]:
         """The documents, each counted when it is taken."""
         for number in numbers:
             yield documents[number]
@@ -186,7 +192,10 @@ class Worker:
                 tell(self.done.value)
 
 
-def start_worker(*common: object) -> None:
+WORKER: Worker  # of this process
+
+
+def start_worker(*common: Any) -> None:
     """Gives this process its worker."""
     global WORKER
     WORKER = Worker(*common)

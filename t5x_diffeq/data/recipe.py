@@ -1,10 +1,10 @@
 """The tokenizer of a folder, and how it was made."""
 
 import json
-from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -58,7 +58,7 @@ def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | N
 
 
 def tokenizer_in(
-    folder: AnyPath, data: ConfigDict, documents: Sequence, text: str | None = None
+    folder: AnyPath, data: ConfigDict, documents: Documents, text: str | None = None
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 

@@ -136,7 +136,7 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
     Raises:
       InputError: naming a shard that is missing, damaged, or made from something else.
     """
-    manifest, skipped = {**facts, "shards": count}, Counter()
+    manifest, skipped = {**facts, "shards": count}, Counter[str]()
     for split in splits:
         names = [stem(split, index, count) for index in range(count)]
         found = [checked(folder, name, facts) for name in names]
@@ -189,7 +189,7 @@ def checked(folder: AnyPath, name: str, facts: dict) -> dict:
     return found
 
 
-class ShardedDocuments(Sequence):
+class ShardedDocuments:
     """The tokenised documents of a split, by number.
 
     Args:

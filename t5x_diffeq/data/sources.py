@@ -6,18 +6,21 @@ depends on nothing but the data; and a fingerprint, by which a resumed run knows
 
 import platform
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, FileDocuments, Part
+from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, Documents, FileDocuments, Part
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, files_in, files_matching, place
 from t5x_diffeq.runtime.staging import staged
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
 
 VALIDATION_EVERY = 20  # of the standard library's files, one in so many validates
 VALIDATION_PART = 0.1  # of text files, the last part validates
@@ -38,8 +41,8 @@ class Source:
     """
 
     name: str
-    train: Sequence
-    validation: Sequence
+    train: Documents
+    validation: Documents
     fingerprint: str
     large: bool = False
     one_by_one: bool = True
@@ -52,11 +55,11 @@ class Records(Protocol):
     def __len__(self) -> int:
         """How many."""
 
-    def __getitem__(self, number: int) -> Mapping[str, object]:
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
         """Record `number`."""
 
 
-class Texts(Sequence):
+class Texts(Documents):
     """The texts of records that a library holds.
 
     Args:
@@ -131,9 +134,9 @@ def text_files(data: ConfigDict) -> Source:
     large = documents.characters > 64e6
     if data.validation_path:
         found = find_text_files("validation_path", data.validation_path)
-        validation = FileDocuments(found, data.text_field)
-        fingerprint = digest([documents.fingerprint.encode(), validation.fingerprint.encode()])
-        return Source(data.path, documents, validation, fingerprint, large, documents.one_by_one)
+        others = FileDocuments(found, data.text_field)
+        fingerprint = digest([documents.fingerprint.encode(), others.fingerprint.encode()])
+        return Source(data.path, documents, others, fingerprint, large, documents.one_by_one)
     cut = documents.character(int(documents.characters * (1 - VALIDATION_PART)))
     train = Part(documents, (0, 0), cut)
     validation = Part(documents, cut, (len(documents), 0))

@@ -14,10 +14,12 @@ from functools import lru_cache
 from itertools import count
 from operator import itemgetter
 
+import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Integer
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.packing import Example, with_segments
 from t5x_diffeq.data.preparation import PIECE_CHARACTERS, batches, pieces
 from t5x_diffeq.data.shards import by_reason
@@ -48,7 +50,7 @@ class RowStreams:
 
     def __init__(
         self,
-        documents: Sequence,
+        documents: Documents,
         tokenizer: Tokenizer,
         length: int,
         batch_size: int,
@@ -57,14 +59,14 @@ class RowStreams:
     ):
         self.documents, self.tokenizer, self.length = documents, tokenizer, length
         self.batch_size, self.seed, self.cross_documents = batch_size, seed, cross_documents
-        self.skipped, self.said = Counter(), 0
+        self.skipped, self.said = Counter[str](), 0
         if len(documents) < batch_size:
             raise InputError(
                 f"data.tokenize=in_loop gives each of the {batch_size} rows of a batch documents "
                 f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
             )
         if all(map(unusable, documents)):  # as a rule, the first one ends this
-            reasons = by_reason(Counter(map(unusable, documents)))
+            reasons = by_reason(Counter(filter(None, map(unusable, documents))))
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
     def batches(
@@ -83,8 +85,8 @@ class RowStreams:
         Raises:
           InputError: if the checkpoint holds no such places.
         """
-        places = self.checked(step, places)
-        own = [Row(self.texts(r, int(places[r, 0])), *places[r].tolist()) for r in rows.tolist()]
+        first = self.checked(step, places)
+        own = [Row(self.texts(r, int(first[r, 0])), *first[r].tolist()) for r in rows.tolist()]
         with ThreadPoolExecutor(1) as thread:
             block = thread.submit(self.block, rows, own)
             while True:
@@ -127,9 +129,7 @@ class RowStreams:
         places[:, rows] = np.stack([place for _, place in taken], axis=1)
         self.tell_skipped()
         example = self.windows(np.stack([tokens for tokens, _ in taken]))
-        return [
-            ({name: leaf[s] for name, leaf in example.items()}, places[s]) for s in range(steps)
-        ]
+        return [(jax.tree.map(itemgetter(s), example), places[s]) for s in range(steps)]
 
     def fill(self, own: list["Row"], tokens: int) -> None:
         """Tokenises documents until each row holds so many tokens."""

@@ -12,6 +12,7 @@ import sentencepiece
 from jaxtyping import Integer
 from ml_collections import ConfigDict
 
+from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, digest, place, write_whole
@@ -223,7 +224,7 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + LINE_CHARACTERS]
 
 
-def training_texts(documents: Sequence) -> Iterator[str]:
+def training_texts(documents: Documents) -> Iterator[str]:
     """What a tokenizer is trained on: all, but for the limits above and for what is no text."""
     for number in range(0, len(documents), -(-len(documents) // TRAINING_DOCUMENTS) or 1):
         text = documents[number][:TRAINING_CHARACTERS]
@@ -244,7 +245,7 @@ def unusable(text: str) -> str | None:
     return None
 
 
-def make_tokenizer(data: ConfigDict, documents: Sequence) -> Tokenizer:
+def make_tokenizer(data: ConfigDict, documents: Documents) -> Tokenizer:
     """The tokenizer that `config.data` describes, trained on `documents` where it says so.
 
     Raises:

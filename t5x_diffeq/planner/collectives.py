@@ -63,7 +63,7 @@ class Collective:
     @property
     def devices(self) -> int | None:
         """How many exchange with each other; None for all, or where it isn't a group."""
-        return self.group and len(self.group)
+        return None if self.group is None else len(self.group)
 
     @property
     def bytes(self) -> int:
@@ -127,7 +127,9 @@ def collective(execution: Execution, program: Program) -> Collective | None:
     if leaves_slice(it):
         sent = tuple(shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
-    kind, start = OPCODE.match(it.opcode).groups()
+    match = OPCODE.match(it.opcode)
+    assert match  # `collectives` calls this for no other instruction
+    kind, start = match.groups()
     if continues(it, execution, computation):
         return None
     if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):

@@ -78,6 +78,7 @@ def tpu_times(
       found: the program's collectives.
       kernel_flops: of fused attention kernels, of one device.
     """
+    assert figures.clock is not None  # every TPU's is known
     compute, kernels = cycles / figures.clock, kernel_flops / figures.peak_flops
     routes = [(it, links.route(it)) for it in found]
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)

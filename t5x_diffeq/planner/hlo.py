@@ -82,6 +82,12 @@ class Instruction:
         match = re.search(pattern, self.attributes)
         return match and match.group(1)
 
+    def required(self, pattern: str) -> str:
+        """`attribute`, of one that every instruction of this opcode has."""
+        found = self.attribute(pattern)
+        assert found is not None, f"{self.name} has no {pattern}"
+        return found
+
 
 Computation = dict[str, Instruction]
 

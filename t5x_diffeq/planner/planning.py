@@ -88,15 +88,16 @@ class Plan:
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:
         """By the estimate, at worst and at best, of all devices together."""
-        tokens = self.batch_size * self.setup.model.config.max_length
-        return self.times and (tokens / self.times.high, tokens / self.times.low)
+        tokens, t = self.batch_size * self.setup.model.config.max_length, self.times
+        return None if t is None else (tokens / t.high, tokens / t.low)
 
     @property
     def mfu(self) -> tuple[float, float] | None:
         """Model FLOPs utilisation that the estimate implies, of 1, at worst and at best."""
-        if self.times is None:
+        figures = self.topology.figures
+        if self.times is None or figures is None:
             return None
-        ideal = self.flops.model / self.setup.mesh.size / self.topology.figures.peak_flops
+        ideal = self.flops.model / self.setup.mesh.size / figures.peak_flops
         return ideal / self.times.high, ideal / self.times.low
 
 
@@ -119,6 +120,7 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     except jax.errors.JaxRuntimeError as error:
         return Plan(setup, batch_size, topology, refused(setup, error), flops)
     text = compiled.as_text()
+    assert text is not None  # XLA's programs have one
     cost, found = program_cost(text), collectives(text)
     return Plan(
         setup,
@@ -149,6 +151,7 @@ def state_bytes(setup: Setup) -> tuple[int, int]:
 def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
     """The memory of a compiled step."""
     analysis = compiled.memory_analysis()
+    assert analysis is not None  # XLA's programs have one
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     parts = (
         analysis.argument_size_in_bytes,
@@ -189,4 +192,5 @@ def times(
         return gpu_times(figures, links, found, flops, devices.size)
     fused = setup.model.config.attention != "xla"
     kernels = flops.attention_kernels / devices.size if fused else 0
+    assert cost.cycles is not None  # the TPU's compiler gives them
     return tpu_times(figures, links, cost.cycles, found, kernels)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -13,7 +14,7 @@ REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full"
 BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit the fast memory
 TENSOR_SIZES = (1, 2, 4, 8)  # beyond, the exchange of activations in every layer costs too much
 
-Changes = dict[str, object]  # values by key, with `__` for the dot
+Changes = dict[str, Any]  # values by key, with `__` for the dot
 
 
 def changed(config: ConfigDict, **keys: object) -> ConfigDict:

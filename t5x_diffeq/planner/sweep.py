@@ -33,6 +33,7 @@ def slowness(plan: Plan) -> float:
     """What plans are ranked by: the estimate's middle; where there is none, bytes moved."""
     if plan.times:
         return plan.times.middle
+    assert plan.cost and plan.traffic is not None  # it was compiled: it fits, or may
     return plan.cost.memory_bytes + sum(moved.bytes for moved in plan.traffic.values())
 
 
@@ -82,8 +83,8 @@ class Sweep:
         """Compiles those of the candidates that can win, the most promising first."""
         if remat:
             candidates = [keys | {"model__remat": remat} for keys in candidates]
-        bounds = [(self.bound(keys), keys) for keys in candidates]
-        order = sorted((b for b in bounds if b[0]), key=lambda b: b[0].seconds)
+        bounds = [(bound, keys) for keys in candidates if (bound := self.bound(keys))]
+        order = sorted(bounds, key=lambda b: b[0].seconds)
         begun, compiled = time.perf_counter(), 0
         for number, (bound, keys) in enumerate(order, start=1):
             if self.hopeless(bound):

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, Times
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.runtime.console import aligned, count, say
 from t5x_diffeq.training.chips import GIB
@@ -59,14 +59,16 @@ def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "making W(t)": f.hypernetwork,
             "computed again backward": f.recomputed,
         },
-        "ms": {
-            "compute": t and 1e3 * t.compute,
-            "attention kernels": t and 1e3 * t.kernels,
-            "collectives waited for": t and 1e3 * t.waited,
-            "their latency": t and 1e3 * t.latency,
-            "collectives overlapped": t and 1e3 * t.overlapped,
-            "step, low": t and 1e3 * t.low,
-            "step, high": t and 1e3 * t.high,
+        "ms": {}
+        if t is None
+        else {
+            "compute": 1e3 * t.compute,
+            "attention kernels": 1e3 * t.kernels,
+            "collectives waited for": 1e3 * t.waited,
+            "their latency": 1e3 * t.latency,
+            "collectives overlapped": 1e3 * t.overlapped,
+            "step, low": 1e3 * t.low,
+            "step, high": 1e3 * t.high,
         },
         "%": {
             "MFU, low": plan.mfu and 100 * plan.mfu[0],
@@ -84,15 +86,16 @@ def show(plans: dict[str, Plan]) -> None:
             values = [column[unit].get(name) for column in columns]
             cells = [cell(value, unit) for value in values]
             if len(values) == 2:
-                cells.append(f"{values[0] / values[1]:.3f}" if all(values) else "")
+                first, second = values
+                cells.append(f"{first / second:.3f}" if first and second else "")
             if any(values):
                 lines.append([name, *cells])
     say(*aligned(lines))
     for name, plan in plans.items():
         say(*(f"{name}: {line}" for line in (verdict(plan), *remarks(plan))))
-    first = next(iter(plans.values()))
+    gpus = next(iter(plans.values())).topology.gpus
     if any(plan.times for plan in plans.values()):
-        say(*(ASSUMED_OF_GPUS if first.topology.gpus else ASSUMED))
+        say(*(ASSUMED_OF_GPUS if gpus else ASSUMED))
 
 
 def cell(value: float | None, unit: str) -> str:
@@ -109,26 +112,26 @@ def cell(value: float | None, unit: str) -> str:
 def verdict(plan: Plan) -> str:
     """Whether it fits, and how fast it may be."""
     m = plan.memory
-    if m.fits is None:
+    if m.available is None:
         return f"needs {m.needed / GIB:.2f} GiB per device; what this kind has isn't known"
     of_all = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
     if not m.fits:
         return f"does not fit: {of_all}"
-    if plan.times is None:
+    rates, mfus = plan.tokens_per_second, plan.mfu
+    if plan.times is None or rates is None or mfus is None:
         return f"fits: {of_all}"
-    slowest, fastest = plan.tokens_per_second
-    low, high = (f"{100 * mfu:.0f}" for mfu in plan.mfu)
+    slowest, fastest = rates
+    low, high = (f"{100 * mfu:.0f}" for mfu in mfus)
     return (
-        f"fits: {of_all}; {step_range(plan)}, {count(slowest)} to {count(fastest)} tokens/s, "
+        f"fits: {of_all}; {step_range(plan.times)}, {count(slowest)} to {count(fastest)} tokens/s, "
         f"MFU {low} to {high}%"
     )
 
 
-def step_range(plan: Plan) -> str:
+def step_range(times: Times) -> str:
     """`246 to 285 ms a step`."""
     low, high = (
-        f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
-        for ms in (1e3 * plan.times.low, 1e3 * plan.times.high)
+        f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}" for ms in (1e3 * times.low, 1e3 * times.high)
     )
     return f"{low} to {high} ms a step"
 
@@ -170,7 +173,7 @@ def repeated(plan: Plan) -> str | None:
 def memory_share(plan: Plan) -> str | None:
     """What JAX must be told of a GPU's memory, if it is more than JAX takes by itself."""
     m = plan.memory
-    if not (plan.topology.gpus and m.fits and m.needed > GPU_SHARE * m.available):
+    if not (plan.topology.gpus and m.available and m.fits and m.needed > GPU_SHARE * m.available):
         return None
     return (
         f"it needs {m.needed / m.available:.0%} of the GPU's memory, and JAX takes "
@@ -183,7 +186,7 @@ def show_ranked(found: list[tuple[str, Plan]]) -> None:
     lines = [["mesh", "remat", "needed", "step", "flags"]]
     for flags, plan in found:
         mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
-        step = step_range(plan).removesuffix(" a step") if plan.times else ""
+        step = step_range(plan.times).removesuffix(" a step") if plan.times else ""
         needed = cell(plan.memory.needed, "bytes")
         lines.append([mesh, remat, needed, step, flags])
     say(*aligned(lines, left=(0, 4)))

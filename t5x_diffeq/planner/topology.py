@@ -117,7 +117,7 @@ def tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
         )
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    options = {"num_slices": slices} if slices > 1 else {}
+    options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
     # On a TPU v4 JAX makes one device of a chip's two cores; a topology does so when asked.
     options |= {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:

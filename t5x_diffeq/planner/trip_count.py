@@ -8,14 +8,14 @@ an error, never a guess.
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from t5x_diffeq.planner.hlo import Execution, Instruction, Program
 
 MOST_ITERATIONS = 1_000_000
 
-# A scalar, or a tuple whose elements are found when asked for.
-Value = int | Callable[[int], "Value"]
-Arguments = Callable[[int], Value]
+Value = Any  # an int, or the `Elements` of a tuple: which of them, the instruction tells
+Elements = Callable[[int], Value]  # each is found when it is asked for
 
 SAME = {
     "copy",
@@ -26,7 +26,7 @@ SAME = {
     "copy-start",
     "copy-done",
 }
-ARITHMETIC = {
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -65,16 +65,16 @@ def executions(program: Program) -> Iterator[Execution]:
 
 
 def visit(
-    program: Program, name: str, times: int, fused: bool, arguments: Arguments
+    program: Program, name: str, times: int, fused: bool, arguments: Elements
 ) -> Iterator[Execution]:
     """`executions` of one computation, run `times` times, and of those that it calls."""
     for instruction in program.computations[name].values():
         yield Execution(instruction, name, times, fused)
         if instruction.opcode == "while":
             count = trip_count(program, name, instruction, arguments)
-            body = instruction.attribute(r"body=%?([\w.\-]+)")
+            body = instruction.required(r"body=%?([\w.\-]+)")
             kept = kept_state(program, body, initial_state(program, name, instruction, arguments))
-            yield from visit(program, body, times * count, fused, lambda _, kept=kept: kept)
+            yield from visit(program, body, times * count, fused, only(kept))
             continue
         inside = fused or instruction.opcode == "fusion"
         for number, called in enumerate(instruction.called):
@@ -87,7 +87,7 @@ def passed(
     caller: str,
     call: Instruction,
     number: int,
-    arguments: Arguments,
+    arguments: Elements,
     parameter: int,
 ) -> Value:
     """What the computation of that number that an instruction calls gets as a parameter.
@@ -98,7 +98,7 @@ def passed(
     return evaluate(program, caller, call.operands[operand], arguments)
 
 
-def trip_count(program: Program, caller: str, loop: Instruction, arguments: Arguments) -> int:
+def trip_count(program: Program, caller: str, loop: Instruction, arguments: Elements) -> int:
     """How often a loop's body runs each time that the loop is reached.
 
     Args:
@@ -113,12 +113,12 @@ def trip_count(program: Program, caller: str, loop: Instruction, arguments: Argu
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
         return int(known)
-    condition = loop.attribute(r"condition=%?([\w.\-]+)")
-    body = loop.attribute(r"body=%?([\w.\-]+)")
+    condition = loop.required(r"condition=%?([\w.\-]+)")
+    body = loop.required(r"body=%?([\w.\-]+)")
     try:
         state = initial_state(program, caller, loop, arguments)
         for count in range(MOST_ITERATIONS):
-            if not evaluate(program, condition, root(program, condition), lambda _, s=state: s):
+            if not evaluate(program, condition, root(program, condition), only(state)):
                 return count
             state = next_state(program, body, state)
     except UnknownValueError as error:
@@ -128,19 +128,26 @@ def trip_count(program: Program, caller: str, loop: Instruction, arguments: Argu
     raise ValueError(f"loop {loop.name} in {caller} runs more than {MOST_ITERATIONS} times")
 
 
-def initial_state(program: Program, caller: str, loop: Instruction, arguments: Arguments) -> Value:
+def initial_state(
+    program: Program, caller: str, loop: Instruction, arguments: Elements
+) -> Elements:
     """The state with which a loop begins."""
     return remembered(lambda index: evaluate(program, caller, loop.operands[0], arguments)(index))
 
 
-def next_state(program: Program, body: str, state: Value) -> Value:
+def only(state: Value) -> Elements:
+    """The arguments of a computation whose one parameter is `state`."""
+    return lambda _: state
+
+
+def next_state(program: Program, body: str, state: Elements) -> Elements:
     """The state after one run of the body."""
     return remembered(
-        lambda index: evaluate(program, body, root(program, body), lambda _: state)(index)
+        lambda index: evaluate(program, body, root(program, body), only(state))(index)
     )
 
 
-def kept_state(program: Program, body: str, state: Value) -> Value:
+def kept_state(program: Program, body: str, state: Elements) -> Elements:
     """The part of a loop's state that is the same in every iteration; the rest is unknown."""
     instructions = program.computations[body]
     results = instructions[root(program, body)]
@@ -151,7 +158,7 @@ def kept_state(program: Program, body: str, state: Value) -> Value:
             source = instructions[source.operands[0]]
         passed_on = source.opcode == "get-tuple-element" and (
             instructions[source.operands[0]].opcode == "parameter"
-            and int(source.attribute(r"index=(\d+)")) == index
+            and int(source.required(r"index=(\d+)")) == index
         )
         if not passed_on:
             raise UnknownValueError(f"element {index} of the state of {body}, which varies")
@@ -160,7 +167,7 @@ def kept_state(program: Program, body: str, state: Value) -> Value:
     return element
 
 
-def remembered(element: Callable[[int], Value]) -> Value:
+def remembered(element: Elements) -> Elements:
     """A tuple that finds each of its elements once."""
     found: dict[int, Value] = {}
 
@@ -178,7 +185,7 @@ def root(program: Program, name: str) -> str:
     return next(i.name for i in instructions if i.root)
 
 
-def evaluate(program: Program, computation: str, name: str, arguments: Arguments) -> Value:
+def evaluate(program: Program, computation: str, name: str, arguments: Elements) -> Value:
     """The value of a scalar instruction, or of a tuple with such.
 
     Raises:
@@ -194,7 +201,7 @@ def evaluate(program: Program, computation: str, name: str, arguments: Arguments
     if it.opcode == "parameter":
         return arguments(int(it.literal))
     if it.opcode == "get-tuple-element":
-        return operand(0)(int(it.attribute(r"index=(\d+)")))
+        return operand(0)(int(it.required(r"index=(\d+)")))
     if it.opcode == "tuple":
         return operand
     if it.opcode in ("fusion", "call"):
@@ -202,7 +209,7 @@ def evaluate(program: Program, computation: str, name: str, arguments: Arguments
     return computed(it, operand)
 
 
-def computed(it: Instruction, operand: Arguments) -> Value:
+def computed(it: Instruction, operand: Elements) -> Value:
     """The value of a scalar operation.
 
     Raises:
@@ -213,7 +220,7 @@ def computed(it: Instruction, operand: Arguments) -> Value:
     if it.opcode in ARITHMETIC:
         return ARITHMETIC[it.opcode](operand(0), operand(1))
     if it.opcode == "compare":
-        return COMPARISONS[it.attribute(r"direction=(\w+)")](operand(0), operand(1))
+        return COMPARISONS[it.required(r"direction=(\w+)")](operand(0), operand(1))
     if it.opcode == "select":
         return operand(1) if operand(0) else operand(2)
     raise UnknownValueError(f"{it.opcode} {it.name}")

@@ -116,8 +116,8 @@ def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
     Raises:
       InputError: for per-layer weights off their own grid.
     """
-    grids = [grid(c.scheme, c.num_steps) for c in (trained, asked)]
-    if trained.weights == "per_layer" and not np.array_equal(*grids):
+    own, other = (grid(c.scheme, c.num_steps) for c in (trained, asked))
+    if trained.weights == "per_layer" and not np.array_equal(own, other):
         raise InputError(
             f"num_steps={asked.num_steps} with scheme {asked.scheme} reads weights at other times "
             f"than num_steps={trained.num_steps} with scheme {trained.scheme}, and this model has "
@@ -143,4 +143,4 @@ def begin(setup: Setup, config: ConfigDict, pretrained: Pretrained) -> tuple[Tra
     """
     state = setup.init_state()
     params, step = pretrained.params_for(setup, config)
-    return state.replace(params={**state.params, **params}), step
+    return replace(state, params={**state.params, **params}), step

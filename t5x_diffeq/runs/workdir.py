@@ -86,7 +86,7 @@ def may_change(key: str) -> bool:
 
 def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
     """Dotted keys whose values differ: old and new."""
-    found = {}
+    found: dict[str, tuple] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -105,7 +105,7 @@ def join_others() -> None:
 def peers() -> Peers | None:
     """The line to the other processes, if this one has joined any."""
     processes = sys.modules.get("t5x_diffeq.runtime.processes")
-    return processes and processes.peers
+    return processes.peers if processes else None
 
 
 def add_common_flags(own: flags.FlagValues) -> None:
@@ -191,7 +191,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         flags.FLAGS(argv[:1])  # the libraries', at their defaults
         rest = own(argv)[1:]
         check_flags(own)
-        console.quiet = own["quiet"].value
+        console.quiet = bool(own["quiet"].value)
         names = [name for name in own if config_flags.is_config_flag(own[name])]
         for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)
@@ -264,7 +264,9 @@ def check_flags(own: flags.FlagValues) -> None:
 def out_of_range(message: str, own: flags.FlagValues) -> str | None:
     """One line for a flag whose value is out of its bounds; None if that isn't what is wrong."""
     found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
-    parser = own[found[1]].parser if found and found[1] in own else None
+    if not found or found[1] not in own:
+        return None
+    parser = own[found[1]].parser
     if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
         return None
     kind = int if isinstance(parser, flags.IntegerParser) else float

@@ -19,8 +19,8 @@ def keep_compiled() -> str:
     reloaded program runs its collectives in another order on each device, and they wait for each
     other forever (jax 0.10.2).
     """
-    if jax.config.jax_compilation_cache_dir:
-        return jax.config.jax_compilation_cache_dir
+    if given := jax.config.values["jax_compilation_cache_dir"]:
+        return given
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
         return "off: several CPU devices can't share reloaded programs"
     folder = Path(FOLDER).expanduser()

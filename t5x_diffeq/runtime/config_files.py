@@ -45,6 +45,7 @@ def config_of(name: str, variant: str) -> ConfigDict:
     """What `configs/NAME:variant` makes."""
     offer_configs()
     spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
+    assert spec and spec.loader  # there is none for a file that doesn't end in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(variant)
@@ -52,7 +53,7 @@ def config_of(name: str, variant: str) -> ConfigDict:
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
     """Values by dotted key."""
-    flat = {}
+    flat: dict[str, object] = {}
     for key in config:
         value = config[key]
         deeper = isinstance(value, ConfigDict)

@@ -64,13 +64,13 @@ class Key:
             return None if self.optional else f"it must be {NAMES[self.type]}"
         if not isinstance(value, TYPES[self.type]) or isinstance(value, bool) > (self.type is bool):
             return f"it must be {NAMES[self.type]}{' or None' if self.optional else ''}"
-        if self.type is tuple:
+        if isinstance(value, tuple | list):
             entry = self.entry or Key(str, choices=self.choices)
             faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()
             return next((f"of each entry, {fault}" for fault in faults if fault), None)
-        if self.type is str:
+        if isinstance(value, str):
             return self.fault_of_text(value)
-        return self.fault_of_number(value) if self.type in (int, float) else None
+        return None if isinstance(value, bool) else self.fault_of_number(value)
 
     def fault_of_text(self, value: str) -> str | None:
         """`fault`, of a text."""

@@ -8,7 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import rich.progress
 
 SECONDS_BETWEEN_LINES = 10  # of what takes long, where standard error is no terminal
 WARNING = "warning: "  # how a line begins that --quiet does not leave out
@@ -96,7 +99,8 @@ class Progress:
 
     def __init__(self, title: str, total: int | None = None, unit: str = ""):
         self.title, self.total, self.unit = title, total and max(total, 1), unit
-        self.done, self.bar = 0, None
+        self.done = 0
+        self.bar: rich.progress.Progress | None = None  # on a terminal
         self.ended = threading.Event()
 
     def __enter__(self) -> "Progress":
@@ -105,7 +109,7 @@ class Progress:
         if self.is_shown:
             Progress.shown = True
             if sys.stderr.isatty():
-                self.bar, self.task = _bar(self.title, self.total)
+                self.bar = _bar(self.title, self.total)
                 self.bar.start()
             else:
                 threading.Thread(target=self._say_lines, name="progress", daemon=True).start()
@@ -122,7 +126,7 @@ class Progress:
         """Shows that `done` of the total are done."""
         self.done = done
         if self.bar:
-            self.bar.update(self.task, completed=done)
+            self.bar.update(self.bar.task_ids[0], completed=done)
 
     def _say_lines(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LINES):
@@ -137,8 +141,8 @@ class Progress:
         return f"{self.title}: {amount}, {duration(left)} left"
 
 
-def _bar(title: str, total: int | None) -> tuple[object, object]:
-    """rich's bar, which disappears when it is done, and its task."""
+def _bar(title: str, total: int | None) -> "rich.progress.Progress":
+    """rich's bar of one task, which disappears when it is done."""
     from rich.console import Console  # takes 0.2 s, for terminals only
     from rich.progress import (
         BarColumn,
@@ -154,7 +158,8 @@ def _bar(title: str, total: int | None) -> tuple[object, object]:
     if total:
         columns += [MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn()]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    return bar, bar.add_task(title, total=total)
+    bar.add_task(title, total=total)
+    return bar
 
 
 def tracked(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[Item]:

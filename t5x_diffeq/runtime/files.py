@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import fsspec
 from etils import epath
@@ -24,7 +25,7 @@ from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_o
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a file that grows; an object takes at most one a second
 SILENCE = 30  # seconds without a byte, after which a request to a bucket is made again
-AnyPath = Path | epath.Path
+AnyPath: TypeAlias = Path | epath.Path
 
 
 def place(text: str, name: str) -> AnyPath:
@@ -90,7 +91,7 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """An error on one line, short."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())[:300]

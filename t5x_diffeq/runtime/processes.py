@@ -93,7 +93,9 @@ def found_place(environment: Mapping[str, str]) -> Place | None:
     if place is None and (told := tpu_hosts.place(environment)):
         return Place(*told)
     if place is None and cluster_in(environment):
-        return Place(*ClusterEnv.auto_detect_unset_distributed_params(*[None] * 5, ARRIVAL_SECONDS))
+        unset = (None, None, None, None, None)
+        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, ARRIVAL_SECONDS)
+        return Place(*found)  # type: ignore[arg-type]  # in a cluster JAX finds them all
     return place
 
 
@@ -122,13 +124,15 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     told = cluster_in(environment) or tpu_hosts.is_told(environment)
     if told and all(value is None for value in values.values()):
         return None  # the cluster tells the rest
+    numbers = []
     for name, value in values.items():
         if value is None or not value.isdecimal():
             raise InputError(
                 f"JAX_COORDINATOR_ADDRESS={address} is set, and {name} is {value!r}; set it to a "
                 "number, or unset the address to run alone"
             )
-    count, index = map(int, values.values())
+        numbers.append(int(value))
+    count, index = numbers
     if index >= count:
         raise InputError(f"JAX_PROCESS_ID={index} must be less than JAX_NUM_PROCESSES={count}")
     port = environment.get("JAX_COORDINATOR_PORT") or str(DEFAULT_PORT)
@@ -249,6 +253,9 @@ def first_told(text: str | None) -> str | None:
 
 def first_then_others(work: Callable[[bool], Result], what: str) -> Result:
     """The result of `work(is_first)`: of process 0 first, then of the others."""
-    result = work(True) if jax.process_index() == 0 else None
+    if jax.process_index() != 0:
+        wait_for_all(what)
+        return work(False)
+    result = work(True)
     wait_for_all(what)
-    return result if jax.process_index() == 0 else work(False)
+    return result

@@ -21,7 +21,7 @@ class StopSignals:
       reason: why to stop; None until it is time to.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.reason: Reason | None = None
         self.agreement = processes.agreement
 

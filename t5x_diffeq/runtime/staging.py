@@ -84,7 +84,7 @@ def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> lis
       RunError: if one can't be copied.
       MachineryError: if the bucket does not answer.
     """
-    hashes = sha256 or [None] * len(paths)
+    hashes: Sequence[str | None] = sha256 or [None] * len(paths)
     copies = [
         copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
     ]

@@ -106,7 +106,7 @@ def read(server: str, name: str) -> str:
     """
     address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
     request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
-    problem = None
+    problem: OSError | None = None
     for _ in range(TRIES):
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:

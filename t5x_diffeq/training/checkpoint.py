@@ -55,7 +55,7 @@ class Checkpoints:
         self.folder = absolute(workdir) / "checkpoints"  # Orbax takes no relative path
         self.options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         self.verify = verify
-        self.saving = None  # the step whose save may not have ended
+        self.saving: int | None = None  # the step whose save may not have ended
         if jax.process_index() == 0:
             tidy(self.folder)
         wait_for_all("the checkpoints are tidy")
@@ -152,9 +152,9 @@ class Checkpoints:
         """
         failures = {}
         for step in sorted(self.manager.all_steps(), reverse=True):
-            restored, failure = self.read(step, abstract_state)
-            if failure:
-                failures[step] = failure
+            restored = self.read(step, abstract_state)
+            if isinstance(restored, str):
+                failures[step] = restored
                 continue
             if restored.data["fingerprint"] != fingerprint:
                 raise InputError(
@@ -171,14 +171,12 @@ class Checkpoints:
             )
         return None
 
-    def read(
-        self, step: int, abstract_state: TrainState
-    ) -> tuple[ocp.args.Composite | None, str | None]:
+    def read(self, step: int, abstract_state: TrainState) -> ocp.args.Composite | str:
         """The items of a checkpoint, or what is wrong with it, the same on all processes."""
         folder = self.folder / str(step)
         failure = damage(folder, self.verify)
         if failure:
-            return None, failure
+            return failure
         state = data = None
         try:
             data = read_data(folder, step)
@@ -189,7 +187,7 @@ class Checkpoints:
         except Exception as error:
             failure = explain(error, folder)
         failure = first_told(failure)
-        return (None, failure) if failure else (ocp.args.Composite(state=state, data=data), None)
+        return failure or ocp.args.Composite(state=state, data=data)
 
     def set_aside(self, failures: dict[int, str]) -> None:
         """Moves checkpoints that can't be read out of the way, losing nothing."""
@@ -280,10 +278,10 @@ def restore_params(
     """
     folder = absolute(workdir) / "checkpoints"
     step = chosen_step(workdir, step)
-    restored, failure = None, damage(folder / str(step), verify)
+    params, failure = None, damage(folder / str(step), verify)
     if not failure:
         try:
-            restored = read_params(folder / str(step), abstract_params)
+            params = read_params(folder / str(step), abstract_params)["params"]
         except Exception as error:
             failure = explain(error, folder / str(step))
         failure = first_told(failure)
@@ -292,7 +290,7 @@ def restore_params(
             f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
             f"{listed(whole_steps(folder))}"
         )
-    return restored["params"], step
+    return params, step
 
 
 def chosen_step(workdir: AnyPath, step: int | None) -> int:
@@ -360,7 +358,7 @@ def reason(error: BaseException) -> str:
     """What lies at the bottom of an error, on one line."""
     text = told(error)
     for known in (FULL, "Disk quota exceeded"):
-        cause = error
+        cause: BaseException | None = error
         while cause is not None:
             if known in str(cause):
                 return known

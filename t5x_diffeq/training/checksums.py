@@ -34,7 +34,7 @@ class Sum(NamedTuple):
     crc32c: str
 
 
-class WithChecksums:
+class WithChecksums(ocp.AsyncCheckpointHandler):
     """Added to a handler of Orbax, it saves checksums with the item."""
 
     async def async_save(self, directory: AnyPath, *args: object, **kwargs: object) -> list:
@@ -142,7 +142,7 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
       FileNotFoundError: if a file of checksums is missing.
       ValueError: if one is damaged.
     """
-    expected = {}
+    expected: dict[str, Sum] = {}
     for item in items:
         rest = read_sums(folder / item / REST)
         listed = {name: rest[name] for name in rest}

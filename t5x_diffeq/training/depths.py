@@ -47,7 +47,8 @@ def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
     draw = np.random.default_rng((DRAW, config.seed, step))
-    left, drawn = list(train.depths), []
+    left: list[int] = list(train.depths)
+    drawn: list[int] = []
     while len(drawn) < train.depths_per_step:
         drawn.append(left[int(draw.integers(len(left)))])
         left = [n for n in left if n != drawn[-1]]

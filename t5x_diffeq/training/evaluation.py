@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from math import exp
 
 import jax
+from jaxtyping import Array
 
-from t5x_diffeq.models.adaptive import Adaptive, Solution, solve
+from t5x_diffeq.models.adaptive import Adaptive, solve
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.gradient import Batch, places_of
@@ -23,20 +24,20 @@ def make_adaptive_eval_step(
     """
 
     @jax.jit
-    def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Solution]:
+    def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:
         solution = solve(model, params, batch["inputs"], adaptive, places_of(batch))
-        y = model.apply({"params": params}, solution.y, method="normalised")
-        head = model.apply({"params": params}, method="head_vectors")
+        with_params = model.bind({"params": params})
+        y, head = with_params.normalised(solution.y), with_params.head_vectors()
         vocab_size = model.config.vocab_size
         losses, _ = token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
         metrics = EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
-        return metrics, solution._replace(y=None)
+        return metrics, solution.steps, solution.reached
 
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:
-        metrics, solution = solve_batch(params, batch)
-        if not solution.reached:
+        metrics, steps, reached = solve_batch(params, batch)
+        if not reached:
             raise RunError(
-                f"{adaptive.solver} gave up after {int(solution.steps)} steps before t = 1: W(t) "
+                f"{adaptive.solver} gave up after {int(steps)} steps before t = 1: W(t) "
                 "is too rough between the nodes that the model was trained at; allow more with "
                 "--max_solver_steps, raise --rtol, or take a fixed scheme"
             )
@@ -54,11 +55,10 @@ def evaluate(
     the split was divided into batches.
     """
     total, tokens = 0.0, 0
-    pending = None
+    pending = eval_step(params, next(batches))
     for batch in batches:
         dispatched = eval_step(params, batch)
-        if pending is not None:
-            total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
+        total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
         pending = dispatched
     total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
     loss = total / tokens

@@ -190,15 +190,15 @@ def batch_losses(
       key: of dropout.
       unroll: write loops out, for counting.
     """
-    deterministic = key is None or model.config.dropout_rate == 0
+    rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head = model.apply(
         {"params": params},
         batch["inputs"],
         weights,
         places_of(batch),
-        deterministic=deterministic,
+        deterministic=rngs is None,
         unroll=unroll,
-        rngs=None if deterministic else {"dropout": key},
+        rngs=rngs,
         method="state_and_head",
     )
     # Else the gradient of the head waits, not yet summed over devices, for the one of the weights.

@@ -5,11 +5,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.array_types import State, Tokens
+from t5x_diffeq.training.partitioning import mesh_spec
 
 Axes = tuple[str, ...]
 
@@ -51,7 +51,7 @@ def token_losses(
 
 def mesh_axes(logical: str) -> Axes:
     """The mesh axes of a logical axis, under the rules of the context."""
-    (target,) = nn.logical_to_mesh_axes((logical,))
+    (target,) = mesh_spec((logical,))
     return (target,) if isinstance(target, str) else tuple(target or ())
 
 

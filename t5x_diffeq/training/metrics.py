@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from etils import epath
@@ -11,6 +12,9 @@ from etils import epath
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, Growing, is_in_bucket, told
+
+if TYPE_CHECKING:
+    import tensorboardX
 
 METRICS_FILE = "metrics.jsonl"
 ON_DISK = "disk"  # tensorboardX finds our way of writing by what stands before a colon
@@ -29,7 +33,7 @@ class MetricWriter:
     """
 
     def __init__(self, workdir: AnyPath, step: int):
-        self.file = self.events = None
+        self.file: Growing | None = None  # of process 0, as are its events
         self.reports = 0  # lines that the file has
         if jax.process_index() != 0:
             return
@@ -125,11 +129,11 @@ class EventsOnDisk:
 class Opening:
     """How tensorboardX opens files of a kind: `open` and `directory_check`."""
 
-    def __init__(self, kind: type):
+    def __init__(self, kind: type[EventsInBuckets] | type[EventsOnDisk]):
         self.open, self.directory_check = kind, kind.directory_check
 
 
-def event_writer(folder: str, **options: object) -> object:
+def event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter":
     """tensorboardX's writer, with our files; imported only here, because it takes seconds."""
     from tensorboardX import SummaryWriter
     from tensorboardX.record_writer import register_writer_factory

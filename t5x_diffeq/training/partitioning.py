@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from flax import linen as nn
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.runtime.errors import InputError
 
+Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "tensor")
 LOGICAL_AXES = (
     "batch",
@@ -248,9 +249,16 @@ def sharded(mesh: Mesh, rules: Rules) -> Iterator[None]:
         yield
 
 
+def mesh_spec(names: Sequence[str | None], rules: Rules | None = None) -> PartitionSpec:
+    """The mesh axes of logical ones; without rules, by those of the context."""
+    spec = nn.logical_to_mesh_axes(names, rules)
+    assert spec is not None  # Linen returns None only where `names` is None
+    return spec
+
+
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
     """Sharding of a batch's rows."""
-    return NamedSharding(mesh, nn.logical_to_mesh_axes(("batch",), rules))
+    return NamedSharding(mesh, mesh_spec(("batch",), rules))
 
 
 def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
@@ -261,9 +269,9 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
     """
 
     def sharding(path: tuple, leaf: object) -> NamedSharding:
-        if not is_parameter(leaf):
+        if not isinstance(leaf, Parameter):
             return NamedSharding(mesh, PartitionSpec())
-        spec = nn.logical_to_mesh_axes(leaf.names, rules)
+        spec = mesh_spec(leaf.names, rules)
         check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
         return NamedSharding(mesh, spec)
 
@@ -282,7 +290,7 @@ def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -
             )
 
 
-def unbox(tree: object) -> object:
+def unbox(tree: Tree) -> Tree:
     """The tree with parameters out of their boxes."""
     return jax.tree.map(
         lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree, is_leaf=is_parameter
