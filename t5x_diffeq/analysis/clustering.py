@@ -131,8 +131,8 @@ def simulate(
 
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
         weights = {"qkv": scales[:, None, None, None] * W}
-        steps = {"scheme": "euler", "num_steps": len(scales), "step_size": dt}
-        return trajectory(lambda _: field, weights, x[None], **steps)[:, 0]
+        states_of = partial(trajectory, scheme="euler", num_steps=len(scales), step_size=dt)
+        return states_of(lambda _: field, weights, x[None])[:, 0]
 
     return jax.vmap(one)(W, x)
 

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from t5x_diffeq.analysis import plots, spectra
 from t5x_diffeq.analysis.plots import drawing
@@ -28,7 +29,7 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
-    own = spectra.spectra(model.apply({"params": params}, method="merged_weights"))
+    own = spectra.spectra(nn.apply(LanguageModel.merged_weights, model)({"params": params}))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
     if not layers:

@@ -64,8 +64,8 @@ def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Arr
     def score_step(
         params: dict, weights: Weights, inputs: Tokens, targets: Tokens
     ) -> tuple[Array, Array]:
-        y = model.apply({"params": params}, inputs, weights, method="hidden")
-        head = model.apply({"params": params}, method="head_vectors")
+        y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
+        head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
         losses, best = token_losses(
             y,
             head,

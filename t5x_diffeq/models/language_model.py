@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +27,12 @@ from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
 
-def make_source(config: ModelConfig, **module: object) -> nn.Module:
+def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     """The weight source that `config.weights` names; `module` are Linen's own arguments."""
     # Of this block only the parameters' shapes are read, from a row that no mesh divides; so it
     # has the kernel of attention that takes any.
     block = Block(replace(config, attention="xla"), parent=None)
-    common = {
+    common: dict[str, Any] = {
         "block": block,
         "inputs": block.input_shapes(),
         "dtype": config.compute_dtype,
