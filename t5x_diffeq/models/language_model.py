@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Cache, Logits, Places, State, Times, Tokens, Weights
+from t5x_diffeq.array_types import Cache, Logits, Places, State, States, Times, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
@@ -202,7 +202,7 @@ class LanguageModel(nn.Module):
             unroll=unroll,
         )
 
-    def trajectory(self, tokens: Tokens, weights: Weights) -> Float[Array, "states B L D"]:
+    def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""
         c = self.config
         places = in_one_document(tokens)

@@ -6,9 +6,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.array_types import State, States, Weights
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
@@ -76,7 +76,7 @@ def trajectory(
     scheme: str,
     num_steps: int,
     step_size: float,
-) -> Float[Array, "states B L D"]:
+) -> States:
     """The states at t = 0, dt, ..., 1; arguments as those of `integrate`."""
     step = step_function(field, scheme, step_size)
 
@@ -113,7 +113,7 @@ def integrate_with_memory(
     slots, _ = SCHEMES[scheme].evaluations
     for n, of_step in enumerate(weights):
         of_slot, memories = field(memory, n * slots)
-        y = step_function(lambda _, of_slot=of_slot: of_slot, scheme, step_size)(y, (of_step, None))
+        y = step_function(without_key(of_slot), scheme, step_size)(y, (of_step, None))
         memory = memories[-1]
     return y, memory
 
@@ -134,6 +134,11 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
         return SCHEMES[scheme].step(field(key), stages, y, step_size)
 
     return step
+
+
+def without_key(field: VectorField) -> FieldOfKey:
+    """The same field whatever the key."""
+    return lambda _: field
 
 
 class SubFieldsApart(VectorField):
@@ -196,14 +201,14 @@ def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) 
         return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
     dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
 
-    def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[State, StepInputs]]:
+    def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[States, StepInputs]]:
         def keep(y: State, x: StepInputs) -> tuple[State, State]:
             return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs)
         return y, (kept, inputs)
 
-    def backward(found: tuple[State, StepInputs], dy: State) -> tuple[State, StepInputs]:
+    def backward(found: tuple[States, StepInputs], dy: State) -> tuple[State, StepInputs]:
         def back(dy: State, at: tuple[State, StepInputs]) -> tuple[State, Weights]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
