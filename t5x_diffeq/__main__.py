@@ -26,7 +26,7 @@ VERBS = (
 def summary(verb: str) -> str:
     """The first line of a verb's docstring, without importing it."""
     source = Path(__file__).with_name(f"{verb}.py").read_text()
-    return ast.get_docstring(ast.parse(source)).splitlines()[0]
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def main() -> None:

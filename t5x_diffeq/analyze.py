@@ -106,7 +106,7 @@ def main() -> None:
     """The verb."""
     check_flags()
     folder = output_folder()
-    kinds = KINDS if WHAT.value == "all" else (WHAT.value,)
+    kinds = [kind for kind in KINDS if WHAT.value in (kind, "all")]
     workdir = command_line.folder(WORKDIR, "analyze") if set(kinds) - {"clustering"} else None
 
     from t5x_diffeq.verbs.analyze import analyze  # JAX and the rest take seconds

@@ -5,6 +5,7 @@ also prints a table, and --plot=FILE draws them. With --tasks=piqa,... it runs t
 lm-evaluation-harness instead, prints the harness's table and writes its JSON.
 """
 
+from collections.abc import Sequence
 from itertools import product
 
 from absl import flags
@@ -138,15 +139,16 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
 def main() -> None:
     """The verb."""
     workdir = command_line.folder(WORKDIR, "evaluate")
-    adaptive = [scheme for scheme in SCHEME.value or () if scheme in ADAPTIVE_SOLVERS]
-    if adaptive and (NUM_STEPS.value or PLOT.value or len(SCHEME.value) > 1):
+    schemes: Sequence[str | None] = SCHEME.value or [None]
+    adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
+    if adaptive and (NUM_STEPS.value or PLOT.value or len(schemes) > 1):
         raise InputError(
             f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps "
             "and --plot"
         )
     check_plot()
     check_tasks(bool(adaptive))
-    grids = list(product(SCHEME.value or [None], parse_num_steps(NUM_STEPS.value)))
+    grids = list(product(schemes, parse_num_steps(NUM_STEPS.value)))
 
     from t5x_diffeq.verbs import evaluate  # JAX and the rest take seconds
 

@@ -27,7 +27,7 @@ SHARDS = flags.DEFINE_integer(
 )
 SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
 WORKERS = flags.DEFINE_integer(
-    "workers", os.cpu_count(), "Number of processes.", 1, THREADS, flag_values=FLAGS
+    "workers", os.cpu_count() or 1, "Number of processes.", 1, THREADS, flag_values=FLAGS
 )
 
 

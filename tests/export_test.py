@@ -98,8 +98,8 @@ def test_plain_models_by_their_names(name, formula, tmp_path):
     run, told = exported(name, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert told["class"] == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
-    assert told["parameters"] == sum(tensor.size for tensor in tensors.values())
+    assert told.model_class == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
+    assert told.parameters == sum(tensor.size for tensor in tensors.values())
     table = tensors.get("transformer.wte.weight", tensors.get("model.embed_tokens.weight"))
     assert len(table) == config["vocab_size"] == run.setup.model.config.vocab_size  # not padded
     found = formula({k: v.astype(np.float64) for k, v in tensors.items()}, config, TOKENS[0])
@@ -108,7 +108,7 @@ def test_plain_models_by_their_names(name, formula, tmp_path):
 
 def test_an_ode_brings_its_own_file(tmp_path):
     run, told = exported("llama_official_ode", tmp_path / "out")
-    assert told["class"] == "DiffEqForCausalLM"
+    assert told.model_class == "DiffEqForCausalLM"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["parallel"] and config["mlp_reads_attention_norm"] and config["norm_shift"]
     assert (config["norm_eps"], config["final_norm_eps"]) == (1e-6, 1e-5)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,8 +132,8 @@ def simulate(
 
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
         weights = {"qkv": scales[:, None, None, None] * W}
-        steps = {"scheme": "euler", "num_steps": len(scales), "step_size": dt}
-        return trajectory(lambda _: field, weights, x[None], **steps)[:, 0]
+        states_of = partial(trajectory, scheme="euler", num_steps=len(scales), step_size=dt)
+        return states_of(lambda _: field, weights, x[None])[:, 0]
 
     return jax.vmap(one)(W, x)
 
@@ -181,11 +182,11 @@ def outcomes(
     *,
     seeds: int = 20,
     powers: tuple[int, ...] = POWERS,
-) -> Iterator[dict[str, float | str]]:
+) -> Iterator[dict[str, Any]]:
     """How it ends, for every choice, over as many seeds; see `ending`."""
     for scale, horizon, half_range in product(scales, horizons, half_ranges):
         for power in powers:
-            choice = {"scale": scale, "horizon": horizon, "half_range": half_range}
+            choice: dict[str, Any] = {"scale": scale, "horizon": horizon, "half_range": half_range}
             found = simulate_clustering(power, seeds=seeds, **choice)
             yield {**choice, "power": power, **ending(found)}
 

@@ -1,6 +1,7 @@
 """The report's section on clustering."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def clustering_section(seeds: int) -> Section:
     )
 
 
-def clustering_found(rows: Sequence[dict[str, float | str]], seeds: int) -> str:
+def clustering_found(rows: Sequence[dict[str, Any]], seeds: int) -> str:
     """How many draws end in few clusters at the longest horizon, by the growth of the weights."""
     longest = max(row["horizon"] for row in rows)
     scale, half_range = rows[0]["scale"], rows[0]["half_range"]
@@ -96,7 +97,7 @@ def clustering_drawings(
     }
 
 
-def outcome_table(rows: Sequence[dict[str, float | str]], seeds: int) -> Table:
+def outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
     """A row for each choice, a column for each power."""
     choices: dict[tuple, dict[int, str]] = {}
     for row in rows:

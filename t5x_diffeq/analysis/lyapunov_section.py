@@ -61,10 +61,12 @@ def lyapunov_section(
       memory: GiB, about.
     """
     tokens, outputs = padded(prompts)
-    how = {"convention": convention, "memory": memory}
-    found = lyapunov_exponents(model, params, tokens, outputs=outputs, **how)
+    found = lyapunov_exponents(
+        model, params, tokens, outputs=outputs, convention=convention, memory=memory
+    )
     flow = attention_rollout(model, params, tokens, outputs)
-    markup, drawings, rows, sentences = "", {}, [], []
+    markup, rows, sentences = "", [], []
+    drawings: dict[str, Drawing] = {}
     for p, text in enumerate(pieces):
         shown = {
             "largest exponent": found.largest[p, : len(text)],

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -27,7 +28,7 @@ STYLE = {
     "savefig.dpi": 160,
     "pdf.fonttype": 42,
 }
-matplotlib.rcParams.update(STYLE)
+matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # the stub lists every key
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
 HEADS_PER_ROW = 4
 MOST_TICKS = 8  # of an axis that names every number of steps
@@ -53,12 +54,12 @@ def figure_of(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def panels(count: int, height: float = 1.5, **axes: object) -> tuple[Figure, list]:
+def panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
     """A figure of so many panels, in rows of at most `HEADS_PER_ROW`."""
     columns = min(count, HEADS_PER_ROW)
     rows = -(-count // columns)
     figure = figure_of(height * rows + 0.4)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True, **axes)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for spare in grid.flat[count:]:
         spare.set_axis_off()
     return figure, list(grid.flat[:count])
@@ -113,7 +114,7 @@ def heat_maps(found: of.Spectra, labels: Sequence[str], depth: str) -> Figure:
         values = getattr(found, kind)
         name = of.KINDS[kind]
         limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
-        shown = (
+        shown: tuple[tuple[np.ndarray, str, dict[str, Any]], ...] = (
             (of.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),
             (of.positive_fraction(values), f"positive fraction of ${tex(name)}$", limits),
         )
@@ -172,7 +173,8 @@ def write_tokens(
 
 def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
     """Numbers of tokens by line, of at most so many characters; a line also ends where one does."""
-    lines, used = [[]], 0
+    lines: list[list[int]] = [[]]
+    used = 0
     for token, piece in enumerate(pieces):
         if lines[-1] and (used + len(piece) > width or "\n" in pieces[lines[-1][-1]]):
             lines, used = [*lines, []], 0
@@ -284,7 +286,7 @@ def perplexity_over_depth(
 
 
 def means_with_errors(
-    rows: dict[str, list[tuple[float | str, float, float | None]]],
+    rows: dict[str, Sequence[tuple[float | str, float, float | None]]],
     across: str,
     up: str,
     log: bool = False,
@@ -302,9 +304,9 @@ def means_with_errors(
     words = list(dict.fromkeys(point[0] for points in rows.values() for point in points))
     if isinstance(words[0], str):
         form = "o"
-        axes.set_xticks(range(len(words)), words)
+        axes.set_xticks(range(len(words)), [str(word) for word in words])
     for number, (name, points) in enumerate(rows.items()):
-        places, means, errors = zip(*points, strict=True)
+        places, means, errors = map(list, zip(*points, strict=True))
         if form == "o":
             places = [words.index(place) + 0.4 * (number / len(rows) - 0.5) for place in places]
         shown = [error or 0 for error in errors]

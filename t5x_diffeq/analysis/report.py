@@ -106,7 +106,8 @@ def write_report(
 def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
     """`NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
     content = io.BytesIO()
-    np.savez_compressed(content, **{name: array for name, (array, _) in section.arrays.items()})
+    named = {name: array for name, (array, _) in section.arrays.items()}
+    np.savez_compressed(content, **named)  # type: ignore[arg-type]  # none is `allow_pickle`
     arrays = {
         name: {"shape": list(array.shape), "dtype": str(array.dtype), "meaning": meaning}
         for name, (array, meaning) in section.arrays.items()

@@ -70,8 +70,9 @@ def projected(
     def is_projection(module: nn.Module, method: str) -> bool:
         return module.name in PROJECTIONS and method == "__call__"
 
-    variables, kept = {"params": W}, {"capture_intermediates": is_projection}
-    _, found = block.apply(variables, y, places, method="f", mutable=["intermediates"], **kept)
+    _, found = nn.apply(Block.f, block, capture_intermediates=is_projection)(
+        {"params": W}, y, places
+    )
     outputs = found["intermediates"]["attention"]
     if "qkv" in outputs:
         (qkv,) = outputs["qkv"]["__call__"]

@@ -4,10 +4,11 @@ from dataclasses import asdict
 
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from t5x_diffeq.analysis import plots, spectra
 from t5x_diffeq.analysis.plots import drawing
-from t5x_diffeq.analysis.report import Drawing, Section, Table
+from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.solvers import grid
 
@@ -28,7 +29,7 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
-    own = spectra.spectra(model.apply({"params": params}, method="merged_weights"))
+    own = spectra.spectra(nn.apply(LanguageModel.merged_weights, model)({"params": params}))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
     if not layers:
@@ -97,7 +98,7 @@ def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> l
 
 def growth_table(own: spectra.Spectra) -> Table:
     """The paper's claim that spectra grow with depth."""
-    rows = [
+    rows: list[Row] = [
         (name, *spectra.growth(getattr(own, kind)).values()) for kind, name in spectra.KINDS.items()
     ]
     columns = ("first third", "last third", "last / first", "rank correlation", "radius l / f")
@@ -111,7 +112,7 @@ def growth_table(own: spectra.Spectra) -> Table:
 def heads_table(own: spectra.Spectra) -> Table:
     """Positive fraction and copying score of each head, at the first and last node."""
     scores = [f(x) for f in (spectra.positive_fraction, spectra.copying) for x in (own.qk, own.ov)]
-    rows = [
+    rows: list[Row] = [
         (f"head {h + 1}", *(float(score[n, h]) for score in scores for n in (0, -1)))
         for h in range(own.qk.shape[1])
     ]

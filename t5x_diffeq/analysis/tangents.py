@@ -90,7 +90,9 @@ def pair_growth(
     inputs = start + jnp.arange(chunks.tokens)
     elsewhere = (inputs != outputs[:, None])[..., None, None]
 
-    def advance(carry: tuple[Tangents, Tangents], at: tuple[StepWeights, State]) -> tuple:
+    def advance(
+        carry: tuple[Tangents, Tangents], at: tuple[StepWeights, State]
+    ) -> tuple[tuple[Tangents, Tangents], Float[Array, "B K D"]]:
         Q, product = carry
         W, y = at
         dS = blocks(step, W, y, outputs, start, chunks)

@@ -1,6 +1,7 @@
 """`config.json` of a Hugging Face folder: from a model's config, and back with every check."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, Tables
 from t5x_diffeq.models.config import ModelConfig
@@ -12,7 +13,7 @@ TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 # What a folder's config.json must say for the model to be one of ours; a key that it lacks is at
 # the library's default, which is the first value.
-REQUIRED = {
+REQUIRED: dict[str, dict[str, tuple]] = {
     "llama": {
         "hidden_act": ("silu", "swish"),
         "attention_bias": (False,),
@@ -146,7 +147,7 @@ def shape_keys(config: ModelConfig) -> dict:
     }
 
 
-def model_keys(found: Mapping[str, object]) -> tuple[dict, Tables]:
+def model_keys(found: Mapping[str, Any]) -> tuple[dict, Tables]:
     """Our `config.model` keys and the folder's tables, from its `config.json`.
 
     Raises:
@@ -189,7 +190,7 @@ def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> N
             )
 
 
-def llama_keys(found: Mapping[str, object]) -> tuple[dict, int]:
+def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
     """Those of a Llama.
 
     Raises:
@@ -233,7 +234,7 @@ def check_rotary(found: Mapping[str, object]) -> None:
         )
 
 
-def gpt2_keys(found: Mapping[str, object]) -> tuple[dict, int]:
+def gpt2_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
     """Those of a GPT-2.
 
     Raises:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -107,7 +108,8 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES
     if len(shards) == 1:
         os.replace(folder / shards[0][0], folder / SINGLE)
         return shards[0][2] // 4
-    files, total = {}, sum(size for _, _, size in shards)
+    files: dict[str, str] = {}
+    total = sum(size for _, _, size in shards)
     for number, (name, names, _) in enumerate(shards, start=1):
         final = f"model-{number:05}-of-{len(shards):05}.safetensors"
         os.replace(folder / name, folder / final)
@@ -123,7 +125,8 @@ def grouped(
     """Writes shards as they fill; yields the file's name, its tensors' and its size in bytes."""
     from safetensors.numpy import save_file
 
-    pending, size, number = {}, 0, 0
+    pending: dict[str, np.ndarray] = {}
+    size, number = 0, 0
 
     def flush() -> tuple[str, list[str], int]:
         name = f"shard-{number}"
@@ -152,8 +155,8 @@ class TensorFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.used = set()
-        self.files = {}
+        self.used: set[str] = set()
+        self.files: dict[str, Any] = {}
         for file in map(opened, self.paths()):
             self.files |= dict.fromkeys(file.keys(), file)
 
@@ -205,7 +208,7 @@ class TensorFiles:
         return sorted(self.files.keys() - self.used)
 
 
-def opened(path: Path) -> object:
+def opened(path: Path) -> Any:
     """A safetensors file.
 
     Raises:

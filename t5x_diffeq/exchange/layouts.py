@@ -109,7 +109,7 @@ TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "
 def own_layout(config: ModelConfig) -> Layout:
     """That of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
     leaves = {path: torch_name(path) for path in declared_leaves(config)}
-    outer = {
+    outer: dict[Path, str] = {
         ("token_embedding", "table"): "token_embedding.weight",
         ("final_norm", "scale"): "final_norm.weight",
     }

@@ -1,5 +1,6 @@
 """A workdir made from parameters instead of training: complete, at step 0."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -41,7 +42,7 @@ def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: P
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
             check_tree(params, state.params)
-            checkpoints.save(0, state.replace(params=params), corpus.fingerprint)
+            checkpoints.save(0, replace(state, params=params), corpus.fingerprint)
         save_config(config, folder)
 
 

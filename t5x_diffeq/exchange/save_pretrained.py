@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -24,6 +25,20 @@ from t5x_diffeq.runtime.errors import InputError
 
 MODELING = Path(__file__).with_name("modeling_diffeq.py")
 EXPORTED_SCHEMES = ("euler", "lie_trotter")
+
+
+class Summary(NamedTuple):
+    """What there is to tell of a folder.
+
+    Attributes:
+      model_class: the library's class that reads it.
+      parameters: how many it holds.
+      notes: what a user must know.
+    """
+
+    model_class: str
+    parameters: int
+    notes: list[str]
 
 
 def check_scheme(config: ModelConfig) -> None:
@@ -68,7 +83,7 @@ def save_pretrained(
     reports: list[dict],
     output: Path,
     peft: bool = False,
-) -> dict[str, object]:
+) -> Summary:
     """Writes the folder, whole or not at all; returns what there is to tell of it.
 
     Args:
@@ -106,7 +121,7 @@ def save_pretrained(
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
         (folder / "README.md").write_text(card)
-    return {"class": written["architectures"][0], "parameters": parameters, "notes": notes}
+    return Summary(written["architectures"][0], parameters, notes)
 
 
 def write_json(path: Path, content: dict) -> None:

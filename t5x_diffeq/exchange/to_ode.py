@@ -54,7 +54,7 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
     basis = make_time_basis(config.num_steps, config.time_embed_dim)
     inverse = np.linalg.pinv(basis.at_nodes)
     declared, layers = declared_leaves(config), flatten_dict(params["source"]["weights"])
-    source = {}
+    source: dict[tuple[str, ...], np.ndarray] = {}
     for path in list(layers):
         leaf, role = layers.pop(path), declared[path].role
         scale = config.num_steps if declared[path].writes_residual else 1
@@ -87,6 +87,6 @@ def fit(
     """
     wanted = leaf.astype(np.float64) * scale - offset
     base = wanted.mean(0).astype(np.float32) if has_base else None
-    rest = wanted - base if has_base else wanted  # of W0 as it is stored: what it lacks, P has
+    rest = wanted if base is None else wanted - base  # of W0 as it is stored: what it lacks, P has
     P = inverse @ rest.reshape(len(rest), -1)
     return P.reshape(-1, *rest.shape[1:]).astype(np.float32), base

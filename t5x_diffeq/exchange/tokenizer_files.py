@@ -7,7 +7,7 @@ reading it takes no other library. A sentencepiece model goes along as `tokenize
 import json
 from functools import singledispatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t5x_diffeq.data.tokenizer import (
     ByteTokenizer,
@@ -81,7 +81,7 @@ def _(tokenizer: HuggingFaceTokenizer) -> Files:
 
 @files_of.register
 def _(tokenizer: ByteTokenizer) -> Files:
-    content = {
+    content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -107,9 +107,9 @@ def _(tokenizer: ByteTokenizer) -> Files:
 
 @files_of.register
 def _(tokenizer: SentencePieceTokenizer) -> Files:
-    from sentencepiece import sentencepiece_model_pb2  # it brings protobuf with it
+    from sentencepiece import sentencepiece_model_pb2 as pb2  # it brings protobuf with it
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+    proto = pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
     rules = proto.normalizer_spec
     if proto.trainer_spec.model_type != BPE or rules.precompiled_charsmap:
         lacking = (
@@ -121,7 +121,7 @@ def _(tokenizer: SentencePieceTokenizer) -> Files:
     return Files(as_bytes(sentencepiece_json(proto)), tokenizer.model, settings)
 
 
-def sentencepiece_json(proto: object) -> dict:
+def sentencepiece_json(proto: Any) -> dict:
     """The content of `tokenizer.json` for a sentencepiece byte-pair encoding.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t5x_diffeq.experiments.comparison import laptop_config, training
-from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
 from t5x_diffeq.runtime.config_files import config_of
@@ -24,7 +24,7 @@ class Contender:
     name: str
     variant: str
     lengths: tuple[float, ...]
-    keys: dict[str, object]
+    keys: Keys
 
 
 def contenders(N: int, T: int) -> tuple[Contender, ...]:

@@ -72,7 +72,7 @@ def training(
       seed: of the config.
       model: in tables, instead of the variant.
     """
-    own = flatten(config_of(config, variant))
+    own: Keys = flatten(config_of(config, variant))
     generated = own["model.weights"] == "time_dependent"
     chosen = {
         key: value

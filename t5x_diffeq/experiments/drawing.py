@@ -10,7 +10,8 @@ from t5x_diffeq.experiments.present import Layout, cells, grouped, in_order
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
-Line = list[tuple[float | str, float, float | None]]  # place across, mean, standard error or None
+# Of each point the place across, the mean, and the standard error or None.
+Line = Sequence[tuple[float | str, float, float | None]]
 
 
 def draw(

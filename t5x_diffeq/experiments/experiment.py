@@ -1,15 +1,16 @@
 """What every experiment has: its runs, and what is shown of their outcomes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
-Keys = dict[str, object]  # values by key of the config
-Texts = dict[str, Keys]  # by the text's name, its keys of the config
+Keys = Mapping[str, Any]  # values by key of the config
+Texts = Mapping[str, Keys]  # by the text's name, its keys of the config
 
 
 @dataclass(frozen=True, kw_only=True)

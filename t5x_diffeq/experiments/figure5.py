@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run, flags
+from t5x_diffeq.experiments.runs import Label, Run, flags
 from t5x_diffeq.experiments.tokenizers import KEY, with_tokenizer
 from t5x_diffeq.runtime.config_files import config_of
 from t5x_diffeq.runtime.errors import InputError
@@ -70,7 +70,7 @@ class Figure5(Experiment):
         config = f"--config=configs/{self.config}:{variant}"
         name = f"{source}-{variant}{suffix}"
         base = Run(name, "train", (config, *flags({**keys, **texts[source]})))
-        labels = {"trained on": source, "tuned on": target, "seed": seed}
+        labels: dict[str, Label] = {"trained on": source, "tuned on": target, "seed": seed}
         tuned = [
             self.tune(base, variant, method, steps, {**of_tuning(texts[target]), **own})
             for method in ("lora", "full", *(["hypernetwork"] if variant == "ode" else []))

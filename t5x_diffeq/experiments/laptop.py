@@ -6,7 +6,7 @@ configs/laptop.py.
 
 from t5x_diffeq.experiments.analyses import Analyses, SpectraStudy
 from t5x_diffeq.experiments.budgets import Budgets
-from t5x_diffeq.experiments.comparison import Comparison
+from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.experiment import Experiment
@@ -22,7 +22,7 @@ OF_RATES = (
     Layout(("text", "model"), "learning_rate", "loss", log=True),
 )
 OVER_STEPS = (Layout(("text",), "model", "loss", over_steps=True),)
-OWN = {"ode": {}, "baseline": {}}
+OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 VARIANTS = ("baseline", "ode", "shared")
 
 LAPTOP: dict[str, Experiment] = {

@@ -57,8 +57,8 @@ def paired_table(answers: Sequence[dict]) -> str:
     found: dict[tuple, dict[str, dict[int, list[float]]]] = {}
     for answer in answers:
         for task, scores in whole_tasks(answer["documents"]).items():
-            row = found.setdefault((answer["text"], task, answer["shots"]), {})
-            row.setdefault(answer["model"], {})[answer["seed"]] = scores
+            by_model = found.setdefault((answer["text"], task, answer["shots"]), {})
+            by_model.setdefault(answer["model"], {})[answer["seed"]] = scores
     lines = [HEAD, "|---" * 6 + "|"]
     for row, of in found.items():
         seeds = sorted(of.get("ode", {}).keys() & of.get("baseline", {}).keys())

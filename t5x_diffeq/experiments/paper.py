@@ -8,7 +8,7 @@ model once; `--seeds=3` gives standard errors.
 
 from t5x_diffeq.experiments.analyses import GROWTH_LAYOUTS, Analyses
 from t5x_diffeq.experiments.budgets import Budgets
-from t5x_diffeq.experiments.comparison import Comparison
+from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.experiment import Experiment, Keys
@@ -16,11 +16,11 @@ from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
 
-OWN = {"ode": {}, "baseline": {}}
+OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 LARGE: dict[str, Keys] = {"gpt_large.py": {}}
 LLAMA: dict[str, Keys] = {"llama1b.py": {}}
 OPENWEBTEXT: dict[str, Keys] = {"gpt_small.py": {}, "gpt_medium.py": {}, **LARGE, **LLAMA}
-WIKITEXT_RUN = {"train.batch_size": 256, "train.total_steps": 10_000, "train.eval_every": 200}
+WIKITEXT_RUN: Keys = {"train.batch_size": 256, "train.total_steps": 10_000, "train.eval_every": 200}
 WIKITEXT: dict[str, Keys] = {
     "gpt_small.py": WIKITEXT_RUN,
     "gpt_medium.py": {**WIKITEXT_RUN, "model.time_embed_dim": 48},

@@ -115,8 +115,9 @@ def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
     at = min((each for each in values if len(values[each]) == seeds), key=lambda a: mean(values[a]))
     order = sorted(tried, key=lambda each: (each is not None, each))
     interior = len(order) == 1 or at not in (order[0], order[-1])
-    errors = [each.get(f"{value}_error") for each in tried[at]]
-    within = None if None in errors else mean(errors)
+    error = f"{value}_error"
+    given = all(each.get(error) is not None for each in tried[at])
+    within = mean(each[error] for each in tried[at]) if given else None
     return Cell(values[at], at, interior, within)
 
 

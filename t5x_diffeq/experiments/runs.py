@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import duration, say
@@ -56,7 +57,7 @@ class Run:
         return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
 
 
-def flags(values: dict[str, object]) -> tuple[str, ...]:
+def flags(values: Mapping[str, object]) -> tuple[str, ...]:
     """`--config.KEY=VALUE` of each."""
     return tuple(f"--config.{key}={value}" for key, value in values.items())
 
@@ -109,8 +110,8 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
         began = time.perf_counter()
         said = call(run, output)
         seconds = time.perf_counter() - began
-        outcome = {"run": run.name, "verb": run.verb, **run.labels, "seconds": seconds}
-        outcome["arguments"] = run.arguments
+        outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
+        outcome |= {"seconds": seconds, "arguments": run.arguments}
         outcome |= figures(run, output, said)
         add_line(output / results, outcome)
         done[run.name] = outcome
@@ -120,7 +121,7 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
 def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
     """How long runs may take: each as long as those of its verb that are done, on average."""
     left = [run for run in runs if run.name not in done]
-    taken = {run.verb: [] for run in left}
+    taken: dict[str, list[float]] = {run.verb: [] for run in left}
     for outcome in done.values():
         if (verb := outcome.get("verb")) in taken:
             taken[verb].append(outcome["seconds"])

@@ -45,7 +45,7 @@ class Sweep(Experiment):
         tried: dict[Group, dict[float, float]] = {
             group: {} for group in product(texts, self.variants)
         }
-        wanted = {group: self.variants[group[1]] for group in tried}
+        wanted: dict[Group, Sequence[float]] = {g: self.variants[g[1]] for g in tried}
         made: list[Run] = []
         while any(wanted.values()):
             made += [run(group, value, seeds[0]) for group in wanted for value in wanted[group]]
@@ -54,12 +54,12 @@ class Sweep(Experiment):
             for group, values in wanted.items():
                 tried[group] |= {value: loss(group, value) for value in values}
             wanted = {group: beyond(losses) for group, losses in tried.items()}
-        best = {group: min(losses, key=losses.get) for group, losses in tried.items()}
+        best = {group: min(losses, key=losses.__getitem__) for group, losses in tried.items()}
         return made + [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
 
 
 def beyond(losses: dict[float, float]) -> list[float]:
     """What to try next after losses by value: the neighbour that the best one lacks, if any."""
-    best = min(losses, key=losses.get)
+    best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []

@@ -3,7 +3,8 @@
 A perplexity is per token: it can be compared with the paper's under the paper's tokenizer alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.experiments.runs import Run
@@ -25,7 +26,7 @@ TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
-def with_tokenizer(of_text: dict[str, object], architecture: str) -> dict[str, object]:
+def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """A text's keys, with the model's tokenizer in place of the placeholders."""
     name, file = NAMES[architecture], FILES[architecture]
     return {

@@ -57,4 +57,5 @@ class Downstream:
           tokenizer: the run's.
           batch_size: sequences of the model's length that go through it at once.
         """
+        assert self.tasks is not None  # callers ask first whether there are tasks
         return self.harness.evaluate(setup, params, tokenizer, batch_size, self.tasks)

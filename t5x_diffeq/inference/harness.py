@@ -139,7 +139,11 @@ def evaluate_run(
       The grid, and every number of the results.
     """
     model = run.setup.model.config
-    grid = {"step": run.step, "num_steps": model.num_steps, "scheme": model.scheme}
+    grid: dict[str, float | int | str] = {
+        "step": run.step,
+        "num_steps": model.num_steps,
+        "scheme": model.scheme,
+    }
     results = show(run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks))
     if jax.process_index() == 0:
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))

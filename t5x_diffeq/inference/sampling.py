@@ -71,9 +71,10 @@ def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple
     ) -> tuple[Int[Array, " B"], Cache]:
         """The token after position `last` of `tokens` in each row, and the cache with these."""
         places = Places(positions)
-        y, cache = model.apply({"params": params}, tokens, places, weights, cache, method="extend")
+        variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
+        y, cache = read(variables, tokens, places, weights, cache)
         y = jnp.take_along_axis(y, last[:, None, None], axis=1)
-        logits = model.apply({"params": params}, y, method="logits")[:, 0]
+        logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
         reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
         drawn = jax.vmap(jax.random.fold_in)(keys, reached)
         token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)

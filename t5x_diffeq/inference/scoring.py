@@ -6,6 +6,7 @@ model with others of that length. So few programs are compiled, and numbers don'
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from t5x_diffeq.training.setup import Setup
 SHORTEST = 128  # padded lengths are this, doubled until the model's own
 
 
-class Sequel(NamedTuple):
+@dataclass(frozen=True)
+class Sequel:
     """Tokens, of which the last `count` are judged by those before them.
 
     Attributes:
@@ -64,8 +66,8 @@ def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Arr
     def score_step(
         params: dict, weights: Weights, inputs: Tokens, targets: Tokens
     ) -> tuple[Array, Array]:
-        y = model.apply({"params": params}, inputs, weights, method="hidden")
-        head = model.apply({"params": params}, method="head_vectors")
+        y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
+        head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
         losses, best = token_losses(
             y,
             head,
@@ -97,7 +99,7 @@ class Scorer:
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each, summed in float64."""
-        scores: list[Score | None] = [None] * len(sequels)
+        scores: dict[int, Score] = {}
         done, pending = 0, None
         with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
             for numbers, inputs, targets in self.batches(sequels):
@@ -108,7 +110,7 @@ class Scorer:
                 pending = dispatched
             if pending:
                 collect(sequels, scores, *pending)
-        return scores
+        return [scores[number] for number in range(len(sequels))]
 
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
         """Which sequels, their inputs and their targets; the longest first."""
@@ -122,7 +124,8 @@ class Scorer:
             rows = self.setup.eval_rows(min(len(numbers), most))
             for first in range(0, len(numbers), rows):
                 chosen = numbers[first : first + rows]
-                yield chosen, *self.placed([sequels[n].tokens for n in chosen], rows, length)
+                inputs, targets = self.placed([sequels[n].tokens for n in chosen], rows, length)
+                yield chosen, inputs, targets
 
     def placed(self, rows: list[list[int]], count: int, length: int) -> list[Array]:
         """Inputs and targets of `count` rows over the mesh, zeros after each row's own."""
@@ -146,14 +149,14 @@ def padded_length(length: int, limit: int) -> int:
 
 def collect(
     sequels: Sequence[Sequel],
-    scores: list[Score | None],
+    scores: dict[int, Score],
     numbers: list[int],
     outputs: tuple[Array, Array],
 ) -> int:
     """Fills in the scores of a batch; returns how many."""
     losses, best = map(np.asarray, outputs)
     for row, number in enumerate(numbers):
-        tokens, count = sequels[number]
+        tokens, count = sequels[number].tokens, sequels[number].count
         last = len(tokens) - 1
         judged = slice(last - count, last)
         total = -float(losses[row, judged].sum(dtype=np.float64))

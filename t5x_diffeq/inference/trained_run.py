@@ -6,12 +6,14 @@ run = td.load("workdirs/tiny")
 W = run.weights([0.0, 0.5, 1.0])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -20,9 +22,12 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import place
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class TrainedRun:
 
     def weights(self, t: Sequence[float] | ArrayLike) -> Weights:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`."""
-        return self._apply(jnp.asarray(t, jnp.float32), method="weights")
+        return self._apply(LanguageModel.weights, jnp.asarray(t, jnp.float32))
 
     def logits(self, text: str) -> Float[Array, "L V"]:
         """The logits of each token's successor, over the padded vocabulary.
@@ -47,7 +52,7 @@ class TrainedRun:
         Raises:
           InputError: if the text is longer than the model's length.
         """
-        return self._apply(self._tokens(text))[0]
+        return self._apply(LanguageModel.__call__, self._tokens(text))[0]
 
     def trajectory(self, text: str) -> Float[Array, "states L D"]:
         """The states y at t = 0, 1/N, ..., 1, for the N solver steps of the run's grid.
@@ -55,8 +60,8 @@ class TrainedRun:
         Raises:
           InputError: if the text is longer than the model's length.
         """
-        states = self._apply(self._tokens(text), self._apply(method="weights"), method="trajectory")
-        return states[:, 0]
+        weights = self._apply(LanguageModel.weights)
+        return self._apply(LanguageModel.trajectory, self._tokens(text), weights)[:, 0]
 
     def generate(
         self,
@@ -95,9 +100,9 @@ class TrainedRun:
             )
         return jnp.asarray(tokens, jnp.int32)[None]
 
-    def _apply(self, *arguments: Array | Weights, **method: str) -> Array | Weights:
+    def _apply(self, method: Callable[..., Result], *arguments: Array | Weights) -> Result:
         with self.run.setup.context():
-            return self.run.setup.model.apply({"params": self.run.params}, *arguments, **method)
+            return nn.apply(method, self.run.setup.model)({"params": self.run.params}, *arguments)
 
 
 def load(

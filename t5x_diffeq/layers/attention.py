@@ -78,15 +78,18 @@ class Attention(nn.Module):
         The cache's `keys` and `values` are `[slots, B, length, K, G]`, of which this attention has
         one `slot`; k and v are put at their positions there, in place.
         """
-        slot = self.get_variable(CACHE, "slot")
+        slot: int = self.get_variable(CACHE, "slot")
         rows = jnp.arange(len(q))[:, None]
-        own = []
-        for name, new in (("keys", k), ("values", v)):
-            held = self.get_variable(CACHE, name).at[slot, rows, positions].set(new)
+
+        def own(name: str, new: Float[Array, "B L K G"]) -> Float[Array, "B length K G"]:
+            held: Array = self.get_variable(CACHE, name)
+            held = held.at[slot, rows, positions].set(new)
             self.put_variable(CACHE, name, held)
-            own.append(held[slot])
-        seen = jnp.arange(own[0].shape[1]) <= positions[:, None, :, None]
-        return jax.nn.dot_product_attention(q.astype(k.dtype), *own, mask=seen)
+            return held[slot]
+
+        keys, values = own("keys", k), own("values", v)
+        seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
+        return jax.nn.dot_product_attention(q.astype(k.dtype), keys, values, mask=seen)
 
     def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
         """q, k and v from one kernel `[D, 3, H, G]`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +139,8 @@ def causal_attention(
     if kernel == STAND_IN:
         return checkpoint_name(on_own_rows(stand_in, q, k, v, None), KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
+    name = cast(Literal["xla", "cudnn"], kernel)  # what is left of `KERNELS`
+    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
     return checkpoint_name(mixed, KEPT)
 
 
@@ -173,7 +175,7 @@ def on_own_rows(
     """`local(q, k, v, segments)` of each device's own rows and heads."""
     if jax.sharding.get_abstract_mesh().empty:
         return local(q, k, v, segments)
-    spec = PartitionSpec(*nn.logical_to_mesh_axes(HEADS))
+    spec = PartitionSpec(*(nn.logical_to_mesh_axes(HEADS) or ()))
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel's outputs don't say over which axes they vary, so that can't be checked.
     whole = jax.shard_map(local, in_specs=in_specs, out_specs=spec, check_vma=False)

@@ -60,7 +60,8 @@ class Linear(nn.Module):
         x = x.reshape(-1, *x.shape[len(leading) :])
         y = jnp.tensordot(x, kernel.astype(self.dtype), self.num_inputs)
         if self.has_variable(ADAPTERS, "a"):
-            a, b = (self.get_variable(ADAPTERS, name) for name in ("a", "b"))
+            a: Array = self.get_variable(ADAPTERS, "a")
+            b: Array = self.get_variable(ADAPTERS, "b")
             y += jnp.tensordot(jnp.tensordot(x, a, self.num_inputs), b, 1)
         if self.use_bias:
             bias = declare(

@@ -1,5 +1,6 @@
 """The feed-forward sub-field: GELU or ReLU as in GPT, SwiGLU as in Llama."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -7,11 +8,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
 from t5x_diffeq.array_types import State
 from t5x_diffeq.layers.linear import Linear
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,

@@ -73,4 +73,4 @@ def declare(
             step_multiplier=step_multiplier,
         )
 
-    return module.param(name, boxed)
+    return module.param(name, boxed)  # type: ignore[return-value]  # Linen unboxes it

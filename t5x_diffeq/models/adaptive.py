@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int
 
 from t5x_diffeq.array_types import Places, State, Tokens, Weights
 from t5x_diffeq.models.block import vector_field
@@ -113,7 +114,7 @@ def solve(
     return Solution(solution.ys[-1], solution.stats["num_steps"], reached)
 
 
-def weights_at_time(config: ModelConfig, source_params: dict, t: Float[Array, ""]) -> Weights:
+def weights_at_time(config: ModelConfig, source_params: dict, t: ArrayLike) -> Weights:
     """W(t): the source's tree without the axis of times."""
     source = make_source(config, parent=None)
     times = jnp.asarray(t, jnp.float32)[None]

@@ -80,7 +80,8 @@ class Block(nn.Module):
         c = self.config
         length = min(c.max_length, LANES)
         state = jax.ShapeDtypeStruct((1, length, c.embed_dim), jnp.dtype(c.state_dtype))
-        return state, Places(jax.ShapeDtypeStruct((1, length), jnp.int32))
+        positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array
 
 
 def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
@@ -112,12 +113,12 @@ def cached_field(
         def f(W: Weights, y: State) -> State:
             own = {**caches[-1], "slot": slot + len(caches) - 1}
             variables = {**block_variables(W), CACHE: {"attention": own}}
-            f, changed = block.apply(variables, y, places, method="f", mutable=[CACHE])
+            output, changed = nn.apply(Block.f, block, mutable=[CACHE])(variables, y, places)
             caches.append({name: changed[CACHE]["attention"][name] for name in cache})
-            return f
+            return output
 
         def g(W: Weights, y: State) -> State:
-            return block.apply(block_variables(W), y, method="g")
+            return nn.apply(Block.g, block)(block_variables(W), y)
 
         return VectorField(f, g), caches
 
@@ -135,15 +136,15 @@ def vector_field(
       deterministic: without dropout, whatever the key.
     """
     block = Block(config, parent=None)
+    f, g = nn.apply(Block.f, block), nn.apply(Block.g, block)
 
     def with_key(key: Array | None) -> VectorField:
-        def call(method: str, W: Weights, y: State, *args: Places) -> State:
-            rngs = None if deterministic else {"dropout": key}
-            y = nn.with_logical_constraint(y, ("batch", "length", None))
-            return block.apply(
-                block_variables(W), y, *args, deterministic=deterministic, rngs=rngs, method=method
-            )
+        rngs = None if key is None else {"dropout": key}
 
-        return VectorField(f=lambda W, y: call("f", W, y, places), g=lambda W, y: call("g", W, y))
+        def call(method: Callable[..., State], W: Weights, y: State, *args: Places) -> State:
+            y = nn.with_logical_constraint(y, ("batch", "length", None))
+            return method(block_variables(W), y, *args, deterministic=deterministic, rngs=rngs)
+
+        return VectorField(f=lambda W, y: call(f, W, y, places), g=lambda W, y: call(g, W, y))
 
     return with_key

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -67,7 +68,7 @@ class ModelConfig:
     max_length: int
 
     @classmethod
-    def of(cls, keys: Mapping[str, object], vocab_size: int, max_length: int) -> "ModelConfig":
+    def of(cls, keys: Mapping[str, Any], vocab_size: int, max_length: int) -> "ModelConfig":
         """From the keys of `config.model`, the tokenizer's vocabulary and the sequence length.
 
         Raises:

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Cache, Logits, Places, State, Times, Tokens, Weights
+from t5x_diffeq.array_types import Cache, Logits, Places, State, States, Times, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
@@ -26,12 +27,12 @@ from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 
 
-def make_source(config: ModelConfig, **module: object) -> nn.Module:
+def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     """The weight source that `config.weights` names; `module` are Linen's own arguments."""
     # Of this block only the parameters' shapes are read, from a row that no mesh divides; so it
     # has the kernel of attention that takes any.
     block = Block(replace(config, attention="xla"), parent=None)
-    common = {
+    common: dict[str, Any] = {
         "block": block,
         "inputs": block.input_shapes(),
         "dtype": config.compute_dtype,
@@ -201,7 +202,7 @@ class LanguageModel(nn.Module):
             unroll=unroll,
         )
 
-    def trajectory(self, tokens: Tokens, weights: Weights) -> Float[Array, "states B L D"]:
+    def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""
         c = self.config
         places = in_one_document(tokens)

@@ -6,15 +6,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.array_types import State, States, Weights
 from t5x_diffeq.ode.solvers import SCHEMES, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
-Step = Callable[[State, tuple[tuple[Weights, ...], Array | None]], State]
+StepInputs = tuple[Weights, Array | None]  # of one step, or of all, on a leading axis
+Step = Callable[[State, StepInputs], State]
 
 REMATS = ("none", "dots", "full")  # and every:k and keep:a,b
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
@@ -75,11 +76,11 @@ def trajectory(
     scheme: str,
     num_steps: int,
     step_size: float,
-) -> Float[Array, "states B L D"]:
+) -> States:
     """The states at t = 0, dt, ..., 1; arguments as those of `integrate`."""
     step = step_function(field, scheme, step_size)
 
-    def keep(y: State, x: object) -> tuple[State, State]:
+    def keep(y: State, x: StepInputs) -> tuple[State, State]:
         return step(y, x), y
 
     y, before = jax.lax.scan(keep, y, step_inputs(weights, scheme, num_steps, key=None))
@@ -112,7 +113,7 @@ def integrate_with_memory(
     slots, _ = SCHEMES[scheme].evaluations
     for n, of_step in enumerate(weights):
         of_slot, memories = field(memory, n * slots)
-        y = step_function(lambda _, of_slot=of_slot: of_slot, scheme, step_size)(y, (of_step, None))
+        y = step_function(without_key(of_slot), scheme, step_size)(y, (of_step, None))
         memory = memories[-1]
     return y, memory
 
@@ -127,12 +128,17 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     """One step of the scheme, from a state and the step's slice of `step_inputs`."""
     nodes = len(SCHEMES[scheme].nodes)
 
-    def step(y: State, inputs: tuple[Weights, Array | None]) -> State:
+    def step(y: State, inputs: StepInputs) -> State:
         W, key = inputs
         stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
         return SCHEMES[scheme].step(field(key), stages, y, step_size)
 
     return step
+
+
+def without_key(field: VectorField) -> FieldOfKey:
+    """The same field whatever the key."""
+    return lambda _: field
 
 
 class SubFieldsApart(VectorField):
@@ -152,9 +158,7 @@ def apart(field: FieldOfKey) -> FieldOfKey:
     return lambda key: SubFieldsApart(*field(key))
 
 
-def step_inputs(
-    weights: Weights, scheme: str, num_steps: int, key: Array | None
-) -> tuple[Weights, Array | None]:
+def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
     """Each step's weights, leaves `[num_steps, nodes, ...]`, and its dropout key."""
     nodes = len(SCHEMES[scheme].nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
@@ -162,7 +166,7 @@ def step_inputs(
 
 
 def scan_steps(
-    step: Step, y: State, inputs: object, num_steps: int, remat: str, kept_dtype: DTypeLike
+    step: Step, y: State, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
 ) -> State:
     """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
@@ -176,7 +180,7 @@ def scan_steps(
     every = steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
 
-    def chunk(y: State, inputs: object) -> State:
+    def chunk(y: State, inputs: StepInputs) -> State:
         return scan(step, y, inputs)
 
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
@@ -185,7 +189,7 @@ def scan_steps(
     return scan_again(chunk, y, rest, kept_dtype) if whole < num_steps else y
 
 
-def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> State:
+def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
     """`scan`, whose backward pass computes each step again from its inputs; nothing else is kept.
 
     Of these, the states are kept in `kept_dtype`. Float32 states would take twice the memory of
@@ -197,15 +201,15 @@ def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> St
         return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
     dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
 
-    def forward(y: State, inputs: tuple) -> tuple[State, tuple]:
-        def keep(y: State, x: tuple) -> tuple[State, State]:
+    def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[States, StepInputs]]:
+        def keep(y: State, x: StepInputs) -> tuple[State, State]:
             return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs)
         return y, (kept, inputs)
 
-    def backward(found: tuple, dy: State) -> tuple[State, tuple]:
-        def back(dy: State, at: tuple[State, tuple]) -> tuple[State, Weights]:
+    def backward(found: tuple[States, StepInputs], dy: State) -> tuple[State, StepInputs]:
+        def back(dy: State, at: tuple[State, StepInputs]) -> tuple[State, Weights]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
@@ -217,7 +221,7 @@ def scan_again(step: Step, y: State, inputs: tuple, kept_dtype: DTypeLike) -> St
     return again(y, inputs)
 
 
-def scan(step: Step, y: State, inputs: object) -> State:
+def scan(step: Step, y: State, inputs: StepInputs) -> State:
     """Repeats `step` over the leading axis of `inputs`."""
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y

@@ -29,6 +29,7 @@ launch/reproduce/README.md.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from math import sqrt
 
@@ -145,29 +146,21 @@ class GeneratedLayer(nn.Module):
 
     def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:
         """`offset + W0 + P e`."""
-        declarations = {"role": leaf.role, "writes_residual": leaf.writes_residual}
-        P = declare(
-            self,
+        parameter = partial(declare, self, role=leaf.role, writes_residual=leaf.writes_residual)
+        P = parameter(
             name,
             nn.initializers.normal(self.scales.std(leaf)),
             (self.scales.T, *leaf.value.shape),
             ("time_embed", *leaf.names),
             step_multiplier=self.scales.summed,
-            **declarations,
         )
         dtype = compute_dtype(leaf.role, self.dtype)
         generated = contract(e, P, leaf.names, dtype) + jnp.asarray(OFFSET[leaf.role], dtype)
         if leaf.role != "kernel":
             return generated
         shape, zeros = leaf.value.shape, nn.initializers.zeros
-        base = declare(
-            self,
-            f"{name}_base",
-            zeros,
-            shape,
-            leaf.names,
-            step_multiplier=self.scales.single,
-            **declarations,
+        base = parameter(
+            f"{name}_base", zeros, shape, leaf.names, step_multiplier=self.scales.single
         )
         return generated + base.astype(dtype)
 

@@ -26,8 +26,8 @@ def load(workdir: AnyPath, num_steps: int | None, checkpoint: int | None) -> tup
     """The run on one device, and its data."""
     corpus = load_corpus(workdir)
     vocab_size = corpus.tokenizer.vocab_size
-    grid = {"num_steps": num_steps, "checkpoint": checkpoint}
-    return corpus, load_run(workdir, vocab_size, batch_size=1, **grid)
+    run = load_run(workdir, vocab_size, batch_size=1, num_steps=num_steps, checkpoint=checkpoint)
+    return corpus, run
 
 
 def perplexity(workdir: AnyPath, num_steps: int, checkpoint: int | None) -> float:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,6 +71,7 @@ class Contestant:
     def results(self) -> dict[str, float]:
         """Step time, the compiler's memory analysis of the step, and its work."""
         memory = self.compiled.memory_analysis()
+        assert memory is not None  # CPUs, GPUs and TPUs all have it
         with self.setup.context(), Progress(f"counting the FLOPs of {self.name}"):
             cost = unrolled_cost(self.setup, self.batch_size)
         return {
@@ -105,7 +107,7 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
     for _ in tracked(range(rounds), "timing the steps", rounds, "rounds"):
         for contestant in contestants:
             contestant.step()
-    results = [{"name": c.name, **c.results()} for c in contestants]
+    results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
     model, *others = results
     ratios = [
         {

@@ -52,7 +52,8 @@ def evaluate_grid(
     solver = scheme if scheme in SOLVERS else None
     run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme, flags)
     model = run.setup.model.config
-    adaptive = solver and Adaptive(solver, flags.rtol, flags.rtol, flags.max_solver_steps)
+    limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
+    adaptive = Adaptive(solver, *limits) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
     fixed["flops_per_token"] = forward_flops(model)

@@ -40,12 +40,12 @@ def export(
         checkpoint=checkpoint,
     )
     with run.setup.context(), Progress("writing the folder"):
-        told = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
-    say(*told["notes"])
+        summary = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
+    say(*summary.notes)
     facts = {
         "checkpoint": str(run.step),
-        "class": told["class"],
+        "class": summary.model_class,
         "layers": str(run.setup.model.config.num_steps),
-        "parameters": count(told["parameters"]),
+        "parameters": count(summary.parameters),
     }
     table(f"exported to {output}", facts)

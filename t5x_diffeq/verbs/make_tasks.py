@@ -46,8 +46,8 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
     made = []
     for number, words in enumerate(passages):
         middle = len(words) * 2 // 3
-        others = random.choice(len(passages) - 1, CHOICES - 1, replace=False)
-        others = [passages[other + (other >= number)] for other in others]
+        drawn = random.choice(len(passages) - 1, CHOICES - 1, replace=False)
+        others = [passages[other + (other >= number)] for other in drawn]
         endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
         label = int(random.integers(CHOICES))
         endings.insert(label, "".join(words[middle:]))

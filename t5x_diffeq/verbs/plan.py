@@ -62,6 +62,7 @@ def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
     say("looking for what does fit:")
     for change, other in remedies(config, dict(plan.setup.mesh.shape)):
         memory = make_plan(change, other, where).memory
+        assert memory.available is not None  # it is known, since a plan was found not to fit
         needed = f"{memory.needed / GIB:.2f} GiB of {memory.available / GIB:.2f}"
         if memory.fits:
             say(f"fits with {change} ({needed})")

@@ -81,7 +81,7 @@ def train(
         cache = keep_compiled()
         with Progress("making or restoring the train state"):
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-            state, start, places, reports = restored or (begun(setup), 0, None, None)
+            state, start, first_places, reports = restored or (begun(setup), 0, None, None)
         say_if_lost(workdir, start, reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
@@ -154,7 +154,7 @@ def train(
         # -------------------------------------------------------------- loop
         threads = config.data.read_threads
         batches = train_batches(
-            examples, batch_size, config.seed, start, setup.rows, threads, places
+            examples, batch_size, config.seed, start, setup.rows, threads, first_places
         )
         if start == 0:
             evaluate_now(0)
@@ -186,6 +186,7 @@ def train(
 
     # ------------------------------------------------------------------ end: all is on disk
     if step < total_steps:
+        assert stop.reason is not None  # the loop ends early only when there is one
         say(f"stopped by {stop.reason.name} after step {step}, saved; the same command continues")
         return stop.reason.status
     progress.say_summary(workdir, time.perf_counter() - started)
