@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the project: lint, format, declared dependencies, tests. Sets itself up the first time.
+# Checks the project: lint, format, types, declared dependencies, tests. Sets itself up the first time.
 #
 #   launch/test.sh [--slow] [pytest arguments ...]
 #
@@ -20,5 +20,6 @@ cd "$ROOT"
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/deptry" .
+"$VENV/bin/mypy"
 workers=$(($(getconf _NPROCESSORS_ONLN) - 1)) # one core is left for the processes that tests start
 "$VENV/bin/python" -m pytest --numprocesses=$((workers > 2 ? workers : 2)) --dist=worksteal "$@"

@@ -20,13 +20,13 @@ from fault_checkpoints import (
     workdir_fixture,  # noqa: F401
 )
 
-from t5x_diffeq.runs.progress import check_finite
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training import checkpoint as checkpoints_of
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
+from t5x_diffeq.training.step import check_finite
 
 
 @pytest.mark.parametrize("way", [delete, flip])

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -18,7 +17,6 @@ from ml_collections import ConfigDict
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.console import count, duration, say, table
-from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
@@ -31,7 +29,9 @@ from t5x_diffeq.training.setup import Setup
 class CorpusFacts(Protocol):
     """What the account tells of a corpus."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The sources."""
 
     def amount(self, split: str) -> str:
         """How much a split has."""
@@ -99,42 +99,6 @@ def describe_steps(depths: list[tuple[int, ...]]) -> str:
     if len(depths) == 1:
         return "the step"
     return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
-
-
-def check_finite(
-    step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
-) -> None:
-    """Stops a run whose state can't be trusted any more.
-
-    Args:
-      step: that the values are of.
-      values: loss and the like.
-      last_checkpoint: the newest that was saved, if any.
-      start: the checkpoint that the run was continued from; 0 if it began anew.
-
-    Raises:
-      RunError: with the step, the last good checkpoint, and what to try.
-    """
-    bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
-    if not bad:
-        return
-    what = f"at step {step} {' and '.join(bad)}"
-    if start and step == start + 1:
-        raise RunError(
-            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
-            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
-            "one"
-        )
-    good = (
-        "no checkpoint was saved yet"
-        if last_checkpoint is None
-        else f"the last good checkpoint is {last_checkpoint}"
-    )
-    raise RunError(
-        f"{what}; {good}, and this state was not saved; try a "
-        "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
-        "optimizer.max_grad_norm in a new --workdir"
-    )
 
 
 def say_account(

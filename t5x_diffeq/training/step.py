@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from math import isfinite
 
 import jax
 import optax
@@ -10,6 +11,7 @@ from clu import metrics as clu_metrics
 from flax import struct
 
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.gradient import Batch, batch_losses, make_gradient
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
@@ -104,3 +106,39 @@ def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], 
         return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
     return eval_step
+
+
+def check_finite(
+    step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
+) -> None:
+    """Stops a run whose state can't be trusted any more.
+
+    Args:
+      step: that the values are of.
+      values: loss and the like.
+      last_checkpoint: the newest that was saved, if any.
+      start: the checkpoint that the run was continued from; 0 if it began anew.
+
+    Raises:
+      RunError: with the step, the last good checkpoint, and what to try.
+    """
+    bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
+    if not bad:
+        return
+    what = f"at step {step} {' and '.join(bad)}"
+    if start and step == start + 1:
+        raise RunError(
+            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
+            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
+            "one"
+        )
+    good = (
+        "no checkpoint was saved yet"
+        if last_checkpoint is None
+        else f"the last good checkpoint is {last_checkpoint}"
+    )
+    raise RunError(
+        f"{what}; {good}, and this state was not saved; try a "
+        "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
+        "optimizer.max_grad_norm in a new --workdir"
+    )

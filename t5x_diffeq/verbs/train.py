@@ -28,7 +28,12 @@ from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import TrainMetrics, compile_train_step, make_eval_step
+from t5x_diffeq.training.step import (
+    TrainMetrics,
+    check_finite,
+    compile_train_step,
+    make_eval_step,
+)
 
 
 def train(
@@ -113,7 +118,7 @@ def train(
 
         def report(step: int, metrics: TrainMetrics) -> None:
             values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
-            progress.check_finite(step, values, checkpoints.latest_step, start)
+            check_finite(step, values, checkpoints.latest_step, start)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
             if step == start + 1:
                 save_config(config, workdir)  # the workdir is this config's from here on
