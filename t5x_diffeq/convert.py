@@ -76,7 +76,7 @@ def main() -> None:
     folder = command_line.folder(INPUT, "convert")
     workdir = command_line.folder(WORKDIR, "convert")
     if TIME_EMBED_DIM.value is not None and not TO_ODE.value:
-        raise InputError("--time_embed_dim is of a neural ODE; add --to_ode")
+        raise InputError("--time_embed_dim is for neural ODEs only; add --to_ode")
     check_overrides(config_flags.get_override_values(FLAGS["config"]))
 
     from t5x_diffeq.verbs.convert import convert  # JAX and the rest take seconds

@@ -107,7 +107,7 @@ def check_tasks(adaptive: bool) -> None:
     if adaptive or PLOT.value:
         raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
     if EVAL_BATCHES.value is not None:
-        raise InputError("--eval_batches is of the validation split; for --tasks give --limit")
+        raise InputError("--eval_batches limits the validation split; with --tasks give --limit")
 
 
 def check_plot() -> None:

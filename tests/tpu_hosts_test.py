@@ -63,9 +63,12 @@ def test_an_address_alone_leaves_the_rest_to_the_tpu():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"TPU_WORKER_ID": "x"}, "TPU_WORKER_ID is 'x', not a number"),
-        ({"TPU_WORKER_ID": "3", "MEGASCALE_SLICE_ID": "1"}, "TPU_WORKER_ID=3 can't be: 2 slice"),
-        ({"MEGASCALE_NUM_SLICES": "two"}, "MEGASCALE_NUM_SLICES is 'two'"),
+        ({"TPU_WORKER_ID": "x"}, "TPU_WORKER_ID='x' is not a number"),
+        (
+            {"TPU_WORKER_ID": "3", "MEGASCALE_SLICE_ID": "1"},
+            "TPU_WORKER_ID=3 is too large: the environment names 2 slice",
+        ),
+        ({"MEGASCALE_NUM_SLICES": "two"}, "MEGASCALE_NUM_SLICES='two'"),
     ],
 )
 def test_contradictions(wrong, message):

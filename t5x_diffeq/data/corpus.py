@@ -112,7 +112,7 @@ def prepare_corpus(
             name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
         if part.fingerprint != fingerprint:
             raise InputError(
-                f"workdir {workdir} was begun on {part.name} (fingerprint "
+                f"workdir {workdir} was started on {part.name} (fingerprint "
                 f"{part.fingerprint[:12]}), but the data is now {name} ({fingerprint[:12]}); "
                 "restore that data or choose a new --workdir"
             )
@@ -199,7 +199,7 @@ def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
     """Removes tokens that a run which was refused has left, if they are not of this data."""
     facts = (read_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json"))
     if any(found and found["fingerprint"] != fingerprint for found in facts):
-        say(f"{folder} is of a run that never began, on other data: it is made anew")
+        say(f"{folder} is left of a run that never started, on other data; it is made again")
         remove_folder(folder)
 
 

@@ -87,5 +87,8 @@ def tokenizer_in(
 def discard_other_tokenizer(folder: AnyPath, data: ConfigDict, text: str) -> None:
     """Removes a tokenizer that a run which was refused has left, if it is not of this data."""
     if load_tokenizer(folder) is not None and other_recipe(folder, data, text):
-        say(f"{folder} is of a run that never began, with another tokenizer: it is made anew")
+        say(
+            f"{folder} is left of a run that never started, with another tokenizer; "
+            "it is made again"
+        )
         remove_folder(folder)

@@ -299,7 +299,9 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     try:
         end_of_text = json.loads(end.read_text()) if end.exists() else None
     except ValueError as error:
-        raise InputError(f"{end} is damaged: {error}; restore it or begin anew") from error
+        raise InputError(
+            f"{end} is damaged: {error}; restore it, or start in a new --workdir"
+        ) from error
     for name in (MODEL_FILE, JSON_FILE):
         if (folder / name).exists():
             return read_tokenizer(folder / name, end_of_text)

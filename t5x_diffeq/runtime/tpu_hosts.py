@@ -45,8 +45,8 @@ def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     index += number(told, "MEGASCALE_SLICE_ID", "0") * len(hosts)
     if index >= len(hosts) * slices:
         raise InputError(
-            f"TPU_WORKER_ID={told['TPU_WORKER_ID']} can't be: {slices} slice(s) of {len(hosts)} "
-            "host(s) are told of"
+            f"TPU_WORKER_ID={told['TPU_WORKER_ID']} is too large: the environment names "
+            f"{slices} slice(s) of {len(hosts)} host(s)"
         )
     first = (told.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]).split(":")[0]
     port = environment.get("JAX_COORDINATOR_PORT") or PORT
@@ -81,7 +81,9 @@ def number(told: Mapping[str, str], name: str, default: str | None) -> int:
     """
     value = told.get(name) or default
     if value is None or not value.isdecimal():
-        raise InputError(f"the TPU's hosts are told of, and {name} is {value!r}, not a number")
+        raise InputError(
+            f"the environment names a TPU's hosts, but {name}={value!r} is not a number"
+        )
     return int(value)
 
 

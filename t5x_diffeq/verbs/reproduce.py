@@ -127,7 +127,10 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
             say("stopped, saved; the same command continues")
             return stopped.status
         if others := todo(runs, output):
-            say(f"this part is done; others have {len(others)} runs to do, then the same command")
+            say(
+                f"this part is done; {len(others)} runs of other parts are not; once they are, the "
+                "same command makes tables and figures"
+            )
             return 0
         runs = experiment.runs(of_texts, seeds, read_results(output))  # more, of a sweep
     caveats = remark(runs, output) if flags.scale == "paper" else []
