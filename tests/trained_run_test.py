@@ -11,7 +11,7 @@ from conftest import ROOT
 
 import t5x_diffeq as td
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.models.language_model import nodes
+from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runtime.errors import InputError
 
 
@@ -32,7 +32,7 @@ def test_weights_at_the_nodes_are_those_of_the_grid(run):
     """At the times of the grid, `weights` is what the pass reads; elsewhere it differs."""
     config = run.run.setup.model.config
     grid = nodes(config)
-    of_pass = run._apply(method="weights")
+    of_pass = run._apply(LanguageModel.weights)
     jax.tree.map(np.testing.assert_array_equal, run.weights(grid), of_pass)
     between = run.weights(grid + 0.3 / config.num_steps)
     differences = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), between, of_pass)
@@ -45,8 +45,8 @@ def test_the_trajectory_ends_in_the_logits(run):
     length = len(run.tokenizer.encode([text])[0])
     config = run.run.setup.model.config
     assert states.shape == (config.num_steps + 1, length, config.embed_dim)
-    last = run._apply(states[-1:], method="normalised")
-    logits = run._apply(last, method="logits")[0]
+    last = run._apply(LanguageModel.normalised, states[-1:])
+    logits = run._apply(LanguageModel.logits, last)[0]
     np.testing.assert_allclose(logits, run.logits(text), rtol=1e-5, atol=1e-5)
 
 
