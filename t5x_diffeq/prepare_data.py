@@ -31,18 +31,6 @@ WORKERS = flags.DEFINE_integer(
 )
 
 
-def parse_part(value: str | None) -> tuple[int, int]:
-    """(i, n) of `i/n`.
-
-    Raises:
-      InputError: if it is not that, with 0 <= i < n.
-    """
-    index, _, parts = (value or "0/1").partition("/")
-    if not (index.isdecimal() and parts.isdecimal() and int(index) < int(parts)):
-        raise InputError(f"--shard={value} is not i/n with i from 0 to n - 1, such as 3/64")
-    return int(index), int(parts)
-
-
 def check_ahead(data: ConfigDict) -> None:
     """The config asks for tokens that are made ahead.
 
@@ -61,7 +49,7 @@ def main() -> None:
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     check_ahead(CONFIG.value.data)
-    folder, part = command_line.folder(OUTPUT, "prepare_data"), parse_part(SHARD.value)
+    folder, part = command_line.folder(OUTPUT, "prepare_data"), command_line.part(SHARD)
     if part[1] > 2 * SHARDS.value:
         raise InputError(
             f"--shard={SHARD.value}: with --shards={SHARDS.value} of each split there is nothing "

@@ -5,8 +5,6 @@ continues where it stopped. At the end it prints tables and writes them (tables.
 (figure1.png, .pdf, ...) to DIR/figure5.
 """
 
-import re
-
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
@@ -70,25 +68,13 @@ DRY_RUN = flags.DEFINE_boolean(
 )
 
 
-def part() -> tuple[int, int]:
-    """i and n of --part.
-
-    Raises:
-      InputError: if it isn't i/n with 0 <= i < n.
-    """
-    found = re.fullmatch(r"(\d+)/(\d+)", PART.value)
-    if not found or not int(found[1]) < int(found[2]):
-        raise InputError(f"--part={PART.value} is not i/n with 0 <= i < n")
-    return int(found[1]), int(found[2])
-
-
 def main() -> int:
     """The verb."""
     if SCALE.value not in SCALES:
         raise InputError(f"--scale={SCALE.value} is laptop or paper")
     if EXPERIMENT.value not in EXPERIMENTS:
         raise InputError(f"--experiment={EXPERIMENT.value}: there are {', '.join(EXPERIMENTS)}")
-    output, own_part = command_line.folder(OUTPUT, "reproduce"), part()
+    output, own_part = command_line.folder(OUTPUT, "reproduce"), command_line.part(PART)
 
     from t5x_diffeq.verbs.reproduce import reproduce  # JAX and the rest take seconds
 

@@ -220,3 +220,22 @@ def test_several_processes_of_this_machine(argument, message):
     command = [sys.executable, script, argument, "--", "true"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (None, (0, 1)),
+        ("3/64", (3, 64)),
+        *((wrong, None) for wrong in ("3", "2/2", "a/b", "-1/2", "٣/4")),
+    ],
+)
+def test_parts(value, parts):
+    own = flags.FlagValues()
+    flag = flags.DEFINE_string("part", value, "", flag_values=own)
+    own(["verb"])
+    if parts:
+        assert command_line.part(flag) == parts
+    else:
+        with pytest.raises(InputError, match=f"--part={value} is not i/n with i from 0 to n - 1"):
+            command_line.part(flag)

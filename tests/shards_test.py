@@ -20,7 +20,6 @@ from t5x_diffeq.data.preparation import tokenised
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.prepare_data import parse_part
 from t5x_diffeq.runtime.errors import InputError, RunError
 
 
@@ -117,9 +116,6 @@ def test_folders_that_can_not_be_used(data, made, tmp_path):
     data.source, data.path = "tokens", str(tmp_path / "documents")
     with pytest.raises(InputError, match=r"holds no manifest.json; data.source=tokens needs"):
         prepare_corpus(data, tmp_path / "run", new=True)
-    for value in ("3", "2/2", "a/b", "-1/2"):
-        with pytest.raises(InputError, match="is not i/n"):
-            parse_part(value)
 
 
 def test_long_documents_take_several_records(monkeypatch, data, tmp_path):

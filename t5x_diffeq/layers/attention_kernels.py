@@ -7,7 +7,6 @@ from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
@@ -15,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Segments
+from t5x_diffeq.layers.mesh import on_shards, spec_of
 from t5x_diffeq.runtime.errors import InputError
 
 KERNELS = ("xla", "cudnn", "splash")
@@ -173,13 +173,10 @@ def on_own_rows(
     segments: Segments | None,
 ) -> Queries:
     """`local(q, k, v, segments)` of each device's own rows and heads."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return local(q, k, v, segments)
-    spec = PartitionSpec(*(nn.logical_to_mesh_axes(HEADS) or ()))
+    spec = spec_of(HEADS)
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel's outputs don't say over which axes they vary, so that can't be checked.
-    whole = jax.shard_map(local, in_specs=in_specs, out_specs=spec, check_vma=False)
-    return whole(q, k, v, segments)
+    return on_shards(local, in_specs, spec, check_vma=False)(q, k, v, segments)
 
 
 def local_splash(

@@ -4,17 +4,17 @@ P of a kernel is T times the kernel; with its gradient and moments it is most of
 beside the activations. So both directions are written out, and neither moves it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import gcd
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
 LANES = 128  # of a TPU's vector registers
@@ -59,7 +59,7 @@ def contract_backward(
 ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
     """dP = e^T dW, and de = dW P^T summed over the shards; both in float32."""
     spec = kernel_spec(axes)
-    mesh_axes = [axis for entry in spec if entry for axis in astuple(entry)]
+    mesh_axes = [axis for entry in spec for axis in axes_of(entry)]
 
     def products(
         e: Float[Array, "N T"], P: Float[Array, "T ..."], dW: Float[Array, "N ..."]
@@ -129,18 +129,4 @@ def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Floa
 
 def kernel_spec(axes: Axes) -> PartitionSpec:
     """How a stack `[N or T, *kernel]` is laid out: whole on its first axis, then as the kernel."""
-    return PartitionSpec(None, *(nn.logical_to_mesh_axes(axes) or ()))
-
-
-def astuple(entry: str | tuple[str, ...]) -> tuple[str, ...]:
-    """A partition spec's entry as a tuple of mesh axes."""
-    return (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def on_shards(
-    function: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: object
-) -> Callable:
-    """The function under `shard_map`, or as it is where there is no mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return function
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs)
+    return PartitionSpec(None, *spec_of(axes))

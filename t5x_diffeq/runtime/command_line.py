@@ -233,6 +233,20 @@ def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     return path
 
 
+def part(flag: flags.FlagHolder) -> tuple[int, int]:
+    """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
+
+    Raises:
+      InputError: if it is not that, with 0 <= i < n.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", flag.value or "0/1", re.ASCII)
+    if not found or not int(found[1]) < int(found[2]):
+        raise InputError(
+            f"--{flag.name}={flag.value} is not i/n with i from 0 to n - 1, such as 3/64"
+        )
+    return int(found[1]), int(found[2])
+
+
 def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
     """No flag is given twice, of which one would be ignored.
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.array_types import State, Tokens
-from t5x_diffeq.training.partitioning import mesh_spec
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards
 
 Axes = tuple[str, ...]
 
@@ -37,28 +37,26 @@ def token_losses(
       chunk: tokens per device whose logits exist at once.
       of_chunk: makes two numbers of each token; None: `chunk_losses`, those named above.
     """
-    local = partial(local_losses, of_chunk=of_chunk or chunk_losses)
-    if jax.sharding.get_abstract_mesh().empty:
-        return local(y, head, targets, (), (), (), vocab_size, chunk)
-    rows, (vocab, width) = mesh_axes("batch"), (mesh_axes("vocab"), mesh_axes("embed"))
+    rows, vocab, width = (mesh_axes(logical) for logical in ("batch", "vocab", "embed"))
     by_row = PartitionSpec(rows or None)
-    return jax.shard_map(
-        lambda y, head, targets: local(y, head, targets, rows, vocab, width, vocab_size, chunk),
-        in_specs=(by_row, PartitionSpec(vocab or None, width or None), by_row),
-        out_specs=(by_row, by_row),
-    )(y, head, targets)
-
-
-def mesh_axes(logical: str) -> Axes:
-    """The mesh axes of a logical axis, under the rules of the context."""
-    (target,) = mesh_spec((logical,))
-    return (target,) if isinstance(target, str) else tuple(target or ())
+    local = partial(
+        local_losses,
+        rows=rows,
+        vocab=vocab,
+        width=width,
+        vocab_size=vocab_size,
+        chunk=chunk,
+        of_chunk=of_chunk or chunk_losses,
+    )
+    in_specs = (by_row, PartitionSpec(vocab or None, width or None), by_row)
+    return on_shards(local, in_specs, (by_row, by_row))(y, head, targets)
 
 
 def local_losses(
     y: Float[Array, "b L D"],
     head: Float[Array, "v d"],
     targets: Tokens,
+    *,
     rows: Axes,
     vocab: Axes,
     width: Axes,

@@ -1,7 +1,7 @@
 """The device mesh, and shardings from logical axes."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import gcd, prod
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from t5x_diffeq.layers.mesh import axes_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.runtime.errors import InputError
 
@@ -173,12 +174,17 @@ def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Dev
             f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
             "set one axis to -1 to fill it"
         )
-    shards = sizes["data"] * sizes["fsdp"]
+    shards = batch_shards(sizes)
     if batch_size % shards:
         raise InputError(
             f"batch size {batch_size} is not divisible by {shards} devices (mesh.data "
             f"{sizes['data']} x mesh.fsdp {sizes['fsdp']}); change one of them"
         )
+
+
+def batch_shards(sizes: Mapping[str, int]) -> int:
+    """The number of parts that a batch is divided into, given the sizes of the mesh axes."""
+    return sizes["data"] * sizes["fsdp"]
 
 
 def describe(sizes: dict[str, int]) -> str:
@@ -210,7 +216,7 @@ def logical_rules(mesh: ConfigDict) -> Rules:
                 f"mesh.rules: there is no logical axis {logical!r}; they are "
                 f"{', '.join(LOGICAL_AXES)}"
             )
-        for axis in (target,) if isinstance(target, str) else target or ():
+        for axis in axes_of(target):
             if axis not in AXES:
                 raise InputError(
                     f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
@@ -281,7 +287,7 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
 def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
     """Every sharded dimension of `leaf` is a multiple of its mesh axes."""
     for size, logical, target in zip(leaf.value.shape, leaf.names, spec, strict=True):
-        axes = (target,) if isinstance(target, str) else target or ()
+        axes = axes_of(target)
         shards = prod(mesh.shape[axis] for axis in axes)
         if size % shards:
             raise InputError(

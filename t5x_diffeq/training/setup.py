@@ -98,7 +98,7 @@ class Setup:
 
     def eval_rows(self, batch_size: int) -> int:
         """`batch_size` rounded up to a multiple of the batch shards; padding rows are masked."""
-        shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        shards = partitioning.batch_shards(self.mesh.shape)
         return -(-batch_size // shards) * shards
 
 
@@ -193,7 +193,7 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     Raises:
       InputError: with both numbers, if it hasn't.
     """
-    c, shards = setup.model.config, setup.mesh.shape["data"] * setup.mesh.shape["fsdp"]
+    c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
     arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
     arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
     rows = max(1, batch_size // shards // setup.microbatches)
@@ -223,7 +223,7 @@ def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
     Raises:
       InputError: with both numbers, if not.
     """
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = partitioning.batch_shards(mesh.shape)
     if train.batch_size % (shards * train.microbatches):
         raise InputError(
             f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
