@@ -13,8 +13,8 @@ class Bound:
     """Lower bounds for one device.
 
     Attributes:
-      seconds: of an optimizer step.
-      bytes: of memory: only the train state.
+      seconds: the time of an optimizer step.
+      bytes: the memory, counting only the train state.
     """
 
     seconds: float

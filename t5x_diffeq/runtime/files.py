@@ -82,7 +82,8 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     """
     import aiohttp  # a dependency of gcsfs
 
-    # epath's own options, so that both share one. No cache, as TensorStore also writes there.
+    # Made as epath makes it, so that both share one instance. It keeps no listings, because
+    # TensorStore writes to the bucket too.
     fsspec.config.conf["gcs"] = {
         "use_listings_cache": False,
         # Limits the silence of a server, not the length of a download.

@@ -30,7 +30,7 @@ DEFAULT_PORT = 8476
 ALL_HERE = b"all are here"
 ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
-peers: Peers | None = None  # of this process, if there are several
+peers: Peers | None = None  # this process's connections, if there are several processes
 agreement: Agreement | None = None  # likewise
 
 
@@ -56,7 +56,7 @@ def initialise() -> None:
 
     Raises:
       InputError: if the environment gives only part of what is needed.
-      MachineryError: naming the processes that did not arrive in time.
+      MachineryError: if processes did not arrive in time; names them.
     """
     global peers, agreement
     place = found_place(os.environ)
