@@ -62,8 +62,8 @@ class Wikitext103(DocumentBuilder):
 class Openwebtext(DocumentBuilder):
     """OpenWebText: web pages that were linked to on Reddit, 38 GB of text.
 
-    It has 8,013,769 documents. One in 2000 is in the validation split, chosen by a hash of its
-    name: see `validates`.
+    The whole of it is 8,013,769 documents. One in 2000 validates, chosen by a hash of its name:
+    see `validates`.
     """
 
     ARCHIVE = "openwebtext.tar.xz"
