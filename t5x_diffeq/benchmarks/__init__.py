@@ -1,1 +1,1 @@
-"""Measurements of steps, generation, data and initialisation."""
+"""Benchmarks of optimizer steps, generation, data and initialisation."""

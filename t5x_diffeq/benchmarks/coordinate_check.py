@@ -1,8 +1,8 @@
-"""How far W(t) moves in the first steps of training, against T.
+"""How far W(t) moves in the first optimizer steps, as a function of T.
 
-A coordinate check in the sense of muP (Yang et al. 2022): another width of the time embedding
-should change neither where W(t) starts nor how far a step moves it, so that one learning rate
-serves every T.
+A coordinate check in the sense of muP (Yang et al. 2022): the width of the time embedding, T,
+should affect neither the initial scale of W(t) nor how far an optimizer step moves it, so that one
+learning rate works for every T.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ WIDTHS = (8, 20, 48, 96, 144)
 def coordinate_check(
     config: ModelConfig, widths: Sequence[int] = WIDTHS, steps: int = 10
 ) -> list[dict[str, float]]:
-    """A row per T: `T`, `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change|).
+    """One row per T: `T`, `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change|).
 
     Args:
       config: the model; its `time_embed_dim` is replaced.
-      widths: the T to try.
-      steps: of Adam at learning rate 1e-3, without decay or clipping, on random tokens.
+      widths: the values of T to try.
+      steps: steps of Adam at learning rate 1e-3, without decay or clipping, on random tokens.
     """
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (8, config.max_length + 1)).astype(np.int32)
@@ -41,7 +41,7 @@ def coordinate_check(
 
 
 def moved(config: ModelConfig, batch: dict[str, jax.Array], steps: int) -> dict[str, float]:
-    """The scale and the movement of one model's kernels."""
+    """The scale of one model's kernels, and how far they move."""
     model = LanguageModel(config)
     declared = declared_params(model)
     multipliers = jax.tree.map(lambda p: p.step_multiplier, declared, is_leaf=is_parameter)

@@ -1,4 +1,4 @@
-"""How fast tokens follow a prompt: with the cache, and by reading the whole prefix for each."""
+"""The rate of generation: with the cache, and by rereading the whole prefix for each token."""
 
 import statistics
 import time
@@ -14,18 +14,18 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.partitioning import unbox
 
 PROMPT = 16  # tokens
-WARM = 3  # tokens until both programs are compiled
+WARM = 3  # warm-up tokens, after which both programs are compiled
 
 
 def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
-    """Tokens per second of one sequence, the medians of turns.
+    """Tokens per second of one sequence, as medians over rounds.
 
-    `cached`, as `generate` works; `reread`, the model on the whole prefix, which makes W(t) and all
-    states anew for each token; `reread_weights_kept`, all states alone.
+    `cached` is how `generate` works; `reread` runs the model on the whole prefix, recomputing W(t)
+    and all states for each token; `reread_weights_kept` recomputes only the states.
 
     Args:
-      model: the model; its parameters are as initialised.
-      rounds: tokens timed of each, one in turn.
+      model: the model; its parameters are freshly initialised.
+      rounds: tokens timed per method, the methods taking turns.
     """
     length = model.config.max_length
     key, whole = jax.random.key(0), jnp.zeros((1, length), jnp.int32)

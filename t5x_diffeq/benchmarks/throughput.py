@@ -1,4 +1,4 @@
-"""How fast batches are made on the host, against plain Grain doing the same work."""
+"""How fast batches are made on the host, compared with plain Grain doing the same work."""
 
 import os
 import statistics
@@ -24,32 +24,32 @@ from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.data.tokenizer import Tokenizer, unusable
 
-SECONDS = 1.0  # of each in a round
-LEAD_IN = 0.5  # before these: what was read ahead while others had their turn doesn't count
+SECONDS = 1.0  # for each measurement in a round
+LEAD_IN = 0.5  # seconds before it, so that what was read ahead in between doesn't count
 WARM_UP = 10  # batches
-Work = Iterator[int]  # numbers of tokens, as they are ready
+Work = Iterator[int]  # numbers of tokens, as they become ready
 
 
 def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: int) -> dict:
-    """Tokens per second, the median of rounds in which all take turns.
+    """Tokens per second of each method, the median of rounds in which they take turns.
 
     Args:
       data: `config.data`.
-      batch_size: rows of a batch.
-      seed: of the order.
+      batch_size: rows in a batch.
+      seed: determines the order of documents.
       folder: where the corpus is prepared.
-      rounds: turns of each.
+      rounds: number of rounds.
 
     Returns:
-      By name: `pipeline` (batches from token shards), `plain_grain` (likewise, by Grain's own
+      By name: `pipeline` (batches from token shards), `plain_grain` (the same, by Grain's own
       shuffle and packing); and unless the data is shards, `tokenising` (documents to tokens),
-      `in_loop` (batches from documents) and `grain_tokenising` (likewise, by Grain).
+      `in_loop` (batches from documents) and `grain_tokenising` (the same, by Grain).
     """
     data = data.copy_and_resolve_references()
     data.tokenize = "ahead"
     corpus = prepare_corpus(data, folder, new=True)
     examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
-    assert not isinstance(examples, RowStreams)  # tokens are made ahead
+    assert not isinstance(examples, RowStreams)  # tokenised ahead of training
     assert isinstance(tokens, ShardedDocuments)
     dataset = train_dataset(examples, batch_size, seed, np.arange(batch_size))
 
@@ -98,15 +98,15 @@ def plain_grain(
     seed: int,
     threads: int,
 ) -> Work:
-    """Documents shuffled, made tokens, concatenated, split and batched by Grain alone.
+    """Documents shuffled, tokenised, concatenated, split and batched by Grain alone.
 
     Args:
       documents: what Grain reads.
-      tokens_of: the tokens of one.
+      tokens_of: returns the tokens of a document.
       data: `config.data`.
-      batch_size: rows of a batch.
-      seed: of the order.
-      threads: that read and call `tokens_of`.
+      batch_size: rows in a batch.
+      seed: determines the order of documents.
+      threads: number of threads that read and call `tokens_of`.
     """
 
     def shifted(document: object) -> dict[str, np.ndarray]:
@@ -124,7 +124,7 @@ def plain_grain(
 def of_texts(
     source: Source, tokenizer: Tokenizer, data: ConfigDict, batch_size: int, seed: int
 ) -> dict[str, Work]:
-    """What works on documents: tokenising alone, in the loop, and in Grain's read threads."""
+    """The methods that tokenise documents: alone, in the loop, and in Grain's read threads."""
     works = {"tokenising": tokenising(source.train, tokenizer)}
     if source.one_by_one and len(source.train) >= batch_size:
         streams = RowStreams(source.train, tokenizer, data.sequence_length, batch_size, seed)
@@ -139,7 +139,7 @@ def grain_tokenising(
 ) -> Work:
     """Documents tokenised and packed by Grain alone, on all cores."""
     each = copy(tokenizer)
-    each.threads = 1  # the read threads are many
+    each.threads = 1  # there are many read threads already
 
     def tokens_of(text: str) -> np.ndarray:
         return np.append(each.encode([text])[0], tokenizer.end_of_text)
@@ -149,6 +149,6 @@ def grain_tokenising(
 
 
 def tokenising(documents: Documents, tokenizer: Tokenizer) -> Work:
-    """Documents made tokens, over and over, by all cores."""
+    """Documents tokenised on all cores, over and over."""
     for tokens in tokenised(cycle(documents), tokenizer, Counter()):
         yield len(tokens)

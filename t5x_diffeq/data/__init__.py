@@ -1,1 +1,1 @@
-"""From documents to batches that are a pure function of seed and step."""
+"""Turns documents into batches that are a pure function of seed and step."""

@@ -28,10 +28,10 @@ DAMAGE = (
 
 @contextmanager
 def undamaged(path: str, kind: str) -> Iterator[None]:
-    """Within `with`, the file is read.
+    """A context in which the file is read.
 
     Raises:
-      InputError: if it turns out to be damaged or of another kind.
+      InputError: if the file turns out to be damaged or of another kind.
     """
     try:
         yield
@@ -43,10 +43,10 @@ def undamaged(path: str, kind: str) -> Iterator[None]:
 
 
 def find(root: Path, names: Sequence[str]) -> str:
-    """The path, within a folder or zip, of the file with the first of these names that it has.
+    """The path, within a folder or zip, of the first of these names that it contains.
 
     Raises:
-      InputError: if it has none, or is no zip.
+      InputError: if it contains none of them, or isn't a zip file.
     """
     if root.is_dir():
         paths = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
@@ -72,19 +72,19 @@ def read_lines(root: Path, path: str) -> Iterator[str]:
             file = stack.enter_context((root / path).open("rb"))
         else:
             file = stack.enter_context(zipfile.ZipFile(root)).open(path)
-        # Lines end at \n alone, or a stray \r within a paragraph would split it.
+        # Lines end only at \n, or a stray \r within a paragraph would split it.
         yield from stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
 
 
 def text_files(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Every .txt file of a folder or tar archive, and of the archives within, opened in turn.
+    """Every .txt file in a folder or tar archive, and in the archives within it.
 
     Yields:
-      Its path, through the archives that it lies in (not the outermost), and its content; in the
-      archives' order, in folders sorted.
+      Its path, through the archives that contain it (except the outermost), and its content; in
+      the archives' order, and sorted in folders.
 
     Raises:
-      InputError: naming an archive that can't be read to its end.
+      InputError: if an archive can't be read to its end; names it.
     """
     if not root.is_dir():
         with root.open("rb") as stream:
@@ -99,7 +99,7 @@ def text_files(root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def contents(stream: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
-    """The file itself if it is text, what it holds if it is an archive, else nothing."""
+    """The file itself if it is text, the text files in it if it is an archive, else nothing."""
     if path.endswith(".txt"):
         yield path, stream.read()
     elif path.endswith(TAR_SUFFIXES):
@@ -110,9 +110,9 @@ def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple
     """The text files of a tar archive, compressed or not.
 
     Args:
-      stream: it is read once, forwards.
-      name: for messages.
-      prefix: of the paths.
+      stream: the archive, read once, forwards.
+      name: its name, for messages.
+      prefix: the prefix of the paths.
     """
     with undamaged(name, "tar archive"):
         plain = decompressed(stream)
@@ -120,15 +120,15 @@ def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple
             for member in archive:
                 if isinstance(file := archive.extractfile(member), io.BufferedReader):
                     yield from contents(file, prefix + member.name)
-        # tarfile stops at its end mark; the checksum of the compression lies beyond.
+        # tarfile stops at its end marker; the compression's checksum is after it.
         while plain.read(2**20):
             pass
 
 
 def decompressed(stream: io.BufferedReader) -> io.BufferedIOBase:
-    """The stream itself, unless it begins as xz or gzip do.
+    """The stream, decompressed if it begins like xz or gzip.
 
-    Its beginning tells, because a downloaded file may have lost its suffix.
+    Its first bytes decide, because a downloaded file may have lost its suffix.
     """
     start = stream.peek(6)
     if start.startswith(b"\xfd7zXZ\0"):

@@ -1,6 +1,6 @@
 """WikiText-103 and OpenWebText for TensorFlow Datasets, built and read without TensorFlow.
 
-`built` gives a builder whose `as_data_source(split)` is ready; the raw archive is needed once.
+`built` returns a builder whose `as_data_source(split)` is ready; the raw archive is needed once.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import is_in_bucket, place
 from t5x_diffeq.runtime.locks import held
 
-VALIDATION_PART = 0.0005  # of OpenWebText's documents
+VALIDATION_PART = 0.0005  # fraction of OpenWebText's documents
 VALIDATION_SEED = 0
 
 
@@ -79,8 +79,8 @@ class Openwebtext(DocumentBuilder):
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, Iterable[Example]]:
-        # One pass, for the archive takes long to read: the validation documents (20 MB) gather
-        # in a list while train, which comes first, is written.
+        # One pass, since the archive takes long to read: the validation documents (20 MB) are
+        # collected in a list while the train split, which comes first, is written.
         validation: list[Example] = []
         train = self._generate_examples(self._raw_path(dl_manager), validation)
         return {"train": train, "validation": validation}
@@ -100,7 +100,7 @@ class Openwebtext(DocumentBuilder):
 
 
 def tidy(content: bytes) -> str:
-    """A page's text, with one blank line for several; empty if it is not UTF-8."""
+    """A page's text, with runs of blank lines collapsed; empty if it is not UTF-8."""
     try:
         return re.sub(r"\n{3,}", "\n\n", content.decode("utf-8").strip())
     except UnicodeDecodeError:
@@ -108,10 +108,10 @@ def tidy(content: bytes) -> str:
 
 
 def validates(key: str) -> bool:
-    """Whether an OpenWebText document is of the validation split, whatever the documents' order.
+    """Whether an OpenWebText document is in the validation split, whatever the documents' order.
 
-    So says a hash of a seed, the document's name and that of the archive right around it (or its
-    folder): of a key's parts, those that every way of packing OpenWebText has in common.
+    This is decided by a hash of a seed, the document's name and that of the innermost archive (or
+    folder) that contains it: the parts of a key that all distributions of OpenWebText share.
     """
     *_, archive, name = PurePosixPath("/", key).parts
     seeded = f"{VALIDATION_SEED} {archive.split('.')[0]}/{name}"
@@ -123,16 +123,16 @@ BUILDERS = {"wikitext103": Wikitext103, "openwebtext": Openwebtext}
 
 
 def built(name: str, raw: str | None, data_dir: str | None) -> tfds.core.DatasetBuilder:
-    """A dataset, built from its raw archive unless it is already.
+    """A dataset, built from its raw archive unless it already exists.
 
     Args:
       name: wikitext103 or openwebtext.
       raw: `data.path`: the archive, a folder with its content, or an http(s) URL.
-      data_dir: `data.data_dir`, the folder of built datasets; None: tfds's own.
+      data_dir: `data.data_dir`, the folder of built datasets; None: tfds's default.
 
     Raises:
-      InputError: if it must be built and `raw` is missing or no whole archive of the dataset, if
-        another process is building it, or if a file of it is lost.
+      InputError: if it must be built and `raw` is missing or not a complete archive of the dataset,
+        if another process is building it, or if one of its files is missing.
       RunError: if it can't be written.
     """
     data_dir = data_dir and os.path.expanduser(data_dir)
@@ -147,7 +147,7 @@ def built(name: str, raw: str | None, data_dir: str | None) -> tfds.core.Dataset
         lock = Path(builder.data_dir_root, f".{name}.lock")
         with held(lock, f"{name} in data.data_dir={builder.data_dir_root}"):
             build(builder)
-        builder = BUILDERS[name](data_dir=data_dir)  # as it lies on the disk
+        builder = BUILDERS[name](data_dir=data_dir)  # as it is on disk
     for path in (path for split in builder.info.splits.values() for path in split.filepaths):
         if not path.exists():
             raise InputError(
@@ -157,7 +157,7 @@ def built(name: str, raw: str | None, data_dir: str | None) -> tfds.core.Dataset
 
 
 def build(builder: DocumentBuilder) -> None:
-    """Builds the dataset, aside first: tfds renames its folder when it is whole."""
+    """Builds the dataset, in a temporary folder that tfds renames when it is complete."""
     if builder.data_path.exists() and not builder.is_prepared():
         raise InputError(
             f"data.data_dir: {builder.data_dir} is there but not a whole dataset; delete it"
@@ -165,11 +165,11 @@ def build(builder: DocumentBuilder) -> None:
     remove_leftovers(builder)
     say(f"{builder.name}: building it in {builder.data_dir}, once, from {builder.raw}")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # tfds's chat; results go there
+        with contextlib.redirect_stdout(io.StringIO()):  # tfds prints; stdout is for results
             builder.download_and_prepare()
     except InputError:
         raise
-    except (OSError, RuntimeError) as error:  # array_record's are RuntimeErrors
+    except (OSError, RuntimeError) as error:  # array_record raises RuntimeError
         raise RunError(
             f"data.data_dir={builder.data_dir_root}: {builder.name} could not be built: {error}; "
             "if the disk is full make room, and start again"
@@ -179,7 +179,7 @@ def build(builder: DocumentBuilder) -> None:
 
 
 def remove_leftovers(builder: DocumentBuilder) -> None:
-    """Removes what killed builds and downloads left; the lock is held, so nobody uses it."""
+    """Removes what killed builds and downloads left; the lock is held, so it isn't in use."""
     root = Path(builder.data_dir_root)
     for folder in (
         *(root / builder.name).glob(f"incomplete.*_{builder.version}"),

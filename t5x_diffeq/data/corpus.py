@@ -1,6 +1,6 @@
 """The data of a workdir: tokenised once, or read from shards, and checked on every run.
 
-With data.tokenize=in_loop, only what validates is tokenised, and what trains stays text.
+With data.tokenize=in_loop, only the validation split is tokenised, and the train split stays text.
 """
 
 import json
@@ -31,7 +31,7 @@ from t5x_diffeq.runtime.files import (
 )
 
 CONFIG_FILE, FACTS_FILE = "config.json", "data.json"
-SHARDS_OF_LARGE = 64  # per split; what is tokenised by one process has one
+SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Part:
     """Both splits of a source as tokenised documents, each closed by `end_of_text`.
 
     Attributes:
-      name: of the source.
-      weight: its share of the examples, against the other parts' weights.
-      train: documents; if they are tokenised in the loop, texts, and none where nothing trains.
+      name: the name of the source.
+      weight: its share of the examples, relative to the other parts' weights.
+      train: documents; texts if they are tokenised in the loop, or none if nothing trains.
       validation: documents.
-      fingerprint: a hash of all that decides the tokens.
+      fingerprint: a hash of everything that determines the tokens.
     """
 
     name: str
@@ -55,26 +55,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The parts of a mixture (one, if it is none) and their common tokenizer."""
+    """The parts of a mixture (just one for a single source) and their common tokenizer."""
 
     tokenizer: Tokenizer
     parts: tuple[Part, ...]
 
     @property
     def name(self) -> str:
-        """The sources, with their weights where there are several."""
+        """The names of the sources, with their weights if there are several."""
         if len(self.parts) == 1:
             return self.parts[0].name
         return ", ".join(f"{part.weight:g} x {part.name}" for part in self.parts)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides the examples."""
+        """A hash of everything that determines the examples."""
         weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
         return digest(x.encode() for x in [*(part.fingerprint for part in self.parts), *weights])
 
     def amount(self, split: str) -> str:
-        """`1.23M tokens` of all parts, or `12.3k documents` of texts."""
+        """The size of all parts: `1.23M tokens`, or `12.3k documents` for texts."""
         documents = [getattr(part, split) for part in self.parts]
         if all(isinstance(each, ShardedDocuments) for each in documents):
             return f"{count(sum(int(each.lengths.sum()) for each in documents))} tokens"
@@ -88,13 +88,13 @@ def prepare_corpus(
 
     Args:
       data: `config.data`.
-      workdir: keeps the tokenizer, the tokens (or where their shards are) and the fingerprint.
-      new: make all of these; else they must be there, and the data unchanged.
-      vocab_size: that the tokenizer must have; None: any.
+      workdir: stores the tokenizer, the tokens (or where their shards are) and the fingerprint.
+      new: make all of these; else they must exist, and the data must be unchanged.
+      vocab_size: the vocabulary size that the tokenizer must have; None: any.
 
     Raises:
-      InputError: if the data can't be used, or isn't what the workdir was begun with.
-      RunError: if it can't be written.
+      InputError: if the data can't be used, or isn't what the workdir was started with.
+      RunError: if the workdir can't be written to.
     """
     configs = part_configs(data)
     sources = [None if part.source == "tokens" else load_source(part) for part in configs]
@@ -122,10 +122,10 @@ def prepare_corpus(
 
 
 def check_one_by_one(source: Source) -> None:
-    """The source's documents can be read in any order.
+    """Checks that the source's documents can be read in any order.
 
     Raises:
-      InputError: if each would take reading many others.
+      InputError: if reading one would mean reading many others.
     """
     if not source.one_by_one:
         raise InputError(
@@ -142,7 +142,7 @@ def make_corpus(
     workdir: AnyPath,
     vocab_size: int | None,
 ) -> None:
-    """Makes the tokenizer, unless shards bring theirs, and tokenises what isn't in shards."""
+    """Makes the tokenizer, unless shards come with one, and tokenises what isn't in shards."""
     folders = [
         shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
     ]
@@ -196,7 +196,7 @@ def tokenise(
 
 
 def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
-    """Removes tokens that a run which was refused has left, if they are not of this data."""
+    """Removes tokens left by a refused run, if they are from other data."""
     facts = (read_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json"))
     if any(found and found["fingerprint"] != fingerprint for found in facts):
         say(f"{folder} is left of a run that never started, on other data; it is made again")
@@ -207,7 +207,7 @@ def shard_folder(data: ConfigDict) -> AnyPath:
     """The folder that `prepare_data` made.
 
     Raises:
-      InputError: if none is named.
+      InputError: if `data.path` is not set.
     """
     if not data.path:
         raise InputError(
@@ -221,7 +221,7 @@ def read_shards(folder: AnyPath) -> dict:
     """The manifest of shards to train on.
 
     Raises:
-      InputError: if there is none, it is damaged, or a split is missing.
+      InputError: if there is no manifest, it is damaged, or a split is missing.
     """
     manifest = read_manifest(folder)
     for split in SPLITS:
@@ -231,10 +231,10 @@ def read_shards(folder: AnyPath) -> dict:
 
 
 def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
-    """The tokenizer that travels with shards.
+    """The tokenizer that is stored with shards.
 
     Raises:
-      InputError: if it is not the one that they were made with.
+      InputError: if it is not the one that the shards were made with.
     """
     manifest = read_shards(folder)
     tokenizer = load_tokenizer(folder / "tokenizer")
@@ -247,10 +247,10 @@ def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
 
 
 def check_tokenizers(data: ConfigDict, tokenizer: Tokenizer) -> None:
-    """Shards among the data were made with this tokenizer.
+    """Checks that any shards in the data were made with this tokenizer.
 
     Raises:
-      InputError: naming those that weren't.
+      InputError: if some weren't; names them.
     """
     for part in part_configs(data):
         if part.source != "tokens":
@@ -267,14 +267,14 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir; of the data itself, only shards are needed.
 
     Raises:
-      InputError: if no run prepared it, or it can't be read any more.
+      InputError: if no run prepared it, or it can no longer be read.
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
     if tokenizer is None and (workdir / FACTS_FILE).exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
-        assert tokenizer is not None  # else FACTS_FILE isn't there either
+        assert tokenizer is not None  # else FACTS_FILE doesn't exist either
         parts = tuple(load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
         raise
@@ -297,7 +297,7 @@ def load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> Part:
     """A part of the corpus, from the shards outside or inside the workdir.
 
     Raises:
-      InputError: if they are lost, or of another tokenizer.
+      InputError: if they are missing, or were made with another tokenizer.
     """
     folder = within(workdir, facts["shards"])
     if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():

@@ -14,7 +14,7 @@ from t5x_diffeq.runtime.files import is_in_bucket, place
 from t5x_diffeq.runtime.staging import staged
 
 SHARD_LENGTH = 2**16  # documents: 0.3 GB of OpenWebText
-SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known ahead
+SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known in advance
 SAY_EVERY = 500_000  # documents
 
 Example = tuple[str, dict[str, str]]  # a key and {"text": ...}
@@ -28,13 +28,13 @@ class DocumentBuilder(  # tfds has no types
 
     Args:
       raw: the archive, a folder with its content, or an http(s) URL; needed only to build it.
-      file_format: of the shards; array_record is read and written without TensorFlow.
-      **kwargs: of `tfds.core.DatasetBuilder`, such as `data_dir`.
+      file_format: the shards' format; array_record is read and written without TensorFlow.
+      **kwargs: arguments of `tfds.core.DatasetBuilder`, such as `data_dir`.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     url_infos = None  # no recorded checksums: looking for them needs importlib_resources
-    ARCHIVE = ""  # its usual name
+    ARCHIVE = ""  # the archive's usual name
     HOMEPAGE = ""
     CITATION = ""
 
@@ -54,10 +54,10 @@ class DocumentBuilder(  # tfds has no types
         )
 
     def check_raw(self) -> str:
-        """Where the raw data is: it is given and, if it is a path, there.
+        """The path or URL of the raw data.
 
         Raises:
-          InputError: if not.
+          InputError: if none is given, or the path does not exist.
         """
         if not self.raw:
             raise InputError(
@@ -76,10 +76,10 @@ class DocumentBuilder(  # tfds has no types
 
     @abstractmethod
     def _check_archive(self, root: Path) -> None:
-        """The archive or folder can be opened, and begins as it should.
+        """Checks that the archive or folder can be opened and begins as it should.
 
         Raises:
-          InputError: if not.
+          InputError: if it can't be opened, or holds something else.
         """
 
     def _raw_path(self, dl_manager: tfds.download.DownloadManager) -> Path:
@@ -90,7 +90,7 @@ class DocumentBuilder(  # tfds has no types
             return archive
         try:
             return Path(dl_manager.download(raw))
-        except Exception as error:  # its own, those of requests, of sockets
+        except Exception as error:  # from tfds, requests or sockets
             raise InputError(
                 f"data.path={raw} can't be downloaded: {error}; check the URL and the disk, "
                 "or give a downloaded file"
@@ -103,7 +103,7 @@ class DocumentBuilder(  # tfds has no types
     ) -> None:
         """Writes the splits one after the other, each as it is read.
 
-        The inherited way keeps back a whole split to shuffle it: in memory, and beyond 1 GB in
+        The inherited method buffers a whole split to shuffle it: in memory, and beyond 1 GB in
         files that only TensorFlow can write. Training shuffles anyway.
         """
         del download_config
@@ -139,5 +139,5 @@ class DocumentBuilder(  # tfds has no types
 
 
 def is_url(raw: str) -> bool:
-    """Whether to download it."""
+    """Whether the raw data must be downloaded."""
     return raw.startswith(("http://", "https://"))

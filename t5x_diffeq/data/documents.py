@@ -1,7 +1,7 @@
-"""Documents of files, by number, with no more than a few chunks of them in memory.
+"""Random access to the documents in files, with no more than a few chunks of them in memory.
 
 A document is a whole file (txt, md), a line (jsonl) or a row (parquet). A chunk is what is read at
-once: a file, some 16 MiB of lines, a row group; a compressed file is one chunk.
+once: a file, about 16 MiB of lines, or a row group; a compressed file is one chunk.
 """
 
 import gzip
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 CHUNK_BYTES = 16 * 2**20
-RECENT_CHUNKS = 2  # whose texts are remembered
+RECENT_CHUNKS = 2  # whose texts are cached
 TEXT, LINES, ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 KINDS = (*TEXT, ".jsonl", *ROWS)
 
 
 @runtime_checkable
 class Documents(Protocol):
-    """Texts by number, such as a list of them."""
+    """A sequence of texts, such as a list of strings."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of documents."""
 
     def __getitem__(self, number: int, /) -> str:
         """Document `number`."""
 
     def __iter__(self) -> Iterator[str]:
-        """All of them in order."""
+        """All documents in order."""
         return (self[number] for number in range(len(self)))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """From `start` to `stop` of a file: bytes of its lines, or numbers of row groups."""
+    """The part of a file from `start` to `stop`: bytes of its lines, or indices of row groups."""
 
     path: Path
     start: int
@@ -56,27 +56,27 @@ class Chunk:
 
 
 class FileDocuments(Documents):
-    """The documents of files, in the order of the files.
+    """The documents in files, in the order of the files.
 
     Args:
       paths: the files.
-      field: of a line or row, the one that holds the text.
+      field: the field of a line or row that holds the text.
 
     Attributes:
-      one_by_one: whether it takes no more than its own bytes to read a document, in any order.
+      one_by_one: whether a document can be read, in any order, by reading only its own bytes.
 
     Raises:
-      InputError: naming a file that can't be read, and where.
+      InputError: if a file can't be read; names it, and where.
     """
 
     def __init__(self, paths: Sequence[Path], field: str):
         self.field = field
-        if len(paths) == 1 and kind_of(paths[0]) in TEXT:  # of many, such a file is skipped
+        if len(paths) == 1 and kind_of(paths[0]) in TEXT:  # among several, such a file is skipped
             check_text(paths[0])
         self.chunks = [counted(c, field) for path in paths for c in chunks_of(path)]
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.starts = [line_starts(read_bytes(c)) if by_line(c) else None for c in self.chunks]
-        self.expected = 0  # the next document, if they are read in order
+        self.expected = 0  # the next document if they are read in order
         whole = [c for c in self.chunks if not by_line(c) and kind_of(c.path) not in TEXT]
         self.one_by_one = len(whole) <= RECENT_CHUNKS
         self.characters = sum(chunk.characters for chunk in self.chunks)
@@ -98,7 +98,7 @@ class FileDocuments(Documents):
         return read_line(chunk.path, chunk.start + int(starts[number]), self.field)
 
     def character(self, number: int) -> tuple[int, int]:
-        """The document that holds character `number` of all text, and the place in it."""
+        """The document that holds character `number` of all text, and the offset in it."""
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
                 for offset, text in enumerate(recent(chunk, self.field)):
@@ -110,7 +110,7 @@ class FileDocuments(Documents):
 
 
 class Part(Documents):
-    """Documents from one (number, character) to another; what a cut leaves empty is left out."""
+    """Documents from one (number, character) to another; those that a cut empties are left out."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop
@@ -130,17 +130,17 @@ class Part(Documents):
 
 
 def kind_of(path: Path) -> str:
-    """The ending that says what is in a file, compressed or not: `.jsonl` of `a.jsonl.gz`."""
+    """The suffix that gives a file's type, ignoring compression: `.jsonl` for `a.jsonl.gz`."""
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
 def by_line(chunk: Chunk) -> bool:
-    """Whether each of its documents lies in a line of the file."""
+    """Whether each of its documents is a line of the file."""
     return kind_of(chunk.path) in LINES and chunk.path.suffix not in DECOMPRESSORS
 
 
 def chunks_of(path: Path) -> Iterator[Chunk]:
-    """The chunks of a file, not yet counted."""
+    """The chunks of a file, before their documents are counted."""
     if kind_of(path) in ROWS:
         groups = parquet(path).num_row_groups
         yield from (Chunk(path, group, group + 1) for group in range(groups))
@@ -163,25 +163,25 @@ def line_chunks(path: Path) -> Iterator[Chunk]:
 
 
 def counted(chunk: Chunk, field: str) -> Chunk:
-    """The chunk with its numbers of documents and characters."""
+    """The chunk with its counts of documents and characters."""
     texts = read_chunk(chunk, field)
     return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
 
 
 @lru_cache(RECENT_CHUNKS)
 def recent(chunk: Chunk, field: str) -> list[str]:
-    """`read_chunk`, remembered for the documents that come next."""
+    """`read_chunk`, cached for the documents that are read next."""
     return read_chunk(chunk, field)
 
 
 def read_chunk(chunk: Chunk, field: str) -> list[str]:
     """The documents of a chunk.
 
-    Bytes that are not UTF-8 stay as lone surrogates: such a document is skipped, and counted, when
+    Bytes that are not UTF-8 become lone surrogates: such a document is skipped, and counted, when
     it is tokenised.
 
     Raises:
-      InputError: naming the file, and the line or row, if it is not what its name says.
+      InputError: if the file is not what its name says; names it and the line or row.
     """
     kind = kind_of(chunk.path)
     if kind in ROWS:
@@ -210,10 +210,10 @@ def read_bytes(chunk: Chunk) -> bytes:
 
 
 def decompress_zstd(content: bytes) -> bytes:
-    """The content of all frames.
+    """The decompressed content of all frames.
 
     Raises:
-      EOFError: if a frame is damaged or cut off, which the library alone would pass over.
+      EOFError: if a frame is damaged or truncated, which the library by itself would ignore.
     """
     zstandard = optional("zstandard", ".zst files")
     parts = []
@@ -233,7 +233,7 @@ DECOMPRESSORS = {".gz": gzip.decompress, ".zst": decompress_zstd}
 
 
 def optional(package: str, kind: str) -> ModuleType:
-    """An optional package that a kind of file needs.
+    """Imports an optional package that a kind of file needs.
 
     Raises:
       InputError: if it isn't installed.
@@ -247,10 +247,10 @@ def optional(package: str, kind: str) -> ModuleType:
 
 
 def check_text(path: Path) -> None:
-    """A file that is the only document is text.
+    """Checks that a file that is the only document is text.
 
     Raises:
-      InputError: saying where it is not.
+      InputError: if it isn't; says where.
     """
     content = read_bytes(Chunk(path, 0, None))
     try:
@@ -268,10 +268,10 @@ def check_text(path: Path) -> None:
 
 
 def parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
-    """The opened file.
+    """The opened parquet file.
 
     Raises:
-      InputError: if it is none.
+      InputError: if the file is not a parquet file.
     """
     optional("pyarrow", ".parquet files")
     import pyarrow.parquet
@@ -283,7 +283,7 @@ def parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
 
 
 def read_rows(chunk: Chunk, field: str) -> list[str]:
-    """A document per row of a row group; null is an empty text."""
+    """One document per row of a row group; null is an empty text."""
     file = parquet(chunk.path)
     if field not in file.schema_arrow.names:
         raise InputError(

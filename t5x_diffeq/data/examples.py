@@ -1,4 +1,4 @@
-"""What `config.data` makes of a corpus: the examples that train and those that validate."""
+"""Training and validation examples from a corpus, as `config.data` describes them."""
 
 from ml_collections import ConfigDict
 
@@ -12,10 +12,10 @@ from t5x_diffeq.runtime.errors import InputError
 
 
 def check_data(data: ConfigDict) -> None:
-    """The ways to make examples go together.
+    """Checks that the keys that say how to make examples are compatible.
 
     Raises:
-      InputError: if not.
+      InputError: if `data.tokenize` doesn't go with `data.source` or `data.packing`.
     """
     in_loop = data.tokenize == "in_loop"
     if in_loop and data.source in ("tokens", "mixture"):
@@ -39,8 +39,8 @@ def train_examples(
 
     Args:
       data: `config.data`.
-      corpus: what it describes.
-      batch_size: rows of the global batch.
+      corpus: the corpus that it describes.
+      batch_size: rows in the global batch.
       seed: shuffles the documents.
 
     Raises:
@@ -50,7 +50,7 @@ def train_examples(
     end, length = corpus.tokenizer.end_of_text, data.sequence_length
     if data.tokenize == "in_loop":
         texts, cross = corpus.parts[0].train, data.cross_documents
-        assert not isinstance(texts, ShardedDocuments)  # these are made ahead, not in the loop
+        assert not isinstance(texts, ShardedDocuments)  # those are tokenised ahead, not in the loop
         return RowStreams(texts, corpus.tokenizer, length, batch_size, seed, cross)
     mixture: list[tuple[float, Examples]] = []
     for number, part in enumerate(corpus.parts):
@@ -75,7 +75,7 @@ def train_examples(
 
 
 def eval_examples(data: ConfigDict, corpus: Corpus) -> list[Windows]:
-    """Each part's validation split, every token once, however the training data is packed.
+    """Each part's validation split, with every token once, however the training data is packed.
 
     Raises:
       InputError: if a part is too short.
@@ -88,7 +88,7 @@ def eval_examples(data: ConfigDict, corpus: Corpus) -> list[Windows]:
 
 
 def epochs(examples: Mixture | RowStreams, count: int) -> str:
-    """How often each part is gone through by so many: `1.25 epochs`, `0.80, 3.10 epochs`."""
+    """How many epochs of each part so many examples are: `1.25 epochs`, `0.80, 3.10 epochs`."""
     if isinstance(examples, RowStreams):
         return "tokenised as they are needed"
     weights = sum(weight for weight, _ in examples)

@@ -1,4 +1,4 @@
-"""Documents that are lines of JSON objects: all of a piece of a file, or one."""
+"""Reads documents from JSON lines: all those in a chunk of a file, or a single one."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from t5x_diffeq.runtime.errors import InputError
 
 
 def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
-    """A document per line that isn't blank; bytes that are not UTF-8 stay as lone surrogates.
+    """One document per nonblank line; bytes that are not UTF-8 become lone surrogates.
 
     Args:
       path: the file, for messages.
-      start: of `content` in it.
+      start: the offset of `content` in the file.
       content: whole lines.
       field: the key of the text.
 
     Raises:
-      InputError: naming a line that holds no text.
+      InputError: if a line holds no text; names it.
     """
     texts, offset = [], start
     for line in content.split(b"\n"):
@@ -30,7 +30,7 @@ def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
 
 
 def line_starts(content: bytes) -> Integer[np.ndarray, " lines"]:
-    """Where the lines that aren't blank begin."""
+    """The offsets of the nonblank lines."""
     starts, offset = [], 0
     for line in content.split(b"\n"):
         if line.strip():
@@ -43,7 +43,7 @@ def read_line(path: Path, start: int, field: str) -> str:
     """The document whose line begins at byte `start`.
 
     Raises:
-      InputError: if it can't be read any more, or holds no text.
+      InputError: if it can no longer be read, or holds no text.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The manifest of a folder of token shards: what they were made of, and the hash of each."""
+"""The manifest of a folder of token shards: what they were made from, and the hash of each."""
 
 import json
 
@@ -16,7 +16,7 @@ def read_manifest(folder: AnyPath) -> dict:
     """The manifest of a folder of shards.
 
     Raises:
-      InputError: if there is none, or it is damaged.
+      InputError: if there is no manifest, or it is damaged.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -33,12 +33,12 @@ def read_manifest(folder: AnyPath) -> dict:
 
 
 def damaged(folder: AnyPath, fault: str) -> str:
-    """What is said of a manifest that can't be used."""
+    """The error message for a manifest that can't be used."""
     return f"{folder / MANIFEST} is damaged: {fault}; restore it, or prepare the shards again"
 
 
 def fault_of(manifest: object) -> str | None:
-    """What makes it no manifest; None if it is one."""
+    """What is wrong with a manifest; None if it is valid."""
     if not isinstance(manifest, dict):
         return f"it is a {type(manifest).__name__}, not a JSON object"
     if fault := fault_of_keys(manifest, FACTS):
@@ -58,7 +58,7 @@ def fault_of(manifest: object) -> str | None:
 
 
 def fault_of_shards(facts: dict) -> str | None:
-    """A list that has not one value for each shard, or values of another type."""
+    """What is wrong with the lists of one value per shard: their length or type; or None."""
     shards = len(facts["names"])
     for key, kind in OF_SHARDS.items():
         if key not in facts:
@@ -72,7 +72,7 @@ def fault_of_shards(facts: dict) -> str | None:
 
 
 def fault_of_keys(facts: dict, types: dict[str, type]) -> str | None:
-    """A key that is missing, or whose value is of another type."""
+    """What is wrong with the keys: one is missing or its value has another type; or None."""
     for key, kind in types.items():
         if key not in facts:
             return f"it lacks {key!r}"

@@ -9,14 +9,14 @@ from ml_collections import ConfigDict
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.errors import InputError
 
-LEAST_SHARE = 1e-6  # of the examples; of less, a run would see next to nothing
+LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 
 
 def part_configs(data: ConfigDict) -> list[ConfigDict]:
     """`config.data` of each part of the mixture, or of the one source.
 
     Raises:
-      InputError: if the mixture is not one.
+      InputError: if the mixture or one of its parts is invalid.
     """
     if data.source != "mixture":
         if data.mixture:
@@ -46,7 +46,7 @@ def part_configs(data: ConfigDict) -> list[ConfigDict]:
 
 
 def is_part(entry: object) -> bool:
-    """Whether it is (weight, source, path), the weight a positive number."""
+    """Whether `entry` is (weight, source, path), with a positive weight."""
     if not (isinstance(entry, list | tuple) and len(entry) == 3):
         return False
     weight, source, path = entry
@@ -60,7 +60,7 @@ def is_part(entry: object) -> bool:
 
 
 class Concatenated(Documents):
-    """The documents of several sequences, one behind the other."""
+    """The concatenation of several sequences of documents."""
 
     def __init__(self, sequences: list[Documents]):
         self.sequences = sequences

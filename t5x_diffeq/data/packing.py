@@ -1,8 +1,8 @@
-"""Documents into windows of fixed length, each to be had without those before it.
+"""Packs documents into windows of fixed length, with random access to any window.
 
-A window's tokens are predicted each from those before it. `end_of_text` closes a document where it
-is a target, and where it is an input it opens the next: so every token of a document is predicted,
-the first one from `end_of_text` alone, and attention need not cross documents.
+Each token of a window is predicted from those before it. `end_of_text` closes a document as a
+target, and opens the next one as an input: so every token of a document is predicted, the first one
+from `end_of_text` alone, and attention need not cross documents.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ from jaxtyping import Float, Integer
 
 from t5x_diffeq.runtime.errors import InputError
 
-OPEN_ROWS = 64  # that first-fit packing keeps looking at
+OPEN_ROWS = 64  # rows that first-fit packing keeps open
 
 
 @runtime_checkable
 class TokenDocuments(Protocol):
-    """Tokenised documents by number, and the length of each without reading any."""
+    """A sequence of tokenised documents, whose lengths are known without reading any."""
 
     lengths: np.ndarray
 
     def slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Tokens `start` to `stop`, or to its end, of document `number`; `end_of_text` is last."""
+        """Tokens `start` to `stop` (or the end) of document `number`; `end_of_text` is its last."""
 
 
 class Example(TypedDict):
-    """What the model reads, what it should say, and which of that counts.
+    """The model's inputs, its targets, and the mask of targets that count.
 
-    Each `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window from 0, and
-    `positions` count the tokens of each; without them, attention crosses documents.
+    Each is `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window from 0, and
+    `positions` number the tokens of each; without them, attention crosses documents.
     """
 
     inputs: Integer[np.ndarray, "..."]
@@ -44,7 +44,7 @@ def with_segments(example: Example, starts: np.ndarray) -> Example:
     """The example with segments and positions.
 
     Args:
-      example: of length L, or many.
+      example: one example of length L, or a batch.
       starts: `[..., L]`, true where an input opens a document.
     """
     places = np.arange(starts.shape[-1], dtype=np.int32)
@@ -54,7 +54,7 @@ def with_segments(example: Example, starts: np.ndarray) -> Example:
 
 
 class Windows:
-    """Concatenate, then split: window k predicts tokens kL + 1 .. kL + L of all documents in a row.
+    """Concatenate, then split: window k predicts tokens kL + 1 .. kL + L of the concatenation.
 
     So each token is predicted once, and nothing is padded. Prefix sums of the documents' lengths
     say which documents a window takes tokens from.
@@ -62,13 +62,13 @@ class Windows:
     Args:
       documents: the documents.
       length: L.
-      split: its name, for messages.
-      ragged: whether a last, shorter window is kept (padded and masked).
+      split: the split's name, for messages.
+      ragged: whether to keep a last, shorter window (padded and masked).
       seed: shuffles the documents; None keeps their order.
-      end_of_text: gives windows segments, which it opens; None lets attention cross documents.
+      end_of_text: the token that opens segments; None: no segments, attention crosses documents.
 
     Raises:
-      InputError: if not even one window can be filled.
+      InputError: if there aren't enough tokens to fill a window.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Windows:
         return with_segments(example, example["inputs"] == self.end_of_text)
 
     def tokens(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        """Tokens `start` to `stop` of the row, or to its end."""
+        """Tokens `start` to `stop` (or the end) of the concatenated documents."""
         row = np.empty(min(stop, int(self.ends[-1])) - start, np.int32)
         place = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
@@ -123,22 +123,22 @@ class Windows:
 
 
 class FirstFitRows:
-    """First fit: whole documents share a window where they fit; what is left is padded and masked.
+    """First fit: whole documents share a window where they fit; the remainder is padded and masked.
 
-    A document longer than a window is cut into pieces of its length. The plan of a whole epoch is
-    made at the start from the documents' lengths alone, so that here too any window can be had
+    A document longer than a window is cut into pieces of length L. The plan for a whole epoch is
+    made at the start from the documents' lengths alone, so that here too any window can be read
     without those before it; it takes a few seconds and 20 bytes per document.
 
     Args:
       documents: the documents.
       length: L.
-      split: its name, for messages.
+      split: the split's name, for messages.
       seed: shuffles the documents.
-      end_of_text: opens every document.
-      segments: whether windows have segments; without, attention crosses documents.
+      end_of_text: the token that opens every document.
+      segments: whether windows have segments; without them, attention crosses documents.
 
     Raises:
-      InputError: if there is no document.
+      InputError: if there are no documents.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class FirstFitRows:
         starts = np.zeros(self.length, bool)
         place = 0
         for number, first in self.pieces[self.firsts[k] : self.firsts[k + 1]].tolist():
-            before = min(first, 1)  # of a piece that continues a document, the token before it
+            before = min(first, 1)  # if the piece continues a document, the token before it
             piece = self.documents.slice(number, first - before, first + self.length)
             stop = place + len(piece) - before
             targets[place:stop], mask[place:stop] = piece[before:], 1
@@ -177,18 +177,18 @@ class FirstFitRows:
             starts[place] = True
             place = stop
         if place < self.length:
-            starts[place] = True  # the padding is no document's
+            starts[place] = True  # the padding belongs to no document
         example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
         return with_segments(example, starts) if self.segments else example
 
 
 def shuffled(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
-    """The numbers up to `count`, in an order that `seed` decides."""
+    """The integers below `count`, in an order determined by `seed`."""
     return np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
 
 
 def pieces(lengths: np.ndarray, order: np.ndarray, length: int) -> Iterator[tuple[int, int, int]]:
-    """Document, first token and size of each piece."""
+    """The document, first token and size of each piece."""
     for number, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
         for first in range(0, size, length):
             yield number, first, min(length, size - first)
@@ -197,11 +197,11 @@ def pieces(lengths: np.ndarray, order: np.ndarray, length: int) -> Iterator[tupl
 def first_fit(
     pieces: Iterator[tuple[int, int, int]], length: int
 ) -> tuple[Integer[np.ndarray, " pieces"], Integer[np.ndarray, "pieces 2"]]:
-    """Puts each piece into the first of the open rows that has room; full ones are closed.
+    """Puts each piece into the first open row that has room; full rows are closed.
 
     Args:
       pieces: document, first token and size.
-      length: room of a row.
+      length: the capacity of a row.
 
     Returns:
       The row of each piece, ascending, and its document and first token.

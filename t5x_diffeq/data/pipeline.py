@@ -1,10 +1,9 @@
 """The Grain pipeline: the batch of a step as a pure function of seed and step.
 
 Row r of global batch s is example s*B + r of a shuffled, endlessly repeated epoch. Each process
-reads the rows that its devices hold; on a TPU pod these are not next to each other, because a mesh
-follows the torus of chips. So the state of the data is one number, the step, for any number of
-processes and any order of devices. (When documents are tokenised in the loop, the state is
-`streams.Places`.)
+reads the rows that its devices hold; on a TPU pod these are not contiguous, because a mesh follows
+the torus of chips. So the data state is one number, the step, for any number of processes and any
+order of devices. (When documents are tokenised in the loop, the state is `streams.Places`.)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,18 +24,18 @@ from t5x_diffeq.runtime.console import tracked
 
 PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows
-Mixture = Sequence[tuple[float, Examples]]  # weights and what they weigh
+Mixture = Sequence[tuple[float, Examples]]  # pairs of weight and examples
 Item = TypeVar("Item")
-Rows = Integer[np.ndarray, " rows"]  # numbers of rows of the global batch, ascending
+Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascending
 
 
 def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
     """The rows of a global batch that a process's devices hold.
 
     Args:
-      sharding: of the batch.
-      batch_size: B, rows of the global batch.
-      process: index of the process; None: this one.
+      sharding: the batch's sharding.
+      batch_size: B, rows in the global batch.
+      process: the index of the process; None: this one.
     """
     process = jax.process_index() if process is None else process
     held = np.zeros(batch_size, bool)
@@ -52,9 +51,9 @@ class RowsOfBatches:
     """Element s is the given rows of global batch s, stacked.
 
     Attributes:
-      examples: the endless order of examples.
-      batch_size: B, rows of the global batch.
-      rows: numbers of the rows.
+      examples: the endless sequence of examples.
+      batch_size: B, rows in the global batch.
+      rows: the row numbers.
     """
 
     examples: grain.MapDataset
@@ -70,18 +69,18 @@ class RowsOfBatches:
 
 
 def stacked(examples: Sequence[Example]) -> Example:
-    """A batch of the examples."""
+    """The examples stacked into a batch."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
 
 
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
-    """Element s is `rows` of the global batch of step s.
+    """A dataset whose element s is `rows` of the global batch of step s.
 
     Args:
       mixture: the examples of each part, and its share of all examples.
-      batch_size: B, rows of the global batch.
-      seed: decides the order of examples.
-      rows: of the process.
+      batch_size: B, rows in the global batch.
+      seed: determines the order of examples.
+      rows: the row numbers of the process.
     """
     each = [
         grain.MapDataset.source(examples).seed(seed + number).shuffle().repeat(None)
@@ -96,9 +95,9 @@ def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> It
     """This process's rows of steps `start_step`, `start_step` + 1, ..., read ahead.
 
     Args:
-      dataset: as `train_dataset` makes it.
-      start_step: the first.
-      threads: that read; the order does not depend on them.
+      dataset: a dataset from `train_dataset`.
+      start_step: the first step.
+      threads: number of threads that read; the order does not depend on it.
     """
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCHED_BATCHES)
     return iter(dataset[start_step:].to_iter_dataset(options))
@@ -113,19 +112,19 @@ def train_batches(
     threads: int = 1,
     places: list | None = None,
 ) -> Iterator[tuple[dict[str, jax.Array], Places | None]]:
-    """Global batches of steps `start_step`, `start_step` + 1, ..., one ahead of their use.
+    """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead.
 
     Args:
-      examples: what they are made of.
-      batch_size: rows of the global batch.
-      seed: decides the order of a mixture's examples.
-      start_step: the first.
-      sharding: of the batches.
-      threads: that read a mixture.
-      places: where rows that are streams stood after step `start_step` - 1.
+      examples: the examples that the batches are made from.
+      batch_size: rows in the global batch.
+      seed: determines the order of a mixture's examples.
+      start_step: the first step.
+      sharding: the batches' sharding.
+      threads: number of threads that read a mixture.
+      places: the positions of row streams after step `start_step` - 1.
 
     Yields:
-      A batch, and where the streams stand after it.
+      A batch, and the positions of the streams after it.
     """
     rows = own_rows(sharding, batch_size)
     local: Iterator[tuple[Example, Places | None]]
@@ -146,14 +145,14 @@ def eval_batches(
 ) -> Iterator[dict[str, jax.Array]]:
     """Every window of every part once, in order; the last batch is filled with masked rows.
 
-    Shows how many batches were taken, and how long the others may take.
+    Shows how many batches were taken, and the estimated time left.
 
     Args:
       parts: the examples of each part.
-      batch_size: rows of a global batch.
-      sharding: of the batches.
-      limit: at most so many batches.
-      title: what is shown of them.
+      batch_size: rows in a global batch.
+      sharding: the batches' sharding.
+      limit: the maximum number of batches.
+      title: the title of the progress shown.
     """
     rows = own_rows(sharding, batch_size)
     windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
@@ -171,7 +170,7 @@ def eval_batches(
 
 
 def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Global arrays from the rows that each process holds, in ascending order of their numbers."""
+    """Global arrays from the rows that each process holds, in ascending order of row number."""
 
     def to_global(leaf: np.ndarray) -> jax.Array:
         shape = (batch_size, *leaf.shape[1:])
@@ -181,7 +180,7 @@ def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict
 
 
 def prefetch(batches: Iterator[Item]) -> Iterator[Item]:
-    """Keeps one batch on its way to the devices while the one before is used."""
+    """Transfers one batch to the devices while the previous one is used."""
     ahead = next(batches, None)
     while ahead is not None:
         batch, ahead = ahead, next(batches, None)

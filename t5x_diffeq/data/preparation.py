@@ -1,4 +1,4 @@
-"""Documents to token shards, on all cores; killed and begun again, it goes on."""
+"""Turns documents into token shards, on all cores; resumes if it is killed and restarted."""
 
 import os
 from collections import Counter
@@ -30,7 +30,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
-Job = tuple[str, int]  # split and number of a shard
+Job = tuple[str, int]  # the split and number of a shard
 Tell = Callable[[int], None]  # called with the number of documents taken so far
 
 
@@ -43,24 +43,24 @@ def prepare(
     part: tuple[int, int] = (0, 1),
     splits: tuple[str, ...] = SPLITS,
 ) -> dict | None:
-    """Makes the shards of one part; if that is all, checks them and ends with a manifest.
+    """Makes the shards of one part; if it is the only part, checks them and writes the manifest.
 
     The same documents and tokenizer give the same bytes, whatever the number of workers or parts.
 
     Args:
       source: the documents.
-      tokenizer: the one saved in `folder`.
-      folder: of the shards.
-      shards: of each split.
-      workers: processes.
-      part: (i, n), the i-th of n parts; (0, 1) is all.
-      splits: to make; without "train", only what validates.
+      tokenizer: the tokenizer saved in `folder`.
+      folder: the folder of the shards.
+      shards: number of shards per split.
+      workers: number of processes.
+      part: (i, n), the i-th of n parts; (0, 1) is everything.
+      splits: the splits to make; without "train", only the validation split.
 
     Returns:
-      The manifest, if this was all.
+      The manifest, if there is only one part.
 
     Raises:
-      InputError: if the folder holds shards of something else, or nothing can be trained on.
+      InputError: if the folder holds shards of other data, or there is nothing to train on.
       RunError: if a shard can't be written.
     """
     facts = {
@@ -85,15 +85,15 @@ def prepare(
 
 
 def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
-    """A hash of all that decides the tokens."""
+    """A hash of everything that determines the tokens."""
     return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
 
 
 def is_made(folder: AnyPath, name: str, facts: dict) -> bool:
-    """Whether the shard is whole.
+    """Whether the shard is complete.
 
     Raises:
-      InputError: if it was made from something else.
+      InputError: if it was made from other data.
     """
     found = read_facts(folder, name)
     if found is not None and found["fingerprint"] != facts["fingerprint"]:
@@ -107,7 +107,7 @@ def is_made(folder: AnyPath, name: str, facts: dict) -> bool:
 def make_shards(
     source: Source, folder: AnyPath, shards: int, missing: list[Job], facts: dict, workers: int
 ) -> None:
-    """Makes the missing shards, several at a time, and shows how far it is."""
+    """Makes the missing shards, several at a time, and shows progress."""
     total = sum(len(own_documents(source, job, shards)) for job in missing)
     context = get_context("spawn")
     done = context.Value("q", 0)
@@ -128,7 +128,7 @@ def make_shards(
 
 
 def check(future: Future, pool: ProcessPoolExecutor) -> None:
-    """Raises what a worker raised, once no more shards are begun.
+    """Raises what a worker raised, after cancelling the shards not yet started.
 
     Raises:
       RunError: if a worker died.
@@ -147,10 +147,10 @@ def check(future: Future, pool: ProcessPoolExecutor) -> None:
 
 
 class Worker:
-    """Makes shards, one after the other; each process has one.
+    """Makes shards, one after the other; each process has one worker.
 
     Attributes:
-      done: documents taken so far, by all workers.
+      done: number of documents taken so far, by all workers.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Worker:
         self.tokenizer.threads = threads
 
     def make(self, job: Job, tell: Tell | None = None) -> None:
-        """Tokenises and writes one shard; `tell` is called with the documents taken."""
+        """Tokenises and writes one shard; calls `tell` with the number of documents taken."""
         skipped: Counter[str] = Counter()
         numbers = own_documents(self.source, job, self.shards)
         documents = self.counting(getattr(self.source, job[0]), numbers, tell)
@@ -183,7 +183,7 @@ class Worker:
         )
 
     def counting(self, documents: Documents, numbers: range, tell: Tell | None) -> Iterator[str]:
-        """The documents, each counted when it is taken."""
+        """Yields the documents, counting each when it is taken."""
         for number in numbers:
             yield documents[number]
             with self.done.get_lock():
@@ -192,17 +192,17 @@ class Worker:
                 tell(self.done.value)
 
 
-WORKER: Worker  # of this process
+WORKER: Worker  # this process's worker
 
 
 def start_worker(*common: Any) -> None:
-    """Gives this process its worker."""
+    """Creates this process's worker."""
     global WORKER
     WORKER = Worker(*common)
 
 
 def work(job: Job) -> None:
-    """A shard, by this process's worker."""
+    """Makes a shard with this process's worker."""
     WORKER.make(job)
 
 
@@ -218,7 +218,7 @@ def tokenised(
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The tokens of each document with `end_of_text`, in the smallest dtype.
 
-    What can't be trained on is counted in `skipped`, by reason.
+    Documents that can't be trained on are counted in `skipped`, by reason.
     """
     dtype, parts = token_dtype(tokenizer.vocab_size), []
     for batch in batches(pieces(documents, skipped)):
@@ -232,7 +232,7 @@ def tokenised(
 
 
 def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
-    """The documents in pieces of bounded length, and whether each is its document's last."""
+    """The documents in pieces of bounded length, each with whether it is its document's last."""
     for text in documents:
         reason = unusable(text)
         if reason:
@@ -248,7 +248,7 @@ def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bo
 
 
 def batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    """Pieces, a text first in each, in groups of about `BATCH_CHARACTERS`."""
+    """Groups of pieces (tuples that begin with a text) of about `BATCH_CHARACTERS` each."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

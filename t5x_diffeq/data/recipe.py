@@ -1,4 +1,4 @@
-"""The tokenizer of a folder, and how it was made."""
+"""The tokenizer in a folder, and the recipe that it was made by."""
 
 import json
 
@@ -14,7 +14,7 @@ RECIPE = "recipe.json"
 
 
 def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
-    """What decides the tokenizer of `config.data`; `text` is the fingerprint of the documents."""
+    """What determines the tokenizer of `config.data`; `text` is the documents' fingerprint."""
     trained = data.tokenizer == "sentencepiece"
     return {
         "tokenizer": data.tokenizer,
@@ -25,7 +25,7 @@ def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
 
 
 def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
-    """Saves another run's tokenizer as the one of `config.data`."""
+    """Saves another run's tokenizer as the one for `config.data`."""
     put_tokenizer(tokenizer, folder)
     write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
 
@@ -39,9 +39,9 @@ def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
 
 
 def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | None:
-    """How the tokenizer in `folder` was made otherwise than `config.data` says; None if it wasn't.
+    """How the recipe of the tokenizer in `folder` differs from `config.data`; None if it doesn't.
 
-    Of a tokenizer that was adopted, or trained by an earlier version, the text isn't known.
+    The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
     """
     path = folder / RECIPE
     made_by = json.loads(path.read_text()) if path.exists() else {}
@@ -63,17 +63,17 @@ def tokenizer_in(
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
     Args:
-      folder: of the tokenizer.
+      folder: the tokenizer's folder.
       data: `config.data`.
-      documents: to train it on.
+      documents: the documents to train it on.
       text: their fingerprint.
 
     Raises:
-      InputError: if one is there that another config made, or that was trained on other text.
+      InputError: if `folder` holds one made by another config, or trained on other text.
     """
     there = load_tokenizer(folder)
     if there is None:
-        tokenizer = make_tokenizer(data, documents)  # deterministic: any machine makes the same
+        tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
         write_whole(folder / RECIPE, json.dumps(recipe_of(data, text), indent=2).encode())
         tokenizer.save(folder)
         return tokenizer
@@ -85,7 +85,7 @@ def tokenizer_in(
 
 
 def discard_other_tokenizer(folder: AnyPath, data: ConfigDict, text: str) -> None:
-    """Removes a tokenizer that a run which was refused has left, if it is not of this data."""
+    """Removes a tokenizer left by a refused run, if it is for other data."""
     if load_tokenizer(folder) is not None and other_recipe(folder, data, text):
         say(
             f"{folder} is left of a run that never started, with another tokenizer; "

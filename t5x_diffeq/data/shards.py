@@ -1,10 +1,10 @@
 """Token shards: ArrayRecord files of tokenised documents, with a manifest.
 
 A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (records of a
-document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several),
-beside each the documents' lengths (`.lengths.npy`) and its facts (`.json`), written last: a shard
-without facts isn't whole.
-`manifest.json` is written when every shard was checked; `tokenizer/` travels along.
+document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several).
+Beside each are the documents' lengths (`.lengths.npy`) and the shard's facts (`.json`), written
+last: a shard without facts is incomplete. `manifest.json` is written when every shard has been
+checked; `tokenizer/` holds the tokenizer.
 """
 
 import io
@@ -34,9 +34,9 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath, file_digest, whole, write_whole
 from t5x_diffeq.runtime.staging import NoRoomError, staged
 
-IN_MEMORY_TOKENS = 64_000_000  # a split up to this is read whole, in less than a second
+IN_MEMORY_TOKENS = 64_000_000  # a split up to this size is read at once, in less than a second
 OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
-RECORD_TOKENS = 4096  # of a full record: a window of a long document reads no more than it needs
+RECORD_TOKENS = 4096  # per record: a window of a long document reads little more than it needs
 TokenRow = Integer[np.ndarray, " length"]
 
 
@@ -46,27 +46,27 @@ def stem(split: str, index: int, count: int) -> str:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest that holds every token."""
+    """The smallest dtype that can hold every token."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 def write_shard(
     folder: AnyPath, name: str, documents: Iterable[TokenRow], facts: dict, skipped: Counter
 ) -> dict:
-    """Writes one shard; killed at any moment, it is either whole or begun again.
+    """Writes one shard; if killed at any moment, the shard is either complete or made again.
 
     Args:
-      folder: of the shards.
-      name: of the shard (`stem`).
+      folder: the folder of the shards.
+      name: the name of the shard (`stem`).
       documents: each document's tokens, in the dtype of the file.
-      facts: what decides the shard's content, kept with it.
+      facts: what determines the shard's content, stored with it.
       skipped: how many documents were left out, by reason; filled as `documents` are taken.
 
     Returns:
       The shard's facts.
 
     Raises:
-      RunError: if it can't be written; nothing that was there is lost.
+      RunError: if it can't be written; existing files are kept.
     """
     try:
         with whole(folder / f"{name}.array_record") as partial:
@@ -110,7 +110,7 @@ def write_records(path: Path, documents: Iterable[TokenRow]) -> tuple[list[int],
 
 
 def read_facts(folder: AnyPath, name: str) -> dict | None:
-    """A whole shard's facts; None if it isn't whole."""
+    """A shard's facts; None if it is incomplete."""
     path = folder / f"{name}.json"
     if not (path.exists() and (folder / f"{name}.array_record").exists()):
         return None
@@ -125,16 +125,16 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
     """Checks every shard against its facts and writes the manifest.
 
     Args:
-      folder: of the shards.
-      count: shards of each split.
+      folder: the folder of the shards.
+      count: number of shards per split.
       facts: what every shard must have been made from.
-      splits: that there are.
+      splits: the splits that exist.
 
     Returns:
       The manifest.
 
     Raises:
-      InputError: naming a shard that is missing, damaged, or made from something else.
+      InputError: if a shard is missing, damaged, or made from other data; names it.
     """
     manifest, skipped = {**facts, "shards": count}, Counter[str]()
     for split in splits:
@@ -156,7 +156,7 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
             f"{facts['source']} has no document to train on; skipped: "
             f"{by_reason(skipped)}; give text"
         )
-    for left_over in folder.glob(".*.partial"):  # of processes that were killed
+    for left_over in folder.glob(".*.partial"):  # from killed processes
         left_over.unlink()
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     for split in splits:
@@ -170,7 +170,7 @@ def by_reason(skipped: Mapping[str, int]) -> str:
 
 
 def checked(folder: AnyPath, name: str, facts: dict) -> dict:
-    """A shard's facts, if it is whole and was made from `facts`."""
+    """A shard's facts; raises unless it is complete and was made from `facts`."""
     found = read_facts(folder, name)
     if found is None:
         raise InputError(f"shard {name} of {folder} is missing or not whole; prepare it again")
@@ -190,17 +190,17 @@ def checked(folder: AnyPath, name: str, facts: dict) -> dict:
 
 
 class ShardedDocuments:
-    """The tokenised documents of a split, by number.
+    """Random access to the tokenised documents of a split.
 
     Args:
-      folder: of the shards.
-      split: one that its manifest has.
+      folder: the folder of the shards.
+      split: a split in its manifest.
 
     Attributes:
-      lengths: tokens of each document.
+      lengths: number of tokens in each document.
 
     Raises:
-      InputError: naming a shard that can't be read.
+      InputError: if a shard can't be read; names it.
     """
 
     def __init__(self, folder: AnyPath, split: str):
@@ -230,7 +230,7 @@ class ShardedDocuments:
         return self.slice(number, 0, int(self.lengths[number]))
 
     def slice(self, number: int, start: int, stop: int) -> TokenRow:
-        """Tokens `start` to `stop` of document `number`, or to its end."""
+        """Tokens `start` to `stop` (or the end) of document `number`."""
         if self.row is not None:
             begin, end = self.ends[number] - self.lengths[number], self.ends[number]
             return self.row[begin + start : min(begin + stop, end)]
@@ -245,14 +245,14 @@ class ShardedDocuments:
         return tokens[start - skipped : stop - skipped]
 
     def all_tokens(self) -> TokenRow:
-        """The tokens of all documents, one behind the other."""
+        """The tokens of all documents, concatenated."""
         return np.concatenate([self.record(number) for number in range(self.first_records[-1])])
 
     def record(self, number: int) -> TokenRow:
         """The tokens of a record.
 
         Raises:
-          InputError: naming the shard and the record, if it is damaged.
+          InputError: if it is damaged; names the shard and the record.
         """
         try:
             return np.frombuffer(self.records[number], self.dtype)
@@ -265,9 +265,9 @@ class ShardedDocuments:
 
 
 def near(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
-    """The shards on this machine: those in a bucket are copied, if they fit the cache.
+    """Local paths of the shards: those in a bucket are copied, if they fit into the cache.
 
-    Else ArrayRecord reads each record where it is, which takes longer and no room.
+    Else ArrayRecord reads each record from the bucket, which is slower but takes no disk space.
     """
     try:
         return staged(paths, sha256)

@@ -1,7 +1,7 @@
 """Sources of documents.
 
 A source has two splits, each a random access sequence of documents (text), in an order that
-depends on nothing but the data; and a fingerprint, by which a resumed run knows its data again.
+depends only on the data; and a fingerprint, by which a resumed run recognises its data.
 """
 
 import platform
@@ -22,8 +22,8 @@ from t5x_diffeq.runtime.staging import staged
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-VALIDATION_EVERY = 20  # of the standard library's files, one in so many validates
-VALIDATION_PART = 0.1  # of text files, the last part validates
+VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
+VALIDATION_PART = 0.1  # the last fraction of text files is for validation
 NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -32,12 +32,12 @@ class Source:
     """Documents of both splits.
 
     Attributes:
-      name: for logs.
-      train: its documents.
-      validation: its documents.
-      fingerprint: a hash of all that decides them.
-      large: whether they are better tokenised by many processes.
-      one_by_one: whether a document can be read without many others, in any order.
+      name: its name, for logs.
+      train: the documents of the train split.
+      validation: the documents of the validation split.
+      fingerprint: a hash of everything that determines them.
+      large: whether it is better to tokenise them with many processes.
+      one_by_one: whether any document can be read, in any order, without reading many others.
     """
 
     name: str
@@ -50,20 +50,20 @@ class Source:
 
 @runtime_checkable
 class Records(Protocol):
-    """Mappings by number, as libraries have them."""
+    """A sequence of mappings, such as a library's dataset."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of records."""
 
     def __getitem__(self, number: int) -> Mapping[str, Any]:
         """Record `number`."""
 
 
 class Texts(Documents):
-    """The texts of records that a library holds.
+    """The texts of a library's records.
 
     Args:
-      records: each a mapping.
+      records: the records, each a mapping.
       field: the key of the text, which is a string or the bytes of one.
     """
 
@@ -74,7 +74,7 @@ class Texts(Documents):
         return len(self.records)
 
     def __getitem__(self, number: int) -> str:
-        """Document `number`; bytes that are not UTF-8 stay as lone surrogates."""
+        """Document `number`; bytes that are not UTF-8 become lone surrogates."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         text = self.records[number][self.field]
@@ -126,9 +126,9 @@ def read_if_text(path: Path) -> str:
 
 
 def text_files(data: ConfigDict) -> Source:
-    """A file, the text files of a folder, or a glob; the last tenth of the text validates.
+    """A file, the text files in a folder, or a glob; the last tenth of the text is for validation.
 
-    `data.validation_path` names files that validate instead.
+    `data.validation_path` names other files for validation.
     """
     documents = FileDocuments(find_text_files("path", data.path), data.text_field)
     large = documents.characters > 64e6
@@ -144,10 +144,10 @@ def text_files(data: ConfigDict) -> Source:
 
 
 def find_text_files(key: str, path: str | None) -> list[Path]:
-    """The files that `data.{key}={path}` means, sorted; copies of those that are in a bucket.
+    """The files that `data.{key}={path}` names, sorted; local copies of those in a bucket.
 
     Raises:
-      InputError: if it is not given or names none.
+      InputError: if the key is not set or names no file.
     """
     if not path:
         raise InputError(
@@ -170,9 +170,9 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
 
 
 def tfds_source(data: ConfigDict) -> Source:
-    """A dataset of TensorFlow Datasets, by name or folder; no TensorFlow is needed to read it.
+    """A dataset of TensorFlow Datasets, by name or folder; read without TensorFlow.
 
-    One that isn't in `data.data_dir` is built there first, if its builder can do without.
+    If it isn't in `data.data_dir`, it is built there first, if its builder works without too.
     """
     import tensorflow_datasets as tfds
 
@@ -186,7 +186,7 @@ def tfds_source(data: ConfigDict) -> Source:
         if not builder.info.splits:
             say(f"{data.path} is not in {builder.data_dir}: building it")
             builder.download_and_prepare()
-    except Exception as error:  # builders raise of every kind
+    except Exception as error:  # builders raise errors of any class
         raise InputError(
             f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
             f"open or build it: {str(error).splitlines()[0] if str(error) else type(error)}"
@@ -202,7 +202,7 @@ def own_builder(data: ConfigDict) -> Source:
 
 
 def from_builder(builder: "tfds.core.DatasetBuilder", data: ConfigDict) -> Source:
-    """The splits of a dataset that is built.
+    """The splits of a built dataset.
 
     Raises:
       InputError: if it lacks a split or the field.
@@ -239,13 +239,13 @@ def huggingface(data: ConfigDict) -> Source:
 
     def split(key: str) -> Texts:
         try:
-            if (place / "dataset_dict.json").exists():  # what `save_to_disk` leaves
+            if (place / "dataset_dict.json").exists():  # written by `save_to_disk`
                 part = datasets.load_from_disk(str(place))[data[key]]
             else:
                 part = datasets.load_dataset(
                     name, config or None, split=data[key], cache_dir=data.data_dir
                 )
-        except Exception as error:  # the library raises of every kind
+        except Exception as error:  # the library raises errors of any class
             raise InputError(
                 f"data.path={data.path}, data.{key}={data[key]} can't be loaded: {error}"
             ) from error
@@ -262,7 +262,7 @@ def huggingface(data: ConfigDict) -> Source:
 def library_source(
     name: str, split: Callable[[str], Texts], data: ConfigDict, facts: list[str]
 ) -> Source:
-    """The source whose splits a library opens, by `data.train_split` and `validation_split`."""
+    """The source whose splits a library opens: `data.train_split` and `data.validation_split`."""
     train, validation = split("train_split"), split("validation_split")
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
     fingerprint = digest(fact.encode() for fact in facts)

@@ -1,10 +1,10 @@
 """Tokenising in the loop: each row of the global batch reads its own documents, when it needs them.
 
 Row r of B rows reads documents r, r + B, r + 2B, ... of an endless order, in which each epoch has
-every document once, newly shuffled. It reads them one behind the other, cut into windows as
-`packing.Windows` cuts them. So a row depends on the seed and on B alone, whatever the number of
-processes, and where it stands is two integers, its place: which of its documents, and how many
-tokens of that one are consumed.
+every document once, newly shuffled. It concatenates them and cuts them into windows like
+`packing.Windows`. So a row depends only on the seed and on B, whatever the number of processes, and
+its position is two integers, its place: which of its documents, and how many tokens of that
+document are consumed.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ from t5x_diffeq.data.tokenizer import Tokenizer, unusable
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
-BLOCK_TOKENS = 2**19  # are made at once, or a batch: enough for all cores, soon enough for step 1
-CHARACTERS_PER_TOKEN = 4  # a guess: too low, and a row asks again; too high, and it reads ahead
-LIVE_EPOCHS = 3  # near a border, rows are in two; one may lag behind in a long document
+BLOCK_TOKENS = 2**19  # made at once (at least a batch): enough for all cores, soon ready
+CHARACTERS_PER_TOKEN = 4  # a guess: if too low, a row asks again; if too high, it reads ahead
+LIVE_EPOCHS = 3  # near an epoch's end rows are in two; one may lag in a long document
 Places = Integer[np.ndarray, "places 2"]
 
 
@@ -37,10 +37,10 @@ class RowStreams:
     """The documents as endless rows of tokens.
 
     Args:
-      documents: texts.
-      tokenizer: theirs.
-      length: L, tokens of a window.
-      batch_size: B, rows of the global batch.
+      documents: the texts.
+      tokenizer: the tokenizer.
+      length: L, tokens in a window.
+      batch_size: B, rows in the global batch.
       seed: shuffles the documents.
       cross_documents: whether attention crosses documents; else windows have segments.
 
@@ -65,7 +65,7 @@ class RowStreams:
                 f"data.tokenize=in_loop gives each of the {batch_size} rows of a batch documents "
                 f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
             )
-        if all(map(unusable, documents)):  # as a rule, the first one ends this
+        if all(map(unusable, documents)):  # the first one usually ends this
             reasons = by_reason(Counter(filter(None, map(unusable, documents))))
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
@@ -75,12 +75,12 @@ class RowStreams:
         """The batches after `step`, each with the places after it; a thread reads ahead.
 
         Args:
-          rows: numbers of this process's rows, of B.
-          step: of the checkpoint, or 0.
-          places: `[B, 2]`, of the checkpoint.
+          rows: the numbers of this process's rows.
+          step: the step of the checkpoint, or 0.
+          places: `[B, 2]`, from the checkpoint.
 
         Yields:
-          The rows' windows; the places `[B, 2]`, -1 for other processes' rows.
+          The rows' windows; and the places `[B, 2]`, -1 for other processes' rows.
 
         Raises:
           InputError: if the checkpoint holds no such places.
@@ -95,10 +95,10 @@ class RowStreams:
                 yield from ready
 
     def checked(self, step: int, places: Sequence | None) -> Places:
-        """The places to begin at: of a checkpoint, or the first ones.
+        """The places to start from: those of a checkpoint, or the initial ones.
 
         Raises:
-          InputError: if the checkpoint lacks them, or they are other rows'.
+          InputError: if the checkpoint lacks them, or they don't match the rows.
         """
         if step == 0:
             return np.zeros((self.batch_size, 2), np.int64)
@@ -111,7 +111,7 @@ class RowStreams:
         return found
 
     def texts(self, row: int, first: int) -> Iterator[tuple[int, str, bool]]:
-        """Pieces of the row's documents from number `first` on: of which, and whether its last."""
+        """Pieces of the row's documents from `first` on: document, text, whether it is its last."""
         for number in count(first):
             place = row + number * self.batch_size
             text = self.documents[document_at(len(self.documents), self.seed, place)]
@@ -121,7 +121,7 @@ class RowStreams:
     def block(
         self, rows: Integer[np.ndarray, " rows"], own: list["Row"]
     ) -> list[tuple[Example, Places]]:
-        """The next batches of the process's `rows`, whose state is `own`, with the places after."""
+        """The next batches of the process's `rows`, whose state is `own`; each with its places."""
         steps = max(1, BLOCK_TOKENS // (len(own) * self.length))
         self.fill(own, steps * self.length + 1)
         taken = [row.take(steps, self.length) for row in own]
@@ -132,7 +132,7 @@ class RowStreams:
         return [(jax.tree.map(itemgetter(s), example), places[s]) for s in range(steps)]
 
     def fill(self, own: list["Row"], tokens: int) -> None:
-        """Tokenises documents until each row holds so many tokens."""
+        """Tokenises documents until each row holds this many tokens."""
         end = np.array([self.tokenizer.end_of_text], np.int32)
         while lacking := [row for row in own if row.held < tokens]:
             wanted = (piece for row in lacking for piece in row.wanted(tokens))
@@ -155,24 +155,24 @@ class RowStreams:
         return with_segments(example, inputs == self.tokenizer.end_of_text)
 
     def tell_skipped(self) -> None:
-        """Says how many documents these rows skipped, each time that it is twice as many."""
+        """Prints how many documents these rows skipped, whenever the number has doubled."""
         if self.skipped.total() >= max(1, 2 * self.said):
             self.said = self.skipped.total()
             say(f"documents skipped so far: {by_reason(self.skipped)}")
 
 
 class Row:
-    """The tokens that a row holds, from the next window's first on, and whose they are.
+    """The tokens that a row holds, from the start of the next window, and their documents.
 
     Args:
-      texts: pieces of the row's documents: of which, and whether its last.
+      texts: pieces of the row's documents: document, text, and whether it is its last.
       number: the document of the first piece.
-      consumed: tokens of it that are not held any more.
+      consumed: tokens of that document that are no longer held.
 
     Attributes:
-      numbers: of the documents whose tokens are held.
-      starts: where each begins, counted from the first token held; that of the first is <= 0.
-      held: how many there are; below 0 while what was consumed is tokenised again.
+      numbers: the numbers of the documents whose tokens are held.
+      starts: where each starts, relative to the first token held; <= 0 for the first.
+      held: number of tokens held; negative while consumed tokens are tokenised again.
     """
 
     def __init__(self, texts: Iterator[tuple[int, str, bool]], number: int, consumed: int):
@@ -181,7 +181,7 @@ class Row:
         self.held = -consumed
 
     def wanted(self, tokens: int) -> Iterator[tuple[str, bool, int, "Row"]]:
-        """The next pieces, about as many as it takes to hold so many tokens."""
+        """The next pieces, about as many as are needed to hold this many tokens."""
         missing = min((tokens - self.held) * CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
         while missing > 0:
             number, text, is_last = next(self.texts)
@@ -189,7 +189,7 @@ class Row:
             missing -= len(text)
 
     def add(self, number: int, tokens: Integer[np.ndarray, " tokens"]) -> None:
-        """Holds a piece of document `number`, but for what was consumed before."""
+        """Adds a piece of document `number`, except for what was already consumed."""
         if number != self.numbers[-1]:
             self.numbers.append(number)
             self.starts.append(self.held)
@@ -197,7 +197,7 @@ class Row:
         self.held += len(tokens)
 
     def take(self, steps: int, length: int) -> tuple[Integer[np.ndarray, " tokens"], Places]:
-        """The tokens of so many windows, and the place after each; these are then consumed."""
+        """Consumes the tokens of this many windows; returns them and the place after each."""
         tokens, consumed = np.concatenate(self.tokens), steps * length
         numbers, starts = np.array(self.numbers), np.array(self.starts)
         after = length * np.arange(1, steps + 1)
@@ -210,14 +210,14 @@ class Row:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Integer[np.ndarray, " length"]]:
-    """The tokens of each text; the long ones are begun first, so that all cores end together."""
+    """The tokens of each text; starts with long texts, so that all cores finish together."""
     order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
     encoded = tokenizer.encode([texts[n] for n in order])
     return [tokens for _, tokens in sorted(zip(order, encoded, strict=True), key=itemgetter(0))]
 
 
 def document_at(documents: int, seed: int, place: int) -> int:
-    """The number of the document at a place of the endless order."""
+    """The number of the document at an index of the endless order."""
     epoch, within = divmod(place, documents)
     return int(order_of(documents, seed, epoch)[within])
 
@@ -233,5 +233,5 @@ def gathered(places: Places | None) -> list | None:
     """The places of all processes' rows, for a checkpoint; every process must call it."""
     if places is None:
         return None
-    words = process_allgather(places.view(np.int32))  # JAX gathers no integers of 64 bits
+    words = process_allgather(places.view(np.int32))  # JAX doesn't gather 64-bit integers
     return words.view(np.int64).max(axis=0).tolist()

@@ -1,4 +1,4 @@
-"""Tokenizers: text to integers and back, behind one protocol."""
+"""Tokenizers, from text to integers and back, behind one protocol."""
 
 import io
 import json
@@ -22,21 +22,21 @@ BYTES_FILE = "bytes"
 JSON_FILE = "tokenizer.json"
 END_FILE = "end_of_text.json"
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly chosen, train a tokenizer
-TRAINING_CHARACTERS = 100_000  # of each of these, the first so many
-LINE_CHARACTERS = 1000  # sentencepiece leaves out lines longer than about 4000 bytes
+TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly spaced, train a tokenizer
+TRAINING_CHARACTERS = 100_000  # the first so many of each
+LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
 TokenRow = list[int] | Integer[np.ndarray, " length"]
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the rest of the system asks of a tokenizer.
+    """The interface of a tokenizer.
 
     Attributes:
       vocab_size: number of tokens.
       end_of_text: the token that ends every document.
-      fingerprint: a hash of all that decides its output.
-      threads: on which `encode` works.
+      fingerprint: a hash of everything that determines its output.
+      threads: number of threads that `encode` uses.
     """
 
     vocab_size: int
@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8. Byte 0, which no text holds, ends a document."""
+    """The bytes of UTF-8. Byte 0, which no text contains, ends a document."""
 
     vocab_size = 256
     end_of_text = 0
@@ -71,12 +71,12 @@ class ByteTokenizer:
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
     def save(self, folder: AnyPath) -> None:
-        """A marker: there is nothing to keep."""
+        """Writes a marker file: there is nothing else to save."""
         write_whole(folder / BYTES_FILE, b"")
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model (Kudo and Richardson 2018); Llama's and T5's are such.
+    """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
 
     Args:
       model: the file's content.
@@ -84,7 +84,7 @@ class SentencePieceTokenizer:
 
     Raises:
       InputError: if the model has no such token.
-      RuntimeError: if it is no model.
+      RuntimeError: if the content isn't a sentencepiece model.
     """
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
@@ -105,12 +105,12 @@ class SentencePieceTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
-        """Byte-pair encoding that gives text back as it was: newlines, indents, any character.
+        """Trains a byte-pair encoding that preserves text: newlines, indents, any character.
 
-        But one: U+2581, sentencepiece's own sign for a space, comes back as a space.
+        The exception is U+2581, sentencepiece's own symbol for a space: it decodes as a space.
 
         Raises:
-          InputError: if the texts are too few for such a vocabulary.
+          InputError: if there is too little text for the vocabulary size.
         """
         model = io.BytesIO()
         try:
@@ -153,7 +153,7 @@ class SentencePieceTokenizer:
         return self.processor.decode([int(token) for token in tokens])
 
     def save(self, folder: AnyPath) -> None:
-        """The model file, as sentencepiece reads it, and which token ends a document."""
+        """Writes the sentencepiece model file, and which token ends a document."""
         end = self.processor.id_to_piece(self.end_of_text)
         write_whole(folder / END_FILE, json.dumps(end).encode())
         write_whole(folder / MODEL_FILE, self.model)
@@ -167,8 +167,8 @@ class HuggingFaceTokenizer:
       end_of_text: the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
 
     Raises:
-      InputError: if it has no such token, or the library isn't there.
-      ValueError: if it is no such file.
+      InputError: if it has no such token, or the library isn't installed.
+      ValueError: if the content isn't a `tokenizer.json`.
     """
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
@@ -180,7 +180,7 @@ class HuggingFaceTokenizer:
             ) from error
         try:
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-        except Exception as error:  # the library raises bare ones
+        except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
         self.processor.no_padding()
         self.processor.no_truncation()
@@ -206,18 +206,18 @@ class HuggingFaceTokenizer:
         return [np.asarray(tokens.ids, np.int32) for tokens in encoded]
 
     def decode(self, tokens: TokenRow) -> str:
-        """The text of the tokens, special ones included."""
+        """The text of the tokens, including special tokens."""
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def save(self, folder: AnyPath) -> None:
-        """The file, and which token ends a document."""
+        """Writes the file, and which token ends a document."""
         end = self.processor.id_to_token(self.end_of_text)
         write_whole(folder / END_FILE, json.dumps(end).encode())
         write_whole(folder / JSON_FILE, self.model)
 
 
 def lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts' lines, the long ones in pieces."""
+    """The texts' lines, with long lines split into pieces."""
     for text in texts:
         for line in text.splitlines():
             for start in range(0, len(line), LINE_CHARACTERS):
@@ -225,7 +225,7 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def training_texts(documents: Documents) -> Iterator[str]:
-    """What a tokenizer is trained on: all, but for the limits above and for what is no text."""
+    """The texts to train a tokenizer on, within the limits above and without unusable ones."""
     for number in range(0, len(documents), -(-len(documents) // TRAINING_DOCUMENTS) or 1):
         text = documents[number][:TRAINING_CHARACTERS]
         if unusable(text) is None:
@@ -233,14 +233,14 @@ def training_texts(documents: Documents) -> Iterator[str]:
 
 
 def unusable(text: str) -> str | None:
-    """Why a document can't be trained on, or None: such documents are skipped and counted."""
+    """Why a document can't be trained on (it is then skipped and counted), or None if it can."""
     if not text or text.isspace():
         return "empty"
     if "\0" in text:
         return "with a NUL character"
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate stands for a byte that is no text
+    except UnicodeEncodeError:  # a lone surrogate stands for an undecodable byte
         return "not UTF-8"
     return None
 
@@ -273,10 +273,10 @@ def make_tokenizer(data: ConfigDict, documents: Documents) -> Tokenizer:
 
 
 def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
-    """The tokenizer of a file: a `tokenizer.json`, else a sentencepiece model.
+    """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model.
 
     Raises:
-      InputError: if it is neither.
+      InputError: if the file is neither.
     """
     try:
         if path.suffix == ".json":
@@ -293,7 +293,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     """The tokenizer saved in `folder`, or None.
 
     Raises:
-      InputError: if what is there is none.
+      InputError: if the saved tokenizer is damaged.
     """
     end = folder / END_FILE
     try:

@@ -1,8 +1,8 @@
-"""Token shards are what their manifest says: checked once on each machine, and remembered.
+"""Checks once on each machine that token shards match their manifest.
 
-Hashing all shards at each start would take as long as reading them. So what was checked is kept in
-a small file of the user's cache (`staging.cache_folder`): of each file its size, the time of its
-last change and its hash. A file for which these are the same is not hashed again.
+Hashing all shards at each start would take as long as reading them. So what was checked is stored
+in a small file in the user's cache (`staging.cache_folder`): each file's size, modification time
+and hash. A file for which these are unchanged is not hashed again.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     Copies of shards in a bucket are checked where they are made (`staging`).
 
     Raises:
-      InputError: naming the shard that is missing, changed, or holds a token beyond the vocabulary.
+      InputError: if a shard is missing, changed, or holds a token beyond the vocabulary; names it.
     """
     largest = manifest[split].get("largest_token") or [None] * len(manifest[split]["names"])
     for name, token in zip(manifest[split]["names"], largest, strict=True):
@@ -69,7 +69,7 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
 
 
 def remember(folder: AnyPath, split: str, manifest: dict) -> None:
-    """Keeps that the shards of a split were checked just now."""
+    """Records that the shards of a split have just been checked."""
     if is_in_bucket(folder):
         return
     with memory_of(folder, split) as stamp:
@@ -78,7 +78,7 @@ def remember(folder: AnyPath, split: str, manifest: dict) -> None:
 
 @contextmanager
 def memory_of(folder: AnyPath, split: str) -> Iterator[Path | None]:
-    """Within `with`, the file that says what was checked; other processes wait. None: no cache."""
+    """A context with the file that records what was checked, locked; None if there is no cache."""
     name = f"verified-{digest([str(absolute(folder)).encode(), split.encode()])[:32]}"
     try:
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +93,7 @@ def memory_of(folder: AnyPath, split: str) -> Iterator[Path | None]:
 
 
 def read_stamp(stamp: Path | None) -> Checked:
-    """What was checked before."""
+    """Reads what was checked before."""
     try:
         found = json.loads(stamp.read_text()) if stamp else {}
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def read_stamp(stamp: Path | None) -> Checked:
 
 
 def write_stamp(stamp: Path | None, checked: Checked) -> None:
-    """Keeps what was checked; if it can't, the next start checks again."""
+    """Records what was checked; if it can't, the next start checks again."""
     if stamp is None:
         return
     try:
@@ -117,10 +117,10 @@ def files_of(name: str) -> tuple[str, str]:
 
 
 def facts_now(folder: AnyPath, split: str, manifest: dict) -> Checked:
-    """Of each file its size and time of change, and what the manifest says of it.
+    """Each file's size and modification time, and what the manifest says about it.
 
     Raises:
-      InputError: naming a shard that is missing.
+      InputError: if a shard is missing; names it.
     """
     facts, made = {}, manifest[split]
     of_lengths = made.get("lengths_sha256") or [None] * len(made["names"])
@@ -138,10 +138,10 @@ def facts_now(folder: AnyPath, split: str, manifest: dict) -> Checked:
 
 
 def check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
-    """A shard's files have the manifest's hashes, and were made with its tokenizer.
+    """Checks that a shard's files have the manifest's hashes, and were made with its tokenizer.
 
     Raises:
-      InputError: naming the file that is another.
+      InputError: if a file differs; names it.
     """
     made = manifest[split]
     number = made["names"].index(name)
@@ -160,15 +160,15 @@ def check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
 
 
 def check_facts(folder: Path, name: str, manifest: dict) -> None:
-    """The facts beside a shard, if they are there, are those of the manifest.
+    """Checks that the facts beside a shard, if they exist, agree with the manifest.
 
     Raises:
-      InputError: naming the fact that differs.
+      InputError: if a fact differs; names it.
     """
     try:
         facts = json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError):
-        return  # only the making of shards needs them
+        return  # only making shards needs them
     for key in ("tokenizer", "vocab_size", "record_tokens"):
         if facts.get(key) != manifest[key]:
             raise InputError(
@@ -178,7 +178,7 @@ def check_facts(folder: Path, name: str, manifest: dict) -> None:
 
 
 def largest_token(path: Path, vocab_size: int) -> int:
-    """The largest token of a shard that was made before this was written beside it."""
+    """The largest token of a shard from before this was written beside it."""
     records = grain.sources.ArrayRecordDataSource([str(path)])
     dtype, largest = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
     for start in range(0, len(records), RECORDS_AT_ONCE):
@@ -189,10 +189,10 @@ def largest_token(path: Path, vocab_size: int) -> int:
 
 
 def check_largest(folder: AnyPath, name: str, token: int, vocab_size: int) -> None:
-    """No token of a shard is beyond the vocabulary.
+    """Checks that no token of a shard is beyond the vocabulary.
 
     Raises:
-      InputError: with both numbers, if one is.
+      InputError: if one is; gives both numbers.
     """
     if token >= vocab_size:
         raise InputError(
@@ -209,7 +209,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
     """
     try:
         lengths = np.load(io.BytesIO(path.read_bytes()))
-    except (OSError, ValueError, EOFError, TokenError) as error:  # the last is of NumPy's header
+    except (OSError, ValueError, EOFError, TokenError) as error:  # TokenError: NumPy's header
         raise InputError(
             f"{path} can't be read: {told(error)}; prepare that shard again"
         ) from error
@@ -219,10 +219,10 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
 
 
 def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray) -> None:
-    """The manifest says how many documents and tokens there are.
+    """Checks the manifest's numbers of documents and tokens.
 
     Raises:
-      InputError: with both numbers, if there are others.
+      InputError: if they are wrong; gives both numbers.
     """
     found = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
     for key, number in found.items():
@@ -232,10 +232,10 @@ def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray)
 
 
 def check_records(path: AnyPath, expected: int) -> None:
-    """A shard can be opened and holds as many records as its lengths say.
+    """Checks that a shard can be opened and holds as many records as its lengths imply.
 
     Raises:
-      InputError: if not.
+      InputError: if it can't be opened, or the number of records differs.
     """
     try:
         found = len(grain.sources.ArrayRecordDataSource([str(path)]))
@@ -249,5 +249,5 @@ def check_records(path: AnyPath, expected: int) -> None:
 
 
 def cause(error: Exception) -> str:
-    """What the library says is wrong, which may be no more than `;`."""
+    """What the library says is wrong, which may be just `;`."""
     return told(error).strip("; ") or "it is damaged or cut off"

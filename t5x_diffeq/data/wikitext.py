@@ -1,8 +1,8 @@
-"""WikiText: its articles, and natural text from its tokens.
+"""Splits WikiText into articles, and restores natural text from its tokens.
 
-WikiText is Wikipedia's text as the Moses tokenizer splits it: every mark is a token between
-spaces, `@-@`, `@,@` and `@.@` stand for marks inside a word or a number, and an apostrophe begins
-the token after it (`game 's`, `don 't`, `O 'Brien`).
+WikiText is Wikipedia's text as split by the Moses tokenizer: every punctuation mark is a token
+between spaces, `@-@`, `@,@` and `@.@` stand for marks inside a word or a number, and an apostrophe
+begins the token after it (`game 's`, `don 't`, `O 'Brien`).
 
 Merity et al., Pointer Sentinel Mixture Models, 2016 (arXiv:1609.07843). Koehn et al., Moses: Open
 Source Toolkit for Statistical Machine Translation, ACL 2007.
@@ -18,15 +18,15 @@ OPENING = frozenset("([{")  # no space after
 SIGNS = frozenset("$£€¥#")  # no space before a number
 APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
 HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
-# A word with an s that an apostrophe may follow; after these few it opens a quotation instead.
+# A word with an s that an apostrophe may follow; after these few, it opens a quotation instead.
 PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of a WikiText file, each with its title; text before the first is one too.
+    """The articles of a WikiText file, each with its title; text before the first title is one too.
 
     An article begins at ` = Title = ` between blank lines, with one equals sign on each side.
-    ` = = Section = = ` begins none, nor does such a line within a paragraph.
+    ` = = Section = = ` doesn't begin one, nor does such a line within a paragraph.
     """
     article: list[str] = []
     for line in lines:
@@ -47,11 +47,11 @@ def ends_in_title(lines: list[str]) -> bool:
 
 
 def detokenize(text: str) -> str:
-    """The text as it was written, where its tokens leave no doubt.
+    """The original text, where the tokens determine it.
 
     Only spaces change, the joiners `@-@`, `@,@`, `@.@`, and runs of blank lines, which become one.
-    In doubt a space stays: around dashes, ellipses, single quotes, unpaired double quotes, and
-    slashes but in fractions.
+    If in doubt, a space stays: around dashes, ellipses, single quotes, unpaired double quotes, and
+    slashes except in fractions.
     """
     lines = "\n".join(map(detokenize_line, text.split("\n")))
     return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
@@ -68,7 +68,7 @@ def detokenize_line(line: str) -> str:
 
 
 def join(line: str) -> str:
-    """Tokens without the spaces that the tokenizer put in."""
+    """Joins tokens without the spaces that the tokenizer inserted."""
     tokens = [token for token in line.split(" ") if token]
     closed = {i for i, (before, after) in enumerate(pairwise(tokens)) if touch(before, after)}
     closed.update(gaps_at_quotes(tokens), gaps_in_numbers(tokens), [len(tokens) - 1])
@@ -77,7 +77,7 @@ def join(line: str) -> str:
 
 
 def touch(before: str, after: str) -> bool:
-    """Whether two tokens alone tell that no space stood between them."""
+    """Whether two tokens by themselves show that there was no space between them."""
     return (
         before in JOINERS
         or after in JOINERS
@@ -90,10 +90,10 @@ def touch(before: str, after: str) -> bool:
 
 
 def gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
-    """Gaps that quotes and possessives close, each by the number of the token before it.
+    """Gaps that quotes and possessives close, each as the index of the token before it.
 
-    Double quotes open and close by turns, if their number is even. An apostrophe of its own is a
-    possessive (`players ' names`) if none of the line's can be a quotation's.
+    Double quotes open and close alternately, if their number is even. A separate apostrophe is a
+    possessive (`players ' names`) if no apostrophe in the line can belong to a quotation.
     """
     double = [i for i, token in enumerate(tokens) if token == '"']
     if len(double) % 2 == 0:
@@ -105,7 +105,7 @@ def gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
 
 
 def gaps_in_numbers(tokens: list[str]) -> Iterator[int]:
-    """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), likewise."""
+    """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), as indices likewise."""
     for i, (before, mark, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
         digits = before.isdigit() and after.isdigit()
         if digits and (mark == "/" or (mark == ":" and len(before) <= 2 == len(after))):

@@ -1,1 +1,1 @@
-"""What compiled programs say: cost, memory, collectives, topologies."""
+"""What compiled programs tell about a step: cost, memory, collectives; and topologies."""

@@ -1,4 +1,4 @@
-"""What a config can't do better than on a topology, found without compiling it."""
+"""Lower bounds on a config's step time and memory on a topology, without compiling it."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from t5x_diffeq.training.setup import Setup
 
 @dataclass(frozen=True)
 class Bound:
-    """Lower bounds of one device.
+    """Lower bounds for one device.
 
     Attributes:
-      seconds: of a step.
-      bytes: of memory: the train state alone.
+      seconds: the time of an optimizer step.
+      bytes: the memory, counting only the train state.
     """
 
     seconds: float
@@ -22,11 +22,11 @@ class Bound:
 
 
 def lower_bound(setup: Setup, batch_size: int, figures: Chip) -> Bound:
-    """All FLOPs at the peak, the state read and written once, and the least of communication.
+    """All FLOPs at the peak, the state read and written once, and the least communication.
 
-    Collectives are taken to have every link. On TPUs none is taken to overlap, since the compiler
-    waits for those of weights and gradients; on GPUs all are. Making W(t) is repeated by each part
-    of the data axis.
+    Collectives are assumed to use every link. On TPUs none is assumed to overlap, since the
+    compiler waits for those of weights and gradients; on GPUs all are. Each shard of the data axis
+    makes W(t) for itself.
     """
     flops, sizes = step_flops(setup.model.config, batch_size), setup.mesh.shape
     parts = sizes["fsdp"] * sizes["tensor"]
@@ -40,11 +40,11 @@ def lower_bound(setup: Setup, batch_size: int, figures: Chip) -> Bound:
 
 
 def moved_bytes(setup: Setup, batch_size: int) -> float:
-    """Bytes that each device sends in a step, at least.
+    """The least number of bytes that each device sends in an optimizer step.
 
-    Weights are gathered over fsdp forward and backward, their gradient is scattered over it and
-    summed over data; each microbatch does so. Of each sub-field the output, and the gradient of its
-    input, are summed over tensor.
+    Each microbatch gathers weights over fsdp, forward and backward, and scatters their gradient
+    over fsdp and sums it over data. The output of each sub-field (attention or MLP), and the
+    gradient of its input, are summed over tensor.
     """
     config, sizes = setup.model.config, setup.mesh.shape
     data, fsdp, tensor = (sizes[axis] for axis in ("data", "fsdp", "tensor"))

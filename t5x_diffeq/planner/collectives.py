@@ -1,10 +1,10 @@
 """The collectives of a compiled program: how many run, and how many bytes they move per device.
 
-The convention: an all-gather moves the bytes of its result, a reduce-scatter those of its operand,
-an all-reduce its size, once (a ring sends about twice that), an all-to-all and a collective-permute
-their operand; so does what the hosts of several TPU slices exchange over their network. Sizes are
-those of one device's program, without padding by the hardware; loops count as often as they run
-(`trip_count.executions`), and an asynchronous collective once, at its start.
+The convention: an all-gather moves the bytes of its result; a reduce-scatter those of its operand;
+an all-reduce its size, once (a ring sends about twice that); an all-to-all, a collective-permute
+and an exchange between the hosts of several TPU slices those of its operand. Sizes are those of one
+device's program, without hardware padding; a collective in a loop counts as often as it runs
+(`trip_count.executions`), and an asynchronous one once, at its start.
 """
 
 import re
@@ -25,7 +25,7 @@ from t5x_diffeq.planner.hlo import (
 from t5x_diffeq.planner.replica_groups import Group, first_group
 from t5x_diffeq.planner.trip_count import executions
 
-BETWEEN_SLICES = "between slices"  # the host's part of a collective that several TPU slices share
+BETWEEN_SLICES = "between slices"  # the hosts' part of a collective across TPU slices
 OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 KINDS = (*OPCODES, BETWEEN_SLICES)
 REDUCE = "all-reduce"
@@ -41,14 +41,14 @@ class Collective:
       kind: one of `KINDS`.
       shapes: what it moves; several where the compiler has combined several into one.
       executions: how often it runs in one run of the program.
-      group: the first of the groups that exchange, as places in the program's order of devices;
-        None for all devices, or where it isn't a group.
-      op_name: of the operation that it was made for, as the program's source names it; of
-        combined ones at most the first's.
-      name: of the instruction.
+      group: the first replica group, as indices into the program's order of devices; None for all
+        devices, or where it isn't a group.
+      op_name: the `op_name` of the operation that it was made for; at most the first's if several
+        are combined.
+      name: the name of the instruction.
       asynchronous: whether other instructions can run meanwhile.
-      padding: bytes of zeros that one execution moves: of an all-reduce that stands for an
-        all-gather, where each device has put its part into a buffer of zeros.
+      padding: bytes of zeros that one execution moves, if it is an all-reduce in place of an
+        all-gather, for which each device has put its part into a buffer of zeros.
     """
 
     kind: str
@@ -62,24 +62,24 @@ class Collective:
 
     @property
     def devices(self) -> int | None:
-        """How many exchange with each other; None for all, or where it isn't a group."""
+        """The number of devices in a group; None for all, or where it isn't a group."""
         return None if self.group is None else len(self.group)
 
     @property
     def bytes(self) -> int:
-        """Bytes that each device moves, all executions together."""
+        """Bytes that each device moves in all executions together."""
         return self.executions * sum(shape.bytes for shape in self.shapes)
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind, of one device.
+    """The collectives of one kind on one device.
 
     Attributes:
       executions: how many run.
-      bytes: that they move.
-      synchronous: how many of them nothing else can run beside.
-      padded: how many are all-reduces of buffers padded with zeros, in place of all-gathers.
-      padding: bytes of these zeros, a part of `bytes`.
+      bytes: the bytes that they move.
+      synchronous: how many of them block all other instructions.
+      padded: how many are all-reduces of zero-padded buffers, in place of all-gathers.
+      padding: bytes of these zeros, included in `bytes`.
     """
 
     executions: int
@@ -90,10 +90,10 @@ class Traffic(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of a compiled program's text, those among fewer than two devices left out.
+    """The collectives in a compiled program's text, except those among fewer than two devices.
 
     Raises:
-      ValueError: for a loop whose number of iterations can't be told.
+      ValueError: if the trip count of a loop can't be determined.
     """
     program = read_program(text)
     found = (
@@ -105,7 +105,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
-    """Executions and bytes of each of `KINDS`, zeros included."""
+    """Executions and bytes of each of `KINDS`, including kinds with none."""
     found = list(found)
     return {kind: of_kind([c for c in found if c.kind == kind]) for kind in KINDS}
 
@@ -122,18 +122,18 @@ def of_kind(found: list[Collective]) -> Traffic:
 
 
 def collective(execution: Execution, program: Program) -> Collective | None:
-    """The collective of an instruction; None where it only continues one that has begun."""
+    """The collective of an instruction; None if it only continues one that has started."""
     it, computation = execution.instruction, program.computations[execution.computation]
     if leaves_slice(it):
         sent = tuple(shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
     match = OPCODE.match(it.opcode)
-    assert match  # `collectives` calls this for no other instruction
+    assert match  # `collectives` calls this only for such instructions
     kind, start = match.groups()
     if continues(it, execution, computation):
         return None
     if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"  # a TPU's fusion of an all-reduce with the slice that is kept
+        kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
     if kind == "all-gather":
         moved = shapes(elements(it.type)[1] if start else it.type)
     else:
@@ -151,7 +151,7 @@ def collective(execution: Execution, program: Program) -> Collective | None:
 
 
 def zeros(program: Program, computation: Computation, name: str) -> int:
-    """Bytes of an operand beside the part that was put into it; 0 if it was computed whole."""
+    """Bytes of an operand outside the part that was written into it; 0 if all was computed."""
     it = computation[name]
     if it.opcode in UNCHANGED:
         return zeros(program, computation, it.operands[0])
@@ -165,12 +165,12 @@ def zeros(program: Program, computation: Computation, name: str) -> int:
 
 
 def leaves_slice(it: Instruction) -> bool:
-    """Whether the instruction gives data to the host, for the network between slices."""
+    """Whether the instruction sends data to the host, for the network between slices."""
     return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
 
 
 def started(program: Program, name: str) -> bool:
-    """Whether a computation is run by the start of an asynchronous operation."""
+    """Whether the start of an asynchronous operation runs this computation."""
     return any(
         name in it.called
         for computation in program.computations.values()
@@ -188,6 +188,6 @@ def in_chain(it: Instruction, execution: Execution) -> bool:
 
 
 def continues(it: Instruction, execution: Execution, computation: Computation) -> bool:
-    """Whether the instruction is a further piece of a chain, counted at its first, the start."""
+    """Whether the instruction is a later piece of a chain, which is counted at its start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
     return in_chain(it, execution) and not starts

@@ -1,13 +1,13 @@
-"""How long a compiled step may take: a range, and what it assumes, in one place.
+"""Estimates how long a compiled step may take, as a range, with all assumptions in one module.
 
-The low end adds what nothing can hide: the compiler's cycles for its own instructions, the fused
-attention kernels at the peak of the matrix units, collectives during which nothing else runs over
-every link that their devices span, and each of these collectives' latency. The high end takes
-attention at half of the peak, hides no collective, and adds what hosts and stragglers cost. No TPU
-has confirmed either.
+The low end adds what can't be hidden: the compiler's cycles for its own instructions, the fused
+attention kernels at the peak of the matrix units, synchronous collectives over every link that
+their devices span, and the latency of each of these collectives. The high end takes attention at
+half of the peak, hides no collective, and adds the cost of hosts and stragglers. Neither has been
+confirmed on a TPU.
 
-Of GPUs the compiler says nothing here. The low end is then all FLOPs at the peak, or all
-collectives over NVLink and the network, whichever takes longer; the high end both, one after the
+For GPUs there are no compiler estimates here. The low end is then all FLOPs at the peak, or all
+collectives over NVLink and the network, whichever takes longer; the high end is both, one after the
 other, with the FLOPs at two fifths of the peak, which is what well-tuned GPU training reaches.
 """
 
@@ -40,16 +40,16 @@ ASSUMED_OF_GPUS = (
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step.
+    """Seconds of an optimizer step.
 
     Attributes:
-      compute: of the compiler's own instructions; of a GPU, all FLOPs at the peak.
-      kernels: of fused attention kernels at the peak, for which the compiler has no estimate.
-      waited: of collectives during which nothing else runs.
-      overlapped: of collectives that run beside the rest.
-      latency: until the first bytes of the collectives waited for have arrived, of all.
-      low: the step, if all goes well.
-      high: the step, if little does.
+      compute: the compiler's own instructions; on a GPU, all FLOPs at the peak.
+      kernels: fused attention kernels at the peak, for which the compiler has no estimate.
+      waited: synchronous collectives, during which nothing else runs.
+      overlapped: asynchronous collectives, which overlap with the rest.
+      latency: total latency of the synchronous collectives, until their first bytes arrive.
+      low: the whole step, in the best case.
+      high: the whole step, in the worst case.
     """
 
     compute: float
@@ -62,7 +62,7 @@ class Times:
 
     @property
     def middle(self) -> float:
-        """Halfway: what plans are ranked by."""
+        """The middle of the range, by which plans are ranked."""
         return (self.low + self.high) / 2
 
 
@@ -72,13 +72,13 @@ def tpu_times(
     """The estimate for a TPU.
 
     Args:
-      figures: of the chip.
-      links: between the program's devices.
-      cycles: that the compiler estimates, loops counted as often as they run.
+      figures: the chip's specifications.
+      links: the links between the program's devices.
+      cycles: the compiler's estimate, with loops counted as often as they run.
       found: the program's collectives.
-      kernel_flops: of fused attention kernels, of one device.
+      kernel_flops: FLOPs of fused attention kernels on one device.
     """
-    assert figures.clock is not None  # every TPU's is known
+    assert figures.clock is not None  # known for every TPU
     compute, kernels = cycles / figures.clock, kernel_flops / figures.peak_flops
     routes = [(it, links.route(it)) for it in found]
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)
@@ -93,7 +93,7 @@ def tpu_times(
 def gpu_times(
     figures: Chip, links: Links, found: Sequence[Collective], flops: StepFlops, devices: int
 ) -> Times:
-    """The estimate for a GPU; arguments as above, FLOPs of all devices."""
+    """The estimate for a GPU; arguments as in `tpu_times`, but `flops` of all devices."""
     compute = flops.total / devices / figures.peak_flops
     moved = sum(links.route(it).seconds(it) for it in found)
     high = compute / GPU_AT_WORST + moved

@@ -1,9 +1,9 @@
-"""The text of a compiled program, read: its computations, and how often each instruction runs.
+"""Parses the text of a compiled program: its computations, and how often each instruction runs.
 
 XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as
-often as it runs, loops inside it by the product; computations that are called, fused, started
-asynchronously or chosen by a condition are followed. Of a condition every branch is counted, which
-bounds from above. The text is that of `jax.stages.Compiled.as_text()`, for any platform.
+often as it runs, nested loops by the product; computations that are called, fused, started
+asynchronously or chosen by a conditional are followed. Every branch of a conditional is counted,
+which gives an upper bound. The text is that of `jax.stages.Compiled.as_text()`, for any platform.
 """
 
 import re
@@ -20,7 +20,7 @@ CALLED = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)"
     r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
-# Their `to_apply` is a scalar function, applied to every element: nothing there to follow.
+# Their `to_apply` is a scalar function, applied to every element, and is not followed.
 APPLIES = ("reduce", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter")
 
 
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size without padding; 0 for tokens and the like."""
+        """Size in bytes without padding; 0 for types such as tokens."""
         bits = 8 if self.dtype == "pred" else int((re.search(r"\d+", self.dtype) or [0])[0])
         size = bits
         for dim in self.dims:
@@ -46,14 +46,14 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """`name = type opcode(operands), attributes`.
+    """An instruction, `name = type opcode(operands), attributes`.
 
     Attributes:
-      name: without `%`.
-      type: of the result, as written.
-      opcode: e.g. "fusion".
-      literal: what stands between the parentheses: operands, or a constant's value.
-      attributes: what follows.
+      name: its name without `%`.
+      type: the type of the result, as written.
+      opcode: the opcode, such as "fusion".
+      literal: the text between the parentheses: operands, or a constant's value.
+      attributes: the text after the parentheses.
       root: whether it is its computation's result.
     """
 
@@ -71,7 +71,7 @@ class Instruction:
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
+        """Names of the computations that the instruction runs."""
         if self.opcode in APPLIES or self.opcode.endswith(("-done", "-update")):
             return ()
         found = (one or several for one, several in CALLED.findall(self.attributes))
@@ -83,7 +83,7 @@ class Instruction:
         return match and match.group(1)
 
     def required(self, pattern: str) -> str:
-        """`attribute`, of one that every instruction of this opcode has."""
+        """`attribute`, for one that every instruction of this opcode has."""
         found = self.attribute(pattern)
         assert found is not None, f"{self.name} has no {pattern}"
         return found
@@ -93,16 +93,16 @@ Computation = dict[str, Instruction]
 
 
 class Program(NamedTuple):
-    """Computations by name, and the name of the one that is run."""
+    """Computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
 
 class Execution(NamedTuple):
-    """An instruction, the computation in which it stands, and how often it runs.
+    """An instruction, the computation that contains it, and how often it runs.
 
-    `fused` is whether that computation is the inside of a fusion: its intermediate results are
+    `fused` is whether that computation is the body of a fusion, whose intermediate results are
     never in memory.
     """
 
@@ -113,7 +113,7 @@ class Execution(NamedTuple):
 
 
 def shapes(type: str) -> list[Shape]:
-    """The arrays of a type, those of nested tuples in order."""
+    """The arrays in a type, with nested tuples flattened in order."""
     return [
         Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), layout)
         for dtype, dims, layout in SHAPE.findall(type)
@@ -121,7 +121,7 @@ def shapes(type: str) -> list[Shape]:
 
 
 def elements(type: str) -> list[str]:
-    """The elements of a tuple `(a, (b, c))`: `a` and `(b, c)`; of anything else, itself."""
+    """The elements of a tuple `(a, (b, c))`: `a` and `(b, c)`; any other type by itself."""
     if not type.startswith("("):
         return [type]
     parts, depth, begin = [], 0, 1
@@ -136,7 +136,7 @@ def elements(type: str) -> list[str]:
 
 
 def read_program(text: str) -> Program:
-    """The program of a compiled program's text.
+    """Parses a compiled program's text.
 
     Raises:
       ValueError: if the text has no entry computation.
@@ -159,7 +159,7 @@ def read_program(text: str) -> Program:
 
 
 def whole_lines(text: str) -> Iterator[str]:
-    """Lines; an instruction whose attributes hold line breaks (a kernel's own text) is one."""
+    """The lines; an instruction whose attributes contain line breaks (a kernel's text) is one."""
     held = ""
     for line in text.splitlines():
         if INSTRUCTION.match(line) or HEADER.match(line) or END.match(line):
@@ -172,7 +172,7 @@ def whole_lines(text: str) -> Iterator[str]:
 
 
 def read_instruction(name: str, definition: str, root: bool) -> Instruction:
-    """An instruction from what follows its `=`."""
+    """Parses an instruction from the text after its `=`."""
     definition = re.sub(r"/\*.*?\*/", "", definition)
     type, rest = split_closed(definition) if definition[0] == "(" else definition.split(" ", 1)
     opcode, _, rest = rest.strip().partition("(")
@@ -181,7 +181,7 @@ def read_instruction(name: str, definition: str, root: bool) -> Instruction:
 
 
 def split_closed(text: str) -> tuple[str, str]:
-    """The text up to the parenthesis that closes its first, and what follows."""
+    """Splits the text after the parenthesis that closes its first one."""
     depth = 0
     for n, character in enumerate(text):
         depth += (character == "(") - (character == ")")

@@ -1,7 +1,7 @@
-"""The links that a collective has: of the torus of a TPU slice, between slices, between GPUs.
+"""The links available to a collective: in a TPU slice's torus, between slices, between GPUs.
 
 A device has two links along each dimension of its torus. A group of devices that spans some of the
-dimensions can use these dimensions' links alone: all of them where the dimension closes to a ring,
+dimensions can use only these dimensions' links: all of them where the dimension closes to a ring,
 half of them where it is an open line, whose ends have one neighbour. Devices that are not
 neighbours share the links between them with other groups.
 """
@@ -14,11 +14,11 @@ from typing import Any
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.training.chips import Chip
 
-TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are scattered, then gathered
+TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
 HOP_SECONDS = 1e-6  # from a TPU to its neighbour
 NETWORK_SECONDS = 2e-5  # from one slice or machine to another
-# A slice's dimension closes to a ring if it is a multiple of this (v4, v5p, TPU7x: in slices of
-# whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
+# A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
+# of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
 CUBE, POD = 4, 16
 
 
@@ -27,10 +27,10 @@ class Route:
     """How a group's data travels.
 
     Attributes:
-      size: devices of the group.
-      bandwidth: bytes/s that a device sends to others of its slice or machine.
-      hops: from neighbour to neighbour, once around or along.
-      crossed: slices or machines that the group lies in.
+      size: number of devices in the group.
+      bandwidth: bytes/s that a device sends to others in its slice or machine.
+      hops: number of hops between neighbours, once around the ring or along the line.
+      crossed: number of slices or machines that the group spans.
       network: bytes/s that a device sends to other slices or machines.
     """
 
@@ -41,16 +41,16 @@ class Route:
     network: float
 
     def seconds(self, it: Collective) -> float:
-        """All executions of a collective, at full bandwidth and without latency."""
+        """Seconds of all executions of a collective, at full bandwidth and without latency."""
         rounds = 2 if it.kind in TWICE else 1
         near = self.size // self.crossed
         within = rounds * it.bytes * (near - 1) / near / self.bandwidth
-        # Each device exchanges with the other slices its own part of what its slice has.
+        # Each device exchanges its own part of its slice's data with the other slices.
         between = rounds * it.bytes / near * (self.crossed - 1) / self.crossed / self.network
         return within + between
 
     def latency(self, it: Collective) -> float:
-        """Seconds until the first bytes have gone all the way, for all executions."""
+        """Seconds until the first bytes have travelled all the way, for all executions."""
         rounds = 2 if it.kind in TWICE else 1
         network = NETWORK_SECONDS if self.crossed > 1 else 0
         return it.executions * rounds * (self.hops * HOP_SECONDS + network)
@@ -61,7 +61,7 @@ class Links:
 
     Args:
       devices: `jax.Device`s, in the program's order.
-      figures: of each.
+      figures: the specifications of each device.
     """
 
     def __init__(self, devices: Sequence[Any], figures: Chip):
@@ -72,7 +72,7 @@ class Links:
         self.rings = tuple(closes(extent, self.extents) for extent in self.extents)
 
     def route(self, it: Collective) -> Route:
-        """The route of a collective's first group; the others' are like it."""
+        """The route of a collective's first group; those of the others are alike."""
         if it.kind == BETWEEN_SLICES:
             slices = len({part for part, _ in self.places})
             return Route(
@@ -89,7 +89,7 @@ class Links:
         return Route(len(places), links * per_link, hops, crossed, self.figures.network_bandwidth)
 
     def links(self, near: Sequence[tuple[int, ...]]) -> tuple[float, int]:
-        """Links of a device to others of these places of its slice; and hops among them all."""
+        """A device's links to those at these coordinates of its slice; and hops among them all."""
         if self.figures.links == 1:
             return 1, 1
         spans = [sorted(set(column)) for column in zip(*near, strict=True)]
@@ -101,7 +101,7 @@ class Links:
 
 
 def along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
-    """Links that a device has along one dimension, for a group at these places of it; and hops."""
+    """A device's links along one dimension, for a group at these coordinates; and hops."""
     if len(span) == extent:
         return (2, extent // 2) if ring else (1, extent - 1)
     stride = (span[-1] - span[0]) // (len(span) - 1)
@@ -116,7 +116,7 @@ def closes(extent: int, extents: tuple[int, ...]) -> bool:
 
 
 def place(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
-    """A device's slice, or its machine of eight, and its place there."""
+    """A device's slice, or its machine of eight, and its coordinates there."""
     coords = getattr(device, "coords", None)
     if coords is None:
         return number // 8, (number % 8,)

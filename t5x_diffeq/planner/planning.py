@@ -1,4 +1,4 @@
-"""A training step compiled but not run: whether it fits, what it moves, how long it may take."""
+"""A train step compiled but not run: whether it fits, what it moves, how long it may take."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import compile_train_step
 
-# How the TPU's compiler says that a program doesn't fit: what is needed, and what there is.
+# The TPU compiler's message for a program that doesn't fit: memory needed, and available.
 OUT_OF_MEMORY = (
     r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
     r"[Uu]sed ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -31,17 +31,17 @@ UNITS = {"K": 2**10, "M": 2**20, "G": GIB}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device.
+    """Bytes on one device.
 
     Attributes:
-      parameters: of the model.
-      moments: of the optimizer's state.
-      arguments: the compiler's count of the state and the batch, padding included.
-      outputs: new state and metrics, without what takes the place of an argument.
+      parameters: the model's parameters.
+      moments: the optimizer's state.
+      arguments: the compiler's count of the state and the batch, including padding.
+      outputs: new state and metrics, except those that reuse the memory of an argument.
       temporaries: activations, gradients, gathered weights.
       program: the code.
-      available: what a program can have; None if it isn't known.
-      needed: in all.
+      available: what a program can use; None if unknown.
+      needed: the total.
     """
 
     parameters: int
@@ -55,23 +55,23 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has as much; None if that isn't known."""
+        """Whether a device has enough memory; None if that is unknown."""
         return None if self.available is None else self.needed <= self.available
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a training step; None for what only a program that fits can tell.
+    """What is known about a train step; None for what is known only if the program fits.
 
     Attributes:
-      setup: what was compiled.
-      batch_size: global sequences.
-      topology: what it was compiled for.
-      memory: of one device.
-      flops: of the step, all devices together.
-      cost: of one device's program.
-      traffic: of collectives, per device.
-      times: None also where the compiler estimates none, as for CPUs.
+      setup: the setup that was compiled.
+      batch_size: sequences in the global batch.
+      topology: the topology that it was compiled for.
+      memory: the memory of one device.
+      flops: the step's FLOPs, on all devices together.
+      cost: the cost of one device's program.
+      traffic: the traffic of collectives, per device.
+      times: the estimated times; None also where the compiler has no estimates, as for CPUs.
       optimal_seconds: XLA's own `optimal_seconds`, in which every loop runs once.
     """
 
@@ -87,13 +87,13 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:
-        """By the estimate, at worst and at best, of all devices together."""
+        """Estimated tokens per second of all devices together, worst and best case."""
         tokens, t = self.batch_size * self.setup.model.config.max_length, self.times
         return None if t is None else (tokens / t.high, tokens / t.low)
 
     @property
     def mfu(self) -> tuple[float, float] | None:
-        """Model FLOPs utilisation that the estimate implies, of 1, at worst and at best."""
+        """Model FLOPs utilisation (of 1) implied by the estimate, worst and best case."""
         figures = self.topology.figures
         if self.times is None or figures is None:
             return None
@@ -102,7 +102,7 @@ class Plan:
 
 
 def plan_setup(config: ConfigDict, vocab_size: int, topology: Topology) -> Setup:
-    """The setup of a config on a topology; for GPUs with what stands for cuDNN's kernel."""
+    """The setup of a config on a topology; for GPUs with a stand-in for cuDNN's kernel."""
     setup = make_setup(config, vocab_size, topology.devices)
     own = setup.model.config
     shapes = (own.dtype, own.embed_dim // own.num_heads, own.max_length)
@@ -112,7 +112,7 @@ def plan_setup(config: ConfigDict, vocab_size: int, topology: Topology) -> Setup
 
 
 def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
-    """Compiles the train step and reads what the compiler and its program say."""
+    """Compiles the train step and reads what the compiler and the program tell about it."""
     flops = step_flops(setup.model.config, batch_size)
     try:
         with setup.context():  # not cached: a sweep compiles many, each once
@@ -164,10 +164,10 @@ def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
 
 
 def refused(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
-    """The memory of a step that the compiler refused, from what it says.
+    """The memory of a step that the compiler refused, from its error message.
 
     Raises:
-      JaxRuntimeError: the same, if it isn't about memory.
+      JaxRuntimeError: `error` itself, if it isn't about memory.
     """
     found = next(filter(None, (re.search(p, str(error)) for p in OUT_OF_MEMORY)), None)
     if found is None:
@@ -183,7 +183,7 @@ def times(
     found: Sequence[Collective],
     flops: StepFlops,
 ) -> Times | None:
-    """The estimate, where figures of the devices are known."""
+    """The estimated times, if the specifications of the devices are known."""
     figures, devices = topology.figures, setup.mesh.devices
     if figures is None:
         return None
@@ -192,5 +192,5 @@ def times(
         return gpu_times(figures, links, found, flops, devices.size)
     fused = setup.model.config.attention != "xla"
     kernels = flops.attention_kernels / devices.size if fused else 0
-    assert cost.cycles is not None  # the TPU's compiler gives them
+    assert cost.cycles is not None  # the TPU compiler gives them
     return tpu_times(figures, links, cost.cycles, found, kernels)

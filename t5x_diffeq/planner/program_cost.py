@@ -1,9 +1,9 @@
 """What a run of a compiled program costs: bytes to and from memory, and the compiler's estimate.
 
-Unlike XLA's cost analysis this counts a loop as often as it runs. An instruction reads its operands
-from main memory and writes its result there, except what the compiler keeps in a TPU's fast memory;
-of a fusion only what comes from outside and goes out. A slice read from, or written into, a larger
-array counts for itself alone, as it does in XLA's own count.
+Unlike XLA's cost analysis, this counts a loop as often as it runs. An instruction reads its
+operands from main memory and writes its result there, except for what the compiler keeps in a TPU's
+fast memory; of a fusion, only its inputs and outputs count. A slice read from, or written into, a
+larger array counts only its own bytes, as in XLA's own count.
 """
 
 import re
@@ -22,7 +22,7 @@ from t5x_diffeq.planner.hlo import (
 )
 from t5x_diffeq.planner.trip_count import executions
 
-# They name, group or wait for values that exist, or their insides are counted.
+# They name, group or wait for existing values, or the computations that they call are counted.
 FREE = (
     "parameter",
     "constant",
@@ -41,11 +41,11 @@ PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
 
 
 class ProgramCost(NamedTuple):
-    """Of one device's run of the program.
+    """The cost of one run of the program on one device.
 
     Attributes:
-      memory_bytes: read from and written to main memory.
-      cycles: the compiler's estimates for its instructions (TPU alone), which leave out custom
+      memory_bytes: bytes read from and written to main memory.
+      cycles: the compiler's estimates for its instructions (only on TPU), which leave out custom
         kernels and collectives; None if it gives none.
     """
 
@@ -57,7 +57,7 @@ def program_cost(text: str) -> ProgramCost:
     """The cost of a compiled program's text.
 
     Raises:
-      ValueError: for a loop whose number of iterations can't be told.
+      ValueError: if the trip count of a loop can't be determined.
     """
     program = read_program(text)
     memory_bytes, cycles = 0, 0
@@ -80,14 +80,14 @@ def traffic_of(program: Program, execution: Execution) -> int:
 
 
 def of_transfer(it: Instruction) -> int:
-    """An asynchronous copy, whole or of a slice: as many bytes at either end."""
+    """Bytes of an asynchronous copy, whole or of a slice, at each end in main memory."""
     ends = [shapes(end) for end in elements(it.type)[:2]]
     moved = min(sum(shape.bytes for shape in end) for end in ends)
     return sum(moved for end in ends if all(in_main_memory(shape) for shape in end))
 
 
 def in_main_memory(shape: Shape) -> bool:
-    """Whether an array lies in main memory, the space without a number."""
+    """Whether an array is in main memory, the memory space without a number."""
     return not re.search(r"S\([1-9]", shape.layout)
 
 
@@ -110,7 +110,7 @@ def read(program: Program, it: Instruction, computation: Computation) -> int:
 
 
 def read_inside(program: Program, name: str, number: int) -> int:
-    """Bytes that a fusion reads of its operand of that number."""
+    """Bytes that a fusion reads of its operand `number`."""
     computation = program.computations[name]
     parameter = next(
         i for i in computation.values() if i.opcode == "parameter" and i.literal == str(number)
@@ -119,7 +119,7 @@ def read_inside(program: Program, name: str, number: int) -> int:
 
 
 def used(program: Program, computation: Computation, source: Instruction) -> int:
-    """Bytes that the instructions inside a fusion take from one of them, at most all."""
+    """Bytes of `source` that the other instructions inside a fusion use, at most its size."""
     total = 0
     for it in computation.values():
         for position, name in enumerate(it.operands):
@@ -151,7 +151,7 @@ def written(program: Program, it: Instruction, computation: Computation) -> int:
 
 
 def updated(program: Program, computation: Computation, it: Instruction) -> int:
-    """Bytes of a fusion's result that it writes: of an array updated in place, the update."""
+    """Bytes of a fusion's result that it writes; for an array updated in place, the update."""
     if it.opcode == "bitcast":
         return updated(program, computation, computation[it.operands[0]])
     if it.opcode == "dynamic-update-slice":

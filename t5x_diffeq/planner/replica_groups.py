@@ -1,4 +1,4 @@
-"""Which devices exchange with each other in a collective, as a compiled program's text says it."""
+"""Parses which devices communicate in a collective from a compiled program's text."""
 
 import re
 
@@ -17,14 +17,14 @@ Group = tuple[int, ...]
 
 
 def first_group(it: Instruction) -> Group | None:
-    """The first group of an instruction, as places in the program's order of devices.
+    """The first group of an instruction, as indices into the program's order of devices.
 
     Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
     axes of a mesh, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, of which `'b':(2)2` is a
     part.
 
     Returns:
-      None where the instruction names none: then all devices exchange.
+      The group, or None if the instruction names none: then all devices communicate.
     """
     if listed := LISTED.search(it.attributes):
         return numbers(listed.group(1))
@@ -37,7 +37,7 @@ def first_group(it: Instruction) -> Group | None:
 
 
 def along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
-    """The devices of a mesh that differ in the chosen axes alone."""
+    """The first group of devices of a mesh that differ only in the chosen axes."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     places = arranged(source or str(np.prod(list(sizes.values()))), order)
     own = {axis: [0] for axis in sizes}
@@ -49,7 +49,7 @@ def along_axes(mesh: str, source: str | None, order: str | None, chosen: str) ->
 
 
 def arranged(shape: str, order: str | None) -> np.ndarray:
-    """0, 1, ... in an array of a shape, transposed if an order of its axes is given."""
+    """0, 1, ... in an array of this shape, transposed if an order of its axes is given."""
     dims = numbers(shape)
     places = np.arange(np.prod(dims)).reshape(dims)
     return places.transpose(numbers(order)) if order else places

@@ -9,23 +9,23 @@ from ml_collections import ConfigDict
 from t5x_diffeq.layers.attention_kernels import splash_blocks
 from t5x_diffeq.training.partitioning import AXES
 
-# The last computes most again and keeps least.
+# The last recomputes most and saves least.
 REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
-BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit the fast memory
-TENSOR_SIZES = (1, 2, 4, 8)  # beyond, the exchange of activations in every layer costs too much
+BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
+TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 
 Changes = dict[str, Any]  # values by key, with `__` for the dot
 
 
 def changed(config: ConfigDict, **keys: object) -> ConfigDict:
-    """A copy with other values; `__` for the dot, as in `model__remat`."""
+    """A copy with changed values; `__` stands for the dot, as in `model__remat`."""
     other = copy.deepcopy(config)
     other.update_from_flattened_dict({key.replace("__", "."): v for key, v in keys.items()})
     return other
 
 
 def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
-    """Whether the batch and the model's axes are divisible by such a mesh."""
+    """Whether the batch and the model's axes are divisible by this mesh."""
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
     rows = (train.batch_size, data * fsdp * train.microbatches)
@@ -34,10 +34,10 @@ def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
 
 
 def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
-    """Meshes of all the devices that the config's sizes can be divided by.
+    """Meshes of all the devices that the config's sizes are divisible by.
 
-    Parameters split the most, and activations the least, come first. Slices are crossed by data
-    alone: over their network, weights would take far longer than the step.
+    Meshes that shard parameters most, and activations least, come first. Only data crosses slices:
+    over their network, weights would take far longer than the optimizer step.
     """
     for tensor in TENSOR_SIZES:
         rest = num_devices // tensor
@@ -49,18 +49,18 @@ def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[di
 
 
 def with_meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> list[Changes]:
-    """The keys of each mesh."""
+    """The changes for each mesh."""
     found = meshes(config, num_devices, slices)
     return [{f"mesh__{axis}": size for axis, size in mesh.items()} for mesh in found]
 
 
 def with_remats(config: ConfigDict) -> list[Changes]:
-    """The keys of each other remat policy."""
+    """The changes for each other remat policy."""
     return [{"model__remat": remat} for remat in REMATS if remat != config.model.remat]
 
 
 def with_details(config: ConfigDict, attention: str) -> list[Changes]:
-    """Keys that matter less than mesh and remat: microbatches, and splash's blocks."""
+    """Changes that matter less than mesh and remat: microbatches, and splash's blocks."""
     found: list[Changes] = [{"train__microbatches": 2 * config.train.microbatches}]
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
@@ -71,14 +71,14 @@ def with_details(config: ConfigDict, attention: str) -> list[Changes]:
 
 
 def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, ConfigDict]]:
-    """What may make a config fit, each as flags and a config: the least costly first.
+    """What may make a config fit, each as flags and a config, the least costly first.
 
     More remat costs time; fewer sequences at once or another mesh cost communication; a smaller
-    batch is another run of training.
+    batch changes the training.
 
     Args:
-      config: that doesn't fit.
-      mesh: on which it was tried.
+      config: the config that doesn't fit.
+      mesh: the mesh on which it was tried.
     """
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
     for keys in candidates(config, data, fsdp, tensor):
@@ -89,7 +89,7 @@ def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, Co
 
 
 def candidates(config: ConfigDict, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
-    """The keys that each remedy changes, without regard to what divides."""
+    """The changes of each remedy, whether or not the sizes are divisible."""
     kept, train = config.model.remat, config.train
     for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():
         yield {"model__remat": remat}
@@ -105,5 +105,5 @@ def candidates(config: ConfigDict, data: int, fsdp: int, tensor: int) -> Iterato
 
 
 def as_flags(keys: Changes) -> str:
-    """As one writes them on the command line."""
+    """The changes as command line flags."""
     return " ".join(f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items())

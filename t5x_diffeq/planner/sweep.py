@@ -1,4 +1,4 @@
-"""The search for the fastest plan of a config on a topology: in stages, without what can't win.
+"""Searches for the fastest plan of a config on a topology, in stages, skipping what can't win.
 
 First the meshes at the config's own remat policy, the most promising by their lower bound first.
 Then the other remat policies on the best two meshes, then microbatches and attention's blocks on
@@ -30,10 +30,10 @@ BEST_MESHES = 2  # on which the other remat policies are tried
 
 
 def slowness(plan: Plan) -> float:
-    """What plans are ranked by: the estimate's middle; where there is none, bytes moved."""
+    """What plans are ranked by: the middle of the estimate, or bytes moved if there is none."""
     if plan.times:
         return plan.times.middle
-    assert plan.cost and plan.traffic is not None  # it was compiled: it fits, or may
+    assert plan.cost and plan.traffic is not None  # it was compiled, so it fits or may fit
     return plan.cost.memory_bytes + sum(moved.bytes for moved in plan.traffic.values())
 
 
@@ -42,11 +42,11 @@ class Sweep:
     """A search, and what it has found.
 
     Attributes:
-      config: whose model is planned.
-      vocab_size: of its tokenizer.
-      topology: for which.
-      compiled: makes the plan of a config, under a name that says how far the search is.
-      found: the plans that fit or may, by the keys that they change; the fastest first.
+      config: the config to plan.
+      vocab_size: the vocabulary size of its tokenizer.
+      topology: the topology to plan for.
+      compiled: makes the plan of a config, given a title that shows the search's progress.
+      found: the plans that fit or may fit, with their changes; the fastest first.
     """
 
     config: ConfigDict
@@ -57,7 +57,7 @@ class Sweep:
     skipped: int = 0
 
     def run(self) -> list[tuple[Changes, Plan]]:
-        """All stages.
+        """Runs all stages.
 
         Raises:
           InputError: if nothing fits.
@@ -101,7 +101,7 @@ class Sweep:
                 self.found.sort(key=lambda found: slowness(found[1]))
 
     def bound(self, keys: Changes) -> Bound | None:
-        """What a candidate can't do better than; None, and said, if its config can't be used."""
+        """A candidate's lower bound; None, with a message, if its config can't be used."""
         try:
             other = changed(self.config, **keys)
             setup = plan_setup(other, self.vocab_size, self.topology)

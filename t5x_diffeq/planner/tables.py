@@ -1,4 +1,4 @@
-"""Plans as a person reads them, and as JSON."""
+"""Plans as tables for people, and as JSON."""
 
 from dataclasses import asdict
 
@@ -9,7 +9,7 @@ from t5x_diffeq.runtime.console import aligned, count, say
 from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.partitioning import describe
 
-GPU_SHARE = 0.75  # of a GPU's memory, what JAX takes unless it is told otherwise
+GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default
 
 
 def record(plan: Plan) -> dict[str, object]:
@@ -78,7 +78,7 @@ def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
 
 
 def show(plans: dict[str, Plan]) -> None:
-    """The table, with a column of ratios if there are two; lines without a number are left out."""
+    """Prints the table, with ratios if there are two plans; lines without numbers are left out."""
     columns = [rows(plan) for plan in plans.values()]
     lines = [["", *plans, *(["ratio"] if len(plans) == 2 else [])]]
     for unit in columns[0]:
@@ -99,7 +99,7 @@ def show(plans: dict[str, Plan]) -> None:
 
 
 def cell(value: float | None, unit: str) -> str:
-    """A number of the table with its unit; nothing if it isn't known."""
+    """A number of the table with its unit; empty if it is unknown."""
     if value is None:
         return ""
     if unit == "bytes":
@@ -137,14 +137,14 @@ def step_range(times: Times) -> str:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What a person should know of its collectives, copies and memory."""
+    """What the user should know about its collectives, copies and memory."""
     compiled = {} if plan.topology.cpus else plan.traffic or {}
     told = [of_collectives(kind, moved) for kind, moved in compiled.items()]
     return [line for line in (*told, repeated(plan), memory_share(plan)) if line]
 
 
 def of_collectives(kind: str, moved: Traffic) -> str | None:
-    """How the collectives of a kind run; nothing where there are none."""
+    """How the collectives of a kind run; None if there are none."""
     if not moved.executions:
         return None
     beside = moved.executions - moved.synchronous
@@ -158,7 +158,7 @@ def of_collectives(kind: str, moved: Traffic) -> str | None:
 
 
 def repeated(plan: Plan) -> str | None:
-    """What it costs that each part of the data axis has the whole state; nothing if it is one."""
+    """The cost of replicating the state over the data axis; None if its size is 1."""
     sizes = dict(plan.setup.mesh.shape)
     if sizes["data"] == 1:
         return None
@@ -171,7 +171,7 @@ def repeated(plan: Plan) -> str | None:
 
 
 def memory_share(plan: Plan) -> str | None:
-    """What JAX must be told of a GPU's memory, if it is more than JAX takes by itself."""
+    """The memory setting that JAX needs on a GPU, if the default is too small."""
     m = plan.memory
     if not (plan.topology.gpus and m.available and m.fits and m.needed > GPU_SHARE * m.available):
         return None
@@ -182,7 +182,7 @@ def memory_share(plan: Plan) -> str | None:
 
 
 def show_ranked(found: list[tuple[str, Plan]]) -> None:
-    """Plans and the flags that make them, the first at the top."""
+    """Prints plans and the flags that make them, the best one first."""
     lines = [["mesh", "remat", "needed", "step", "flags"]]
     for flags, plan in found:
         mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat

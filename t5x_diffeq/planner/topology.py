@@ -1,6 +1,6 @@
-"""Devices that one doesn't have: slices of TPUs to compile for, or virtual CPU devices.
+"""Devices that aren't there: TPU slices to compile for, or virtual CPU devices.
 
-The latter also stand for GPUs, for which nothing can be compiled without one.
+The latter also stand in for GPUs, for which nothing can be compiled without one.
 """
 
 import importlib.util
@@ -15,11 +15,11 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, Chip, chip
 
 GPUS = {name.lower(): name for name in CHIPS if not name.startswith("TPU")}
-# Without these libtpu looks for a TPU on this machine, or for the only process that may use it.
+# Without these, libtpu looks for a TPU on this machine, and for another process that uses it.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5p-8",  # any: the topology says what is compiled for
+    "TPU_ACCELERATOR_TYPE": "v5p-8",  # any type: the topology decides
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
@@ -29,11 +29,11 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      name: as asked for.
-      slices: of TPUs, joined by the data-centre network.
-      devices: that JAX compiles for.
-      kind: of the devices that are meant, as `chips.CHIPS` has it; "cpu" for virtual ones.
-      gpus: whether the devices are a CPU's in place of GPUs.
+      name: the requested name.
+      slices: the number of TPU slices, joined by the data-centre network.
+      devices: the devices that JAX compiles for.
+      kind: the kind of the intended devices, a key of `chips.CHIPS`; "cpu" for virtual ones.
+      gpus: whether the devices are virtual CPU devices in place of GPUs.
     """
 
     name: str
@@ -44,27 +44,27 @@ class Topology:
 
     @property
     def cpus(self) -> bool:
-        """Whether the programs are a CPU's, which say nothing of how another device schedules."""
+        """Whether programs are compiled for CPU, which tells nothing about scheduling elsewhere."""
         return self.devices[0].platform == "cpu"
 
     @property
     def figures(self) -> Chip | None:
-        """Of the devices that are meant, if known."""
+        """The specifications of the intended devices, if known."""
         return CHIPS[self.kind] if self.gpus else chip(self.kind)
 
 
 def topology(name: str, slices: int = 1) -> Topology:
     """`v5p:4x4x4`, `h100:8` or `cpu:8`; called before JAX starts its backends.
 
-    A TPU's devices can be compiled for, but not run on. There are no such devices of GPUs: for them
-    stand as many virtual devices of this machine's CPU.
+    TPU devices can be compiled for, but not run on. There are no such devices for GPUs: equally
+    many virtual devices of this machine's CPU stand in for them.
 
     Args:
-      name: of one slice.
-      slices: of TPUs, equal ones.
+      name: the name of one slice.
+      slices: the number of equal TPU slices.
 
     Raises:
-      InputError: if there is no such topology, or what it needs isn't installed.
+      InputError: if there is no such topology, or a package that it needs isn't installed.
     """
     if not re.fullmatch(r"\w+:\d+(x\d+)*", name):
         raise InputError(
@@ -87,7 +87,7 @@ def cpu_devices(name: str, size: str) -> list[jax.Device]:
     """Virtual devices of this machine.
 
     Raises:
-      InputError: if `size` is no count, or JAX has started with fewer.
+      InputError: if `size` is not a count, or JAX has started with fewer devices.
     """
     if not size.isdecimal() or int(size) < 1:
         raise InputError(f"--topology={name}: give a count of devices, as in cpu:8 or h100:8")
@@ -105,7 +105,7 @@ def cpu_devices(name: str, size: str) -> list[jax.Device]:
 
 
 def tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
-    """The chips of slices of TPUs (of a TPU7x, two devices per chip).
+    """The devices of TPU slices (for a TPU7x, two devices per chip).
 
     Raises:
       InputError: if libtpu isn't installed or has no such topology.
@@ -118,7 +118,7 @@ def tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
-    # On a TPU v4 JAX makes one device of a chip's two cores; a topology does so when asked.
+    # On a TPU v4 JAX makes one device of a chip's two cores; a topology does so if requested.
     options |= {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
         described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)

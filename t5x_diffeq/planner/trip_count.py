@@ -1,8 +1,8 @@
-"""How often the loops of a compiled program run, and with them every instruction.
+"""How often the loops of a compiled program run, and thus every instruction.
 
-A loop's count is what the compiler noted (`known_trip_count`), or found by running the loop's
-counter: the few scalar instructions that its condition depends on. A count that depends on data is
-an error, never a guess.
+A loop's trip count is the compiler's annotation (`known_trip_count`), or is found by running the
+loop's counter: the few scalar instructions that its condition depends on. A count that depends on
+data is an error, never a guess.
 """
 
 import operator
@@ -14,8 +14,8 @@ from t5x_diffeq.planner.hlo import Execution, Instruction, Program
 
 MOST_ITERATIONS = 1_000_000
 
-Value = Any  # an int, or the `Elements` of a tuple: which of them, the instruction tells
-Elements = Callable[[int], Value]  # each is found when it is asked for
+Value = Any  # an int, or the `Elements` of a tuple, depending on the instruction
+Elements = Callable[[int], Value]  # each is computed on demand
 
 SAME = {
     "copy",
@@ -55,7 +55,7 @@ def executions(program: Program) -> Iterator[Execution]:
     """Every instruction of the program with the number of times it runs.
 
     Raises:
-      ValueError: for a loop whose number of iterations can't be told.
+      ValueError: if the trip count of a loop can't be determined.
     """
 
     def of_entry(number: int) -> Value:
@@ -90,9 +90,9 @@ def passed(
     arguments: Elements,
     parameter: int,
 ) -> Value:
-    """What the computation of that number that an instruction calls gets as a parameter.
+    """The value of a parameter of the computation `number` that an instruction calls.
 
-    A condition's first operand chooses; each branch gets the one operand that is its own.
+    A conditional's first operand selects the branch; each branch gets one of the other operands.
     """
     operand = number + 1 if call.opcode == "conditional" else parameter
     return evaluate(program, caller, call.operands[operand], arguments)
@@ -103,12 +103,12 @@ def trip_count(program: Program, caller: str, loop: Instruction, arguments: Elem
 
     Args:
       program: the program.
-      caller: name of the computation in which the loop stands.
+      caller: the name of the computation that contains the loop.
       loop: a `while` instruction.
-      arguments: of the caller, as far as they are known.
+      arguments: the caller's arguments, as far as they are known.
 
     Raises:
-      ValueError: if it can't be told.
+      ValueError: if the trip count can't be determined.
     """
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
@@ -131,7 +131,7 @@ def trip_count(program: Program, caller: str, loop: Instruction, arguments: Elem
 def initial_state(
     program: Program, caller: str, loop: Instruction, arguments: Elements
 ) -> Elements:
-    """The state with which a loop begins."""
+    """The initial state of a loop."""
     return remembered(lambda index: evaluate(program, caller, loop.operands[0], arguments)(index))
 
 
@@ -168,7 +168,7 @@ def kept_state(program: Program, body: str, state: Elements) -> Elements:
 
 
 def remembered(element: Elements) -> Elements:
-    """A tuple that finds each of its elements once."""
+    """A tuple that computes each of its elements only once."""
     found: dict[int, Value] = {}
 
     def lookup(index: int) -> Value:
@@ -180,16 +180,16 @@ def remembered(element: Elements) -> Elements:
 
 
 def root(program: Program, name: str) -> str:
-    """Name of a computation's result."""
+    """The name of a computation's root instruction."""
     instructions = program.computations[name].values()
     return next(i.name for i in instructions if i.root)
 
 
 def evaluate(program: Program, computation: str, name: str, arguments: Elements) -> Value:
-    """The value of a scalar instruction, or of a tuple with such.
+    """The value of a scalar instruction, or of a tuple of scalars.
 
     Raises:
-      UnknownValueError: naming the instruction that isn't known before the program runs.
+      UnknownValueError: if it isn't known before the program runs; names the instruction.
     """
     it = program.computations[computation][name]
 
@@ -213,7 +213,7 @@ def computed(it: Instruction, operand: Elements) -> Value:
     """The value of a scalar operation.
 
     Raises:
-      UnknownValueError: if it is none of those that count loops.
+      UnknownValueError: if the operation isn't one that loop counters use.
     """
     if it.opcode in SAME:
         return operand(0)
@@ -230,7 +230,7 @@ def constant(it: Instruction) -> int:
     """The value of a scalar constant.
 
     Raises:
-      UnknownValueError: if it is no integer.
+      UnknownValueError: if it is not an integer.
     """
     value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
     if not value.lstrip("-").isdigit():

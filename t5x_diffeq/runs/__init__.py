@@ -1,1 +1,1 @@
-"""A workdir, and what is loaded from it."""
+"""Workdirs, and the models loaded from them."""

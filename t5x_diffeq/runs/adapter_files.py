@@ -1,7 +1,7 @@
-"""Adapters as small files: `adapters/` of a workdir, and these upon their base again.
+"""Saves adapters as small files in a workdir's `adapters/`, and loads them onto their base model.
 
-`adapters.npz` holds all that the run trained, adapters and embeddings; `adapters.json` the grid,
-the rank, and the norms of the weights they were trained beside, by which another base is refused.
+`adapters.npz` holds everything that the run trained, adapters and embeddings; `adapters.json` the
+grid, the rank, and the norms of the base's weights, by which a different base is refused.
 """
 
 import io
@@ -21,17 +21,17 @@ from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 FOLDER, ARRAYS, FACTS = "adapters", "adapters.npz", "adapters.json"
 KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
-SAME = 1e-5  # relative difference of norms that another order of summation can make
+SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 
 
 def save_adapters(config: ConfigDict, params: dict, trained: list[str], workdir: AnyPath) -> None:
     """Writes `adapters/`; every process calls it.
 
     Args:
-      config: of the run.
+      config: the run's config.
       params: its parameters.
       trained: the parts that it trained.
-      workdir: of the run.
+      workdir: its workdir.
     """
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
@@ -49,11 +49,11 @@ def save_adapters(config: ConfigDict, params: dict, trained: list[str], workdir:
 
 @dataclass(frozen=True)
 class Facts:
-    """`adapters.json`.
+    """The content of `adapters.json`.
 
     Attributes:
       model: the keys of `config.model` that adapters change.
-      norms: of the weights that they were trained beside.
+      norms: the norms of the base's weights.
     """
 
     model: dict[str, object]
@@ -61,10 +61,10 @@ class Facts:
 
 
 def read_facts(folder: AnyPath) -> Facts:
-    """What the folder says of its adapters.
+    """What the folder says about its adapters.
 
     Raises:
-      InputError: if it isn't there, or isn't one.
+      InputError: if the folder doesn't exist, or holds no adapters.
     """
     try:
         return Facts(**json.loads((folder / FACTS).read_text()))
@@ -79,12 +79,12 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
     """The base's parameters on the adapters' grid, with the adapters and what else they replace.
 
     Args:
-      folder: of the adapters.
-      params: of the base on their grid.
+      folder: the folder of the adapters.
+      params: the base's parameters on the adapters' grid.
       abstract: shapes and shardings of the base with adapters.
 
     Raises:
-      InputError: if they were trained beside other weights.
+      InputError: if the adapters were trained on a different base.
     """
     base = read_facts(folder).norms
     here = norms(params)
@@ -103,7 +103,7 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
 
 def norms(params: dict) -> dict[str, float]:
-    """The norm of each array of the weights that adapters stand beside."""
+    """The norm of each array of the weights that adapters are added to."""
     frozen = flatten_dict({"source": params["source"]}, sep="/")
     of_each = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
     return {name: float(norm) for name, norm in of_each(frozen).items()}

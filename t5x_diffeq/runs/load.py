@@ -20,10 +20,10 @@ class Run:
     """A model with its trained parameters.
 
     Attributes:
-      config: as run, but for the grid asked for.
-      setup: on the devices of this process.
+      config: the config of the run, with the requested grid.
+      setup: the setup on this process's devices.
       params: the parameters, sharded.
-      step: of the checkpoint.
+      step: the checkpoint's step.
     """
 
     config: ConfigDict
@@ -42,19 +42,19 @@ def load_run(
     checkpoint: int | None = None,
     adapters: AnyPath | None = None,
 ) -> Run:
-    """The run of `workdir`, on as many devices as `batch_size` can be divided by.
+    """The run in `workdir`, on as many devices as divide `batch_size`.
 
     Args:
-      workdir: of the run.
-      vocab_size: of its tokenizer.
-      batch_size: sequences of a batch.
-      num_steps: another number of steps; None is the trained one.
+      workdir: the run's workdir.
+      vocab_size: the vocabulary size of its tokenizer.
+      batch_size: sequences in a batch.
+      num_steps: another number of solver steps; None is the trained one.
       scheme: another scheme; None is the trained one.
-      checkpoint: step of the checkpoint; None is the newest.
-      adapters: folder of those that another run trained beside this one's weights.
+      checkpoint: the step of the checkpoint; None is the newest.
+      adapters: the folder of adapters that another run trained on this one's weights.
 
     Raises:
-      InputError: if the workdir holds no such run, or its weights no such grid.
+      InputError: if the workdir holds no such run, or its weights don't exist on the grid.
     """
     pretrained = Pretrained.of(workdir, vocab_size, checkpoint)
     config = copy.deepcopy(pretrained.config)
@@ -63,7 +63,7 @@ def load_run(
         check_same_grid(config, adapters, num_steps, scheme)
     config.model.num_steps = config.model.num_steps if num_steps is None else num_steps
     config.model.scheme = scheme or config.model.scheme
-    fsdp = gcd(config.model.embed_dim, batch_size)  # parameters are split as far as they can be
+    fsdp = gcd(config.model.embed_dim, batch_size)  # parameters are sharded as far as possible
     config.train.trainable = ()
     config.mesh.update({"data": -1, "fsdp": fsdp, "tensor": 1})
     config.train.batch_size = batch_size
@@ -84,10 +84,10 @@ def load_run(
 def check_same_grid(
     config: ConfigDict, adapters: AnyPath, num_steps: int | None, scheme: str | None
 ) -> None:
-    """Adapters are asked for on their own grid.
+    """Checks that adapters are requested on their own grid.
 
     Raises:
-      InputError: if not.
+      InputError: if the number of steps or the scheme is another one.
     """
     own = config.model.num_steps, config.model.scheme
     if (num_steps or own[0], scheme or own[1]) != own:

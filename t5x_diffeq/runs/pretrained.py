@@ -1,7 +1,7 @@
-"""Another run's model as a beginning: its weights on the grid that is asked for.
+"""Initialisation from another run's model: its weights on the requested grid.
 
 W(t) of a time-dependent or shared source is made at the grid's nodes and becomes layer weights;
-layer weights, which have no other grid than their own, stay as they are.
+layer weights, which exist only on their own grid, stay as they are.
 """
 
 import copy
@@ -26,13 +26,13 @@ from t5x_diffeq.training.state import TrainState
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A trained run that another begins with.
+    """A trained run that another one starts from.
 
     Attributes:
-      workdir: of the run.
-      config: as run.
-      vocab_size: of its tokenizer.
-      checkpoint: the step to take; None is the newest.
+      workdir: the run's workdir.
+      config: the run's config.
+      vocab_size: the vocabulary size of its tokenizer.
+      checkpoint: the step of the checkpoint; None is the newest.
     """
 
     workdir: AnyPath
@@ -45,21 +45,21 @@ class Pretrained:
         """The run in `workdir`.
 
         Raises:
-          InputError: if there is none.
+          InputError: if the workdir holds no run.
         """
         return cls(workdir, ConfigDict(read_config(workdir)), vocab_size, checkpoint)
 
     def params_for(self, setup: Setup, config: ConfigDict) -> tuple[dict, int]:
-        """Its parameters as those of the model that is asked for, without adapters; and its step.
+        """The run's parameters converted to the requested model, without adapters; and its step.
 
         Call within `setup.context`.
 
         Args:
-          setup: of what is asked for: per-layer weights, or the run's own kind on any grid.
-          config: likewise.
+          setup: the requested model's setup: per-layer weights, or the run's own kind on any grid.
+          config: the requested model's config.
 
         Raises:
-          InputError: if the run's weights can't serve.
+          InputError: if the run's weights can't be converted.
         """
         asked = setup.model.config
         self.check(asked)
@@ -86,12 +86,12 @@ class Pretrained:
 
     @property
     def model(self) -> ModelConfig:
-        """Its model, on its own grid."""
+        """The run's model config, on its own grid."""
         keys = self.config.model.to_dict()
         return ModelConfig.of(keys, self.vocab_size, self.config.data.sequence_length)
 
     def check(self, asked: ModelConfig) -> None:
-        """Its weights can become those of the model that is asked for.
+        """Checks that the run's weights can be converted to those of the requested model.
 
         Raises:
           InputError: if they can't.
@@ -111,10 +111,10 @@ class Pretrained:
 
 
 def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
-    """The trained weights exist on the grid asked for.
+    """Checks that the trained weights exist on the requested grid.
 
     Raises:
-      InputError: for per-layer weights off their own grid.
+      InputError: if they are per-layer weights and the grid isn't their own.
     """
     own, other = (grid(c.scheme, c.num_steps) for c in (trained, asked))
     if trained.weights == "per_layer" and not np.array_equal(own, other):
@@ -128,8 +128,8 @@ def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
 def discretised(config: ModelConfig, params: dict) -> Weights:
     """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
 
-    What a hypernetwork makes is made in the dtype of the computation, so that the model computes
-    with the same numbers as before, bit for bit; merging adapters loses nothing in float32.
+    A hypernetwork makes its weights in the computation dtype, so that the model computes with the
+    same numbers as before, bit for bit; merging adapters in float32 loses nothing.
     """
     exact = config if config.weights == "time_dependent" else config.in_float32()
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
@@ -137,7 +137,7 @@ def discretised(config: ModelConfig, params: dict) -> Weights:
 
 
 def begin(setup: Setup, config: ConfigDict, pretrained: Pretrained) -> tuple[TrainState, int]:
-    """A new state with the run's parameters, adapters as initialised; and the run's step.
+    """A new state with the run's parameters and freshly initialised adapters; and the run's step.
 
     Call within `setup.context`.
     """

@@ -1,4 +1,4 @@
-"""What a run says of itself: the account at the start, a line per report, the way on at the end."""
+"""What a run prints: a summary at the start, a line per report, next commands at the end."""
 
 import os
 import shlex
@@ -27,23 +27,23 @@ from t5x_diffeq.training.setup import Setup
 
 @runtime_checkable
 class CorpusFacts(Protocol):
-    """What the account tells of a corpus."""
+    """What the summary at the start shows of a corpus."""
 
     @property
     def name(self) -> str:
-        """The sources."""
+        """The names of the sources."""
 
     def amount(self, split: str) -> str:
-        """How much a split has."""
+        """The size of a split."""
 
 
 class Clock:
-    """Rates over the time since the last report, and the time left.
+    """Measures the rate since the last report, and estimates the time left.
 
     Args:
-      total_steps: where training ends.
-      tokens_per_step: of the global batch.
-      step: where it begins.
+      total_steps: the step at which training ends.
+      tokens_per_step: tokens in the global batch.
+      step: the step at which training starts.
     """
 
     def __init__(self, total_steps: int, tokens_per_step: int, step: int):
@@ -53,7 +53,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what is not spent on training steps."""
+        """A context whose time is not counted as training."""
         begun = time.perf_counter()
         yield
         self.pauses += time.perf_counter() - begun
@@ -77,7 +77,7 @@ class Clock:
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
-    """`mfu`, the model FLOPs utilisation, of 1 (see flops.py); nothing where no peak is known."""
+    """`mfu`, the model FLOPs utilisation of 1 (see flops.py); empty where the peak is unknown."""
     figures = chip(setup.mesh.devices.flat[0].device_kind)
     if figures is None:
         return {}
@@ -95,7 +95,7 @@ def eval_line(step: int, values: dict[str, float]) -> str:
 
 
 def describe_steps(depths: list[tuple[int, ...]]) -> str:
-    """What is compiled: `the step`, or one for each choice of numbers of solver steps."""
+    """What is compiled: `the step`, or a step for each choice of numbers of solver steps."""
     if len(depths) == 1:
         return "the step"
     return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
@@ -109,7 +109,7 @@ def say_account(
     workdir: AnyPath,
     start: int,
 ) -> None:
-    """What is about to happen: devices, data, model, parameters, steps and epochs, and where."""
+    """Prints what is about to run: devices, data, model, parameters, steps and epochs, workdir."""
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
@@ -130,7 +130,7 @@ def say_account(
 
 
 def memory_row() -> dict[str, str]:
-    """What the account says of the allocator, where it was set."""
+    """The summary's row about the allocator, if it was configured."""
     if not allocator.kept:
         return {}
     return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
@@ -149,7 +149,7 @@ def describe_devices(mesh: Mesh) -> str:
 
 
 def describe_slices(mesh: Mesh) -> str:
-    """`; 2 slices, crossed by data 2`; nothing for one slice."""
+    """`; 2 slices, crossed by data 2`; empty for one slice."""
     devices = mesh.devices.flat
     across = axes_across_slices(dict(mesh.shape), list(devices))
     crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
@@ -157,7 +157,7 @@ def describe_slices(mesh: Mesh) -> str:
 
 
 def describe_model(c: ModelConfig) -> str:
-    """The three choices that make the model, and its size."""
+    """The three choices that define the model, and its size."""
     source = {
         "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
         "per_layer": "one set of weights per layer",
@@ -171,14 +171,14 @@ def describe_model(c: ModelConfig) -> str:
 
 
 def write_overview(params: dict, workdir: AnyPath) -> None:
-    """`parameters.txt`: each parameter's shape, dtype, size and sharding."""
+    """Writes `parameters.txt`: each parameter's shape, dtype, size and sharding."""
     if jax.process_index() == 0:
         overview = parameter_overview.get_parameter_overview(params, include_stats="sharding")
         write_whole(workdir / "parameters.txt", f"{overview}\n".encode())
 
 
 def describe_parameters(setup: Setup) -> str:
-    """`1.24M: source 983.0k, ...`, largest part first; those that train and the frozen apart."""
+    """`1.24M: source 983.0k, ...`, largest part first; trained and frozen parts separately."""
     sizes = {
         name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
         for name, part in setup.abstract_state.params.items()
@@ -199,7 +199,7 @@ def shares(sizes: dict[str, int]) -> str:
 
 
 def say_summary(workdir: AnyPath, seconds: float) -> None:
-    """How the run went, and the way on."""
+    """Prints how the run went, and what to do next."""
     curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
     say(
         f"done in {duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
@@ -209,7 +209,7 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
 
 
 def say_next(workdir: AnyPath) -> None:
-    """Where everything lies, and the commands that one would try next."""
+    """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
     python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
     say(

@@ -1,4 +1,4 @@
-"""The workdir of a run: its config, as run, and whether another command may continue it."""
+"""The workdir of a run: its config, and whether another command may continue the run."""
 
 import json
 
@@ -13,19 +13,19 @@ from t5x_diffeq.runtime.files import AnyPath, told, write_whole
 from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
-VERSION = "t5x_diffeq"  # the key of the version that wrote it
+VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
 def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
-    """Whether the workdir is new; if not, that `config` continues the run it holds.
+    """Whether the workdir is new; if not, checks that `config` may continue the run in it.
 
     Keys of the mesh and of tasks, `train.total_steps` and how often things are done may differ:
-    they don't change which data a step sees. The learning rate follows the schedule of the new
-    total.
+    they don't change which data an optimizer step sees. The learning rate follows the schedule of
+    the new total.
 
     Raises:
-      InputError: naming the keys that differ and may not.
+      InputError: if keys differ that may not; names them.
     """
     if not (workdir / CONFIG_FILE).exists():
         if steps_in(workdir / "checkpoints"):
@@ -50,7 +50,7 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
 def save_config(config: ConfigDict, workdir: AnyPath) -> None:
     """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
 
-    `train` calls it when the first step is done. A run that was refused, or that failed before
+    `train` calls it after the first optimizer step. A run that was refused, or that failed before
     that, has saved nothing, so its workdir can be used with another config.
     """
     if jax.process_index() != 0:
@@ -60,7 +60,7 @@ def save_config(config: ConfigDict, workdir: AnyPath) -> None:
 
 
 def as_json(config: ConfigDict) -> dict:
-    """The config as `config.json` gives it back: tuples become lists."""
+    """The config as read back from `config.json`: tuples become lists."""
     return json.loads(config.to_json())
 
 
@@ -85,7 +85,7 @@ def may_change(key: str) -> bool:
 
 
 def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
-    """Dotted keys whose values differ: old and new."""
+    """The dotted keys whose values differ, with the old and the new value."""
     found: dict[str, tuple] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -97,7 +97,7 @@ def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
 
 
 def completed(config: dict, defaults: dict) -> dict:
-    """The config with the default of each key that it lacks."""
+    """The config, with defaults for the keys that it lacks."""
     return defaults | {
         key: completed(value, defaults[key])
         if isinstance(value, dict) and isinstance(defaults.get(key), dict)
@@ -107,10 +107,10 @@ def completed(config: dict, defaults: dict) -> dict:
 
 
 def read_config(workdir: AnyPath) -> dict:
-    """`config.json` of a workdir; keys that did not exist when it was written at their defaults.
+    """The content of a workdir's `config.json`; keys added since it was written get defaults.
 
     Raises:
-      InputError: if there is none, or it is no config that this version can use.
+      InputError: if it doesn't exist, or isn't a config that this version can use.
     """
     path = workdir / CONFIG_FILE
     try:
@@ -136,13 +136,13 @@ def read_config(workdir: AnyPath) -> dict:
 
 
 def usable(config: dict) -> dict:
-    """The config, once each of its values is one that its key can take.
+    """The config, after checking that every key can take its value.
 
-    Earlier versions took any value for a key that the run did not use. If runs of one workdir may
-    differ in that key, it says nothing about the model, and gets its default.
+    Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
+    may differ in that key, it doesn't affect the model, and gets its default.
 
     Raises:
-      InputError: naming a key that this version does not have, or a value that it can't use.
+      InputError: if this version doesn't have a key, or can't use its value; names it.
     """
     defaults = flatten(default_config())
     for section in SECTIONS:

@@ -1,1 +1,1 @@
-"""What a process needs of its machine and its user: command line, files, peers, console."""
+"""What a process needs from its machine and its user: command line, files, peers, console."""

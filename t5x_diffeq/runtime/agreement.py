@@ -1,13 +1,13 @@
-"""How several processes stop after the same step, when a signal reaches any of them.
+"""Makes several processes stop after the same optimizer step when a signal reaches any of them.
 
 Each process counts the steps that it has dispatched. A process that is asked to stop tells
-process 0, which asks every process for its count. From its answer until it hears the decision, a
+process 0, which asks every process for its count. Between answering and hearing the decision, a
 process dispatches no further step. The decision is the largest count plus one, so that every
 process can still stop there. All of this happens in the threads that listen to the peers, so a
-process answers while it compiles or waits for a device.
+process answers even while it compiles or waits for a device.
 
-JAX's own service for this (`reached_preemption_sync_point`) holds Python's lock while it waits, and
-so stops the threads that it waits for: those that say that this process lives, and that relay its
+JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
+blocks the threads that it depends on: those that send this process's heartbeats and relay its
 connections.
 """
 
@@ -18,11 +18,11 @@ from t5x_diffeq.runtime.peers import Peers
 
 
 class Reason(NamedTuple):
-    """Why all stop.
+    """Why all processes stop.
 
     Attributes:
       status: the exit status to end with.
-      name: of the signal.
+      name: the name of the signal.
     """
 
     status: int
@@ -30,20 +30,20 @@ class Reason(NamedTuple):
 
 
 class Agreement:
-    """The steps of this process, and when all processes stop.
+    """Counts the steps of this process, and knows when all processes stop.
 
     Args:
-      peers: the connections to the other processes, which begin to be listened to.
+      peers: the connections to the other processes; listening on them starts here.
 
     Attributes:
-      reason: why all stop after the step for which `reached` is true; None before it is decided.
+      reason: why all stop after the step for which `reached` is true; None until it is decided.
     """
 
     def __init__(self, peers: Peers):
         self._peers = peers
         self._changed = threading.Condition()
-        self._steps = 0  # that this process has dispatched
-        self._held = False  # no further step until the decision
+        self._steps = 0  # dispatched by this process
+        self._held = False  # dispatch no further step until the decision
         self._last: int | None = None  # the step to stop after
         self._asked: Reason | None = None  # process 0: the first request
         self._counts: dict[int, int] = {}  # process 0: the answers
@@ -56,7 +56,7 @@ class Agreement:
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
     def reached(self) -> bool:
-        """Counts a step, and says whether all stop after it."""
+        """Counts a step, and returns whether all processes stop after it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
             self._steps += 1

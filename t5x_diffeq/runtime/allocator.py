@@ -1,9 +1,9 @@
-"""Freed memory stays with the process, where XLA computes on CPUs.
+"""Keeps freed memory in the process where XLA computes on CPUs.
 
 XLA allocates and frees the buffers of every step. glibc returns large blocks to the kernel at once,
-and the kernel hands them out again page by page, each page zeroed at a page fault: a quarter of the
-CPU time of a step of configs/tiny.py. mallopt(3) makes glibc keep them. It acts on this process
-alone, from the call on, so it must come before XLA starts its threads.
+and the kernel hands them out again page by page, each zeroed at a page fault, which is a quarter of
+the CPU time of a step of configs/tiny.py. mallopt(3) makes glibc keep them. It affects only this
+process and only later allocations, so it must be called before XLA starts its threads.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 SWITCH = "T5X_DIFFEQ_KEEP_MEMORY"  # 0 leaves glibc as it is
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
-# Of malloc.h. Blocks of any size come from the heap, which never shrinks.
-# Threads share one heap: those of their own would lie in memory that is mapped and unmapped.
+# From malloc.h. Blocks of any size come from the heap, which never shrinks.
+# Threads share one heap: heaps of their own would be in memory that is mapped and unmapped.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1}
 
@@ -22,7 +22,7 @@ kept = False  # whether this process keeps freed memory
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Sets glibc's allocator where that helps; returns whether it did, as `kept` does later."""
+    """Configures glibc's allocator where that helps; returns whether it did, and sets `kept`."""
     global kept
     if not kept and is_wanted(environment):
         mallopt = ctypes.CDLL(None).mallopt
@@ -46,7 +46,7 @@ def has_glibc() -> bool:
 
 
 def computes_on_cpus(platforms: str) -> bool:
-    """Whether JAX will take CPUs: as JAX_PLATFORMS says, else if there is no accelerator."""
+    """Whether JAX will use CPUs: what JAX_PLATFORMS says, else whether there is no accelerator."""
     if platforms:
         return platforms.split(",")[0] == "cpu"
     return not any(map(glob.glob, ACCELERATORS))

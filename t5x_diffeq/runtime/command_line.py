@@ -1,4 +1,4 @@
-"""How every verb starts and ends: flags, quiet libraries, exit statuses, one clear last line.
+"""How every verb starts and ends: flags, quiet libraries, exit statuses, a clear last line.
 
 0    done
 1    the run failed
@@ -7,10 +7,11 @@
 130  stopped by Ctrl-C, saved
 175  a process, a link, a device or a bucket failed: start me again
 
-Of several processes, all end with the status and the line of the first that fails (see `peers`).
+If there are several processes, all end with the status and the last line of the first that fails
+(see `peers`).
 
-Nothing here imports JAX before the flags and the config are found to be good, and a verb's own file
-imports it only within `main`: `--help` and a mistyped flag or key are answered at once.
+Nothing here imports JAX before the flags and the config are known to be valid, and a verb's file
+imports it only within `main`, so that `--help` and a mistyped flag or key are answered at once.
 """
 
 import logging as python_logging
@@ -46,8 +47,8 @@ from t5x_diffeq.runtime.errors import (
 from t5x_diffeq.runtime.files import AnyPath, place, told
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
-FROM_INIT = ("model.num_steps", "model.scheme")  # None: those of the run that init_from names
-SECONDS_FOR_OTHERS = 3  # to say why they ended, before an error is taken for this process's own
+FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
+SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
 
 
 def run(
@@ -56,10 +57,10 @@ def run(
     """Parses the flags, runs the verb, and exits.
 
     Args:
-      verb: its work; returns its exit status, None for 0.
+      verb: does the work and returns the exit status; None means 0.
       doc: what `--help` prints above the flags.
       own: the verb's flags. Each verb has its own, so that one program can import two.
-      several: whether it can be one of several processes.
+      several: whether this can be one of several processes.
     """
     quieten()
     add_common_flags(own)
@@ -72,7 +73,7 @@ def run(
     keep_freed_memory(os.environ)
     try:
         if several and may_have_others(os.environ):
-            join_others()  # first, so that they hear of what is refused
+            join_others()  # first, so that they hear why the arguments are refused
         parse(sys.argv, own)
         status = verb() or 0
     except (InputError, RunError) as error:
@@ -85,7 +86,7 @@ def run(
     if others := peers():
         others.leave()
         if status in (1, 2, EXIT_MACHINERY):
-            os._exit(status)  # leaving in order would wait for the others
+            os._exit(status)  # an orderly exit would wait for the others
     sys.exit(status)
 
 
@@ -103,7 +104,7 @@ def join_others() -> None:
 
 
 def peers() -> Peers | None:
-    """The line to the other processes, if this one has joined any."""
+    """The connections to the other processes, if this one has joined any."""
     processes = sys.modules.get("t5x_diffeq.runtime.processes")
     return processes.peers if processes else None
 
@@ -116,14 +117,14 @@ def add_common_flags(own: flags.FlagValues) -> None:
 
 
 def help_on(own: flags.FlagValues) -> str:
-    """Each flag of the verb with what it means and its default, wrapped to the terminal's width."""
+    """Each flag of the verb with its meaning and default, wrapped to the terminal's width."""
     width = max(map(len, own)) + 2
     columns = max(60, min(shutil.get_terminal_size().columns, 100))
     lines = []
     for name in own:
         default = own[name].default
         given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
-        meaning = own[name].help.partition(";\n")[0]  # absl adds that a list is a repeated flag
+        meaning = own[name].help.partition(";\n")[0]  # absl adds a note that it may be repeated
         text = f"{meaning} [default: {default}]" if given else meaning
         head = f"  --{name:<{width}}"
         indent = " " * len(head)
@@ -132,7 +133,7 @@ def help_on(own: flags.FlagValues) -> str:
 
 
 def fail(status: int, error: object) -> int:
-    """Prints the one last line, and tells the other processes; returns the status."""
+    """Prints the last line, and tells the other processes; returns the status."""
     failure = Failure(0, status, str(error))
     if others := peers():
         failure = Failure(others.index, status, str(error))
@@ -142,10 +143,10 @@ def fail(status: int, error: object) -> int:
 
 
 def fail_foreseen(error: InputError | RunError) -> int:
-    """`fail` for what our code has put into words.
+    """`fail` for an error whose message this package wrote.
 
-    If a file can't be read or written because its bucket or network disk does not answer, that may
-    pass: the status is then that of the machinery.
+    If a file can't be read or written because its bucket or network disk does not answer, the
+    problem may be temporary, and the status is that of a `MachineryError`.
     """
     if error.__cause__ is not None and is_of_machinery(error.__cause__):
         return fail(EXIT_MACHINERY, error)
@@ -153,9 +154,9 @@ def fail_foreseen(error: InputError | RunError) -> int:
 
 
 def fail_unforeseen(error: Exception) -> int:
-    """`fail` for what no code of ours has put into words."""
+    """`fail` for any other error."""
     if peers():
-        time.sleep(SECONDS_FOR_OTHERS)  # another process may have failed first, and end this one
+        time.sleep(SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
     if isinstance(error, MachineryError):
         return fail(EXIT_MACHINERY, error)
     if is_of_machinery(error):
@@ -166,7 +167,7 @@ def fail_unforeseen(error: Exception) -> int:
 
 
 def quieten() -> None:
-    """A normal run shows our lines and none of the libraries'; warnings come with -W."""
+    """Silences the libraries, so that a run shows only our lines; Python's -W shows warnings."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.FATAL)  # Orbax's errors reach us as exceptions
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
@@ -177,10 +178,10 @@ def quieten() -> None:
 
 
 def parse(argv: list[str], own: flags.FlagValues) -> None:
-    """Parses the verb's flags; the config's too, if it has one.
+    """Parses the verb's flags, and the config's if it has one.
 
     Raises:
-      InputError: naming the flag or key, the value, and the way out.
+      InputError: if a flag or key can't be used; names it, its value, and what to do instead.
     """
     offer_configs()
     add_common_flags(own)
@@ -188,7 +189,7 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     check_keys(argv)
     check_repeated(argv, own)
     try:
-        flags.FLAGS(argv[:1])  # the libraries', at their defaults
+        flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = own(argv)[1:]
         check_flags(own)
         console.quiet = bool(own["quiet"].value)
@@ -212,16 +213,16 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
 
 
 def located(argument: str) -> str:
-    """`configs/NAME.py` is the project's own file, if there is none of that name here."""
+    """The path, with `configs/NAME.py` resolved to the project's file if none is here."""
     name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
     return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 
 
 def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
-    """The folder that a flag names, of this machine or in a bucket.
+    """The folder that a flag names, on this machine or in a bucket.
 
     Raises:
-      InputError: if it isn't given, or can't be reached.
+      InputError: if the flag isn't given, or the folder can't be reached.
     """
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
@@ -248,10 +249,10 @@ def part(flag: flags.FlagHolder) -> tuple[int, int]:
 
 
 def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
-    """No flag is given twice, of which one would be ignored.
+    """Checks that no flag is given twice, since all but the last would be ignored.
 
     Raises:
-      InputError: naming one that is.
+      InputError: if one is; names it.
     """
     names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
     for name, times in Counter(name[1] for name in names if name).items():
@@ -260,10 +261,10 @@ def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
 
 
 def check_flags(own: flags.FlagValues) -> None:
-    """No flag is given without a value, and every number is one.
+    """Checks that no flag is given without a value, and that every number is finite.
 
     Raises:
-      InputError: naming the flag.
+      InputError: if a value is empty or not finite; names the flag.
     """
     for name in own:
         if not own[name].present or "." in name:
@@ -276,7 +277,7 @@ def check_flags(own: flags.FlagValues) -> None:
 
 
 def out_of_range(message: str, own: flags.FlagValues) -> str | None:
-    """One line for a flag whose value is out of its bounds; None if that isn't what is wrong."""
+    """One line for a flag whose value is out of bounds; None if the error is another one."""
     found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
     if not found or found[1] not in own:
         return None
@@ -293,10 +294,10 @@ def out_of_range(message: str, own: flags.FlagValues) -> str | None:
 
 
 def check_keys(argv: list[str]) -> None:
-    """Every `--config.KEY` on the command line exists.
+    """Checks that every `--config.KEY` on the command line exists.
 
     Raises:
-      InputError: with the nearest that does.
+      InputError: if one doesn't; suggests the nearest key that does.
     """
     known = list(flatten(default_config()))
     groups = {key.rpartition(".")[0] for key in known}
@@ -329,10 +330,10 @@ def explain(message: str) -> str:
 
 
 def check_complete(config: object) -> None:
-    """What a config file makes is a config, with exactly the keys of `configs/default.py`.
+    """Checks that a config file returns a config with exactly the keys of `configs/default.py`.
 
     Raises:
-      InputError: naming one that is missing or unknown.
+      InputError: if it returns no config, or a key is missing or unknown.
     """
     if config is None:
         raise InputError("--config: its get_config() returns None, not a ConfigDict")

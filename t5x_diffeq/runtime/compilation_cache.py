@@ -1,4 +1,4 @@
-"""Compiled steps kept on disk, so that a run continued compiles nothing anew."""
+"""Keeps compiled steps on disk, so that a resumed run recompiles nothing."""
 
 import os
 import stat
@@ -7,17 +7,17 @@ from pathlib import Path
 import jax
 
 FOLDER = "~/.cache/t5x_diffeq/compilation"
-BYTES = 10 * 2**30  # in all; those unused for longest make room
+BYTES = 10 * 2**30  # in total; the least recently used entries are evicted
 
 
 def keep_compiled() -> str:
-    """Switches the persistent compilation cache on; says where it is, or why there is none.
+    """Enables the persistent compilation cache; returns where it is, or why there is none.
 
-    It lies where JAX_COMPILATION_CACHE_DIR says, else in a folder of this user alone: a cache is
-    native code, and whoever can write it runs code here. So a workdir, which others may write, is
-    no place for it unless that variable says so. On CPU with several devices there is none: a
-    reloaded program runs its collectives in another order on each device, and they wait for each
-    other forever (jax 0.10.2).
+    It is in JAX_COMPILATION_CACHE_DIR, else in a folder that only this user can write to: it holds
+    native code, and whoever can write to it can run code here. So it is never in a workdir, which
+    others may write to, unless that variable says so. On CPU with several devices there is none: a
+    reloaded program runs its collectives in a different order on each device, and they deadlock
+    (jax 0.10.2).
     """
     if given := jax.config.values["jax_compilation_cache_dir"]:
         return given
@@ -32,7 +32,7 @@ def keep_compiled() -> str:
 
 
 def unsafe(folder: Path) -> str | None:
-    """Makes the folder, of this user alone; says why it can't be one, or None."""
+    """Makes the folder, writable by this user only; returns why it can't be used, or None."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()

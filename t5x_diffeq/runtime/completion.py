@@ -1,6 +1,6 @@
 """Completion of verbs, flags and config keys in bash and zsh: `python -m t5x_diffeq --completion`.
 
-The script holds every name, so that completing starts no Python. It completes the words after
+The script contains every name, so that completion starts no Python. It completes the words after
 `python -m t5x_diffeq.`, and leaves every other use of python to the shell.
 """
 

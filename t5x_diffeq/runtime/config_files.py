@@ -1,4 +1,4 @@
-"""Where the config files lie, and the config that has every key."""
+"""Where the config files are, and the config that has every key."""
 
 import importlib
 import importlib.machinery
@@ -10,13 +10,13 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next(  # inside the package as a wheel has it, beside it in a clone
+CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
     folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
 )
 
 
 def offer_configs() -> None:
-    """A config can say `from configs import default`, wherever the project is installed."""
+    """Lets a config say `from configs import default`, wherever the project is installed."""
     if "configs" not in sys.modules:
         spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
         spec.submodule_search_locations = [str(CONFIGS)]
@@ -36,13 +36,13 @@ def baseline_of(config: ConfigDict) -> ConfigDict:
 
 
 def config_file(name: str) -> Path:
-    """`configs/NAME` here, or else the project's own."""
+    """`configs/NAME` in the current folder, or else the project's."""
     here, own = Path("configs", name), CONFIGS / name
     return own if own.exists() and not here.exists() else here
 
 
 def config_of(name: str, variant: str) -> ConfigDict:
-    """What `configs/NAME:variant` makes."""
+    """The config that `configs/NAME:variant` returns."""
     offer_configs()
     spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
     assert spec and spec.loader  # there is none for a file that doesn't end in .py
@@ -52,7 +52,7 @@ def config_of(name: str, variant: str) -> ConfigDict:
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
-    """Values by dotted key."""
+    """The config's values by dotted key."""
     flat: dict[str, object] = {}
     for key in config:
         value = config[key]

@@ -10,8 +10,8 @@ from math import inf
 
 from t5x_diffeq.runtime.errors import InputError
 
-# Names that the command line must know before JAX is imported, which takes seconds. Each has its
-# meaning elsewhere: ode/solvers.py, models/adaptive.py, layers/attention_kernels.py,
+# Names that the command line must know before JAX is imported, which takes seconds. They are
+# defined in ode/solvers.py, models/adaptive.py, layers/attention_kernels.py and
 # ode/integrate.py; tests/bad_input_test.py compares the two.
 SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
@@ -21,8 +21,8 @@ CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/ly
 
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38
-STEPS = 10_000  # of a solver
-VOCABULARY = 2**30  # tokens, so that their number fits 32 bits when it is padded
+STEPS = 10_000  # solver steps
+VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
 THREADS = 1024
 MOST_SHARDS = 99_999  # of a split: their names have five digits
 NAMES = {
@@ -40,14 +40,14 @@ class Key:
     """The values that a key can take.
 
     Attributes:
-      type: of a value; a whole number can stand for a float, a list for a tuple.
-      least: of a number.
-      most: of a number; of a float, None is the largest float32.
-      open: the bounds that are left out themselves: "[)", "(]", "()", or "[]" for none.
-      choices: of a text, or of each entry of a tuple; in `every:k`, k stands for any number of at
-        least 1, and in `keep:names`, names for words with commas between them.
-      entry: what each entry of a tuple is.
-      optional: whether it can be None.
+      type: the type of a value; an int is accepted for a float, a list for a tuple.
+      least: the smallest number.
+      most: the largest number; for a float, None is the largest float32.
+      open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
+      choices: of a string, or of each entry of a tuple; in `every:k`, k is any integer of at least
+        1, and in `keep:names`, names is a comma-separated list of words.
+      entry: the key that each entry of a tuple follows.
+      optional: whether the value can be None.
     """
 
     type: type
@@ -73,7 +73,7 @@ class Key:
         return None if isinstance(value, bool) else self.fault_of_number(value)
 
     def fault_of_text(self, value: str) -> str | None:
-        """`fault`, of a text."""
+        """`fault` for a string."""
         if not self.choices:
             return None if value else "it must not be empty; leave it out"
         if any(re.fullmatch(_pattern(choice), value) for choice in self.choices):
@@ -81,7 +81,7 @@ class Key:
         return f"it can be {', '.join(self.choices)}"
 
     def fault_of_number(self, value: float) -> str | None:
-        """`fault`, of a number; one that is not a number is out of every range."""
+        """`fault` for a number; NaN is out of every range."""
         most = FLOAT32 if self.most is None else self.most
         above = value > self.least if self.open[0] == "(" else value >= self.least
         below = value < most if self.open[1] == ")" else value <= most
@@ -213,14 +213,14 @@ KEYS = {
 
 
 def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> None:
-    """Each key has a value that it can take.
+    """Checks that each key has a value that it can take.
 
     Args:
-      values: by dotted key.
+      values: the values by dotted key.
       unset: keys that may be None here although they must have a value in the end.
 
     Raises:
-      InputError: naming the key, its value and what it can be.
+      InputError: if one hasn't; names the key, its value and what it can be.
     """
     for key, value in values.items():
         if key not in KEYS or (value is None and key in unset):

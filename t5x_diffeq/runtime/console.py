@@ -1,6 +1,6 @@
-"""What a person is told, on standard error; standard output is for results.
+"""Messages to the user, on standard error; standard output is for results.
 
-Colour and a line that is rewritten are for terminals only; with NO_COLOR there is no colour.
+Colour and progress bars are for terminals only; NO_COLOR turns colour off.
 """
 
 import os
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     import rich.progress
 
-SECONDS_BETWEEN_LINES = 10  # of what takes long, where standard error is no terminal
-WARNING = "warning: "  # how a line begins that --quiet does not leave out
-ERROR = "error: "  # how the last line of a failure begins
+SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
+WARNING = "warning: "  # prefix of the lines that --quiet keeps
+ERROR = "error: "  # prefix of the last line of a failure
 COLOURS = {WARNING: "1;33", ERROR: "1;31"}  # bold yellow, bold red
 Item = TypeVar("Item")
 quiet = False  # set by --quiet
 
 
 def is_first() -> bool:
-    """Whether this is process 0; without JAX, which takes seconds to import, there is no other."""
+    """Whether this is process 0; as long as JAX is not imported, there is no other."""
     jax = sys.modules.get("jax")
     return jax is None or jax.process_index() == 0
 
@@ -36,7 +36,7 @@ def say(*lines: str) -> None:
 
 
 def write(line: str) -> None:
-    """Prints a line on every process; a warning or an error begins in colour on a terminal."""
+    """Prints a line on every process; on a terminal, `warning:` and `error:` are coloured."""
     for mark, colour in COLOURS.items():
         if line.startswith(mark) and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             line = f"\033[{colour}m{mark}\033[0m{line.removeprefix(mark)}"
@@ -53,8 +53,8 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
     """The lines of a table, each column as wide as its widest cell and two spaces from the next.
 
     Args:
-      lines: cells, equally many in each.
-      left: numbers of the columns whose cells begin at the left; the others end at the right.
+      lines: the cells of each line, equally many in each.
+      left: indices of the left-aligned columns; the others are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -67,7 +67,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
 
 
 def count(number: float) -> str:
-    """A number that a person can take in: 950, 12.3k, 1.24M, 6.50B."""
+    """A number in human-readable form: 950, 12.3k, 1.24M, 6.50B."""
     for size, unit, digits in ((1e12, "T", 2), (1e9, "B", 2), (1e6, "M", 2), (1e3, "k", 1)):
         if abs(number) >= size:
             return f"{number / size:.{digits}f}{unit}"
@@ -85,17 +85,17 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """How far something is: a bar on a terminal, else a line every ten seconds; within `with`.
+    """A context that shows progress: a bar on a terminal, else a line every ten seconds.
 
-    Nothing is shown on other processes than the first, with --quiet, and within another `Progress`.
+    Nothing is shown on processes other than the first, with --quiet, or within another `Progress`.
 
     Args:
       title: what is being done.
-      total: how much of it there is; None: it isn't known, and the time that it took is shown.
-      unit: of `total`.
+      total: how much there is to do; None if unknown, and then the elapsed time is shown.
+      unit: the unit of `total`.
     """
 
-    shown = False  # whether one is
+    shown = False  # whether a progress is being shown
 
     def __init__(self, title: str, total: int | None = None, unit: str = ""):
         self.title, self.total, self.unit = title, total and max(total, 1), unit
@@ -133,7 +133,7 @@ class Progress:
             say(self.line(time.perf_counter() - self.start))
 
     def line(self, seconds: float) -> str:
-        """`evaluating: 12 of 40 batches, 0:42 left`, or how long it has taken."""
+        """`evaluating: 12 of 40 batches, 0:42 left`, or the elapsed time."""
         if not (self.total and self.done):
             return f"{self.title}: {duration(seconds)} so far"
         left = seconds * (self.total - self.done) / self.done
@@ -142,7 +142,7 @@ class Progress:
 
 
 def _bar(title: str, total: int | None) -> "rich.progress.Progress":
-    """rich's bar of one task, which disappears when it is done."""
+    """A rich progress bar of one task, which disappears when it is done."""
     from rich.console import Console  # takes 0.2 s, for terminals only
     from rich.progress import (
         BarColumn,
@@ -163,7 +163,7 @@ def _bar(title: str, total: int | None) -> "rich.progress.Progress":
 
 
 def tracked(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[Item]:
-    """The items; shows how many were taken and how long the others may take."""
+    """Yields the items; shows how many were taken and the estimated time left."""
     with Progress(title, total, unit) as progress:
         for done, item in enumerate(items):
             progress.update(done)

@@ -1,4 +1,4 @@
-"""The ways in which a verb fails with one clear line (see `command_line`)."""
+"""The errors with which a verb fails with one clear line (see `command_line`)."""
 
 import re
 
@@ -6,7 +6,7 @@ import re
 class InputError(ValueError):
     """The arguments, the config or the input can't be used: exit status 2.
 
-    The message is one line that names the key, the value and the way out.
+    The message is one line that names the key, the value and what to do instead.
     """
 
 
@@ -21,8 +21,8 @@ class MachineryError(RuntimeError):
     """
 
 
-# gRPC's codes as XLA and TensorStore put them before a message. The others (INVALID_ARGUMENT,
-# RESOURCE_EXHAUSTED, ...) are the program's own doing: again would be the same.
+# The gRPC codes with which XLA and TensorStore prefix a message. The others (INVALID_ARGUMENT,
+# RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail the same way.
 CODES = re.compile(r"^(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b")
 SIGNS = re.compile(
     r"\bGloo \w+ failed|Connection (closed by|reset by|refused)|Socket closed|coordination service"
@@ -31,16 +31,16 @@ SIGNS = re.compile(
 )
 
 
-# Of these libraries, what is no answer of a server; their mistakes in an address are ValueErrors.
+# HTTP libraries whose errors mean that no server answered, but for ValueErrors (a bad address).
 CLIENTS = ("aiohttp", "requests", "urllib3")
 NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
 
 
 def is_of_machinery(error: BaseException) -> bool:
-    """Whether what failed is a process, a link, a device or a bucket, which may work again.
+    """Whether a process, a link, a device or a bucket failed, so that a retry may succeed.
 
-    The libraries raise these as JaxRuntimeError, ValueError, OSError or TimeoutError: what tells
-    them from the program's own is their text. What a server has answered is decided by its status.
+    The libraries raise these as JaxRuntimeError, ValueError, OSError or TimeoutError: only their
+    text distinguishes them from the program's own. A server's answer is judged by its HTTP status.
     """
     if isinstance(error, InputError | RunError):
         return False
@@ -54,18 +54,18 @@ def is_of_machinery(error: BaseException) -> bool:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The status with which a server refused, from 400 to 599; None if the error has none."""
+    """The HTTP status of a server's error, from 400 to 599; None if the error has none."""
     found = (getattr(error, name, None) for name in ("code", "status"))
     return next((n for n in found if isinstance(n, int) and 400 <= n < 600), None)
 
 
 def is_of_server(error: BaseException) -> bool:
-    """Whether it is the refusal of a server over HTTP, or the lack of its answer."""
+    """Whether an HTTP server refused the request or did not answer."""
     return http_status(error) is not None or is_without_answer(error)
 
 
 def is_without_answer(error: BaseException) -> bool:
-    """Whether a library that speaks HTTP got no whole answer from a server."""
+    """Whether an HTTP library got no complete answer from a server."""
     library = type(error).__module__.partition(".")[0]
     if library in CLIENTS:
         return not isinstance(error, ValueError)

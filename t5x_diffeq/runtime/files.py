@@ -1,7 +1,7 @@
-"""Files that are either whole or not there, on this machine or in Google Cloud Storage.
+"""Files that are either complete or absent, on this machine or in Google Cloud Storage.
 
-`place` makes a path of what a flag or a key says. What both kinds of paths can do (exists,
-read_bytes, read_text, /) is done with their own methods; what they can't, with the functions here.
+`place` turns the value of a flag or key into a path. What both kinds of paths support (exists,
+read_bytes, read_text, /) is done with their own methods, all else with the functions here.
 """
 
 import glob
@@ -23,20 +23,20 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
 
 BUCKETS = "gs://"
-SECONDS_BETWEEN_UPLOADS = 30  # of a file that grows; an object takes at most one a second
-SILENCE = 30  # seconds without a byte, after which a request to a bucket is made again
+SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
+SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
 AnyPath: TypeAlias = Path | epath.Path
 
 
 def place(text: str, name: str) -> AnyPath:
-    """The path that a flag or key gives: of this machine, or `gs://BUCKET/...`.
+    """The path that a flag or key gives: on this machine, or `gs://BUCKET/...`.
 
     Args:
-      text: its value.
-      name: of the flag or key, for messages.
+      text: the value of the flag or key.
+      name: the name of the flag or key, for messages.
 
     Raises:
-      InputError: if it is of another kind, or the bucket refuses.
+      InputError: if it is of any other kind, or the bucket refuses access.
       MachineryError: if the bucket does not answer.
     """
     if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
@@ -52,13 +52,13 @@ def place(text: str, name: str) -> AnyPath:
     try:
         bucket_files().info(text)
     except FileNotFoundError:
-        pass  # it may be made
+        pass  # it may be created later
     except ImportError as error:
         raise InputError(
             f"{name}={text} needs the package gcsfs ({error}); "
             'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
         ) from error
-    except Exception as error:  # gcsfs raises its own, those of aiohttp, requests and google.auth
+    except Exception as error:  # of gcsfs, aiohttp, requests or google.auth
         if is_of_machinery(error):
             raise bucket_failure(error, f"{name}={text}", InputError) from error
         raise InputError(
@@ -69,46 +69,47 @@ def place(text: str, name: str) -> AnyPath:
 
 
 def is_in_bucket(path: AnyPath) -> bool:
-    """Whether it is an object, or a folder of objects, in Google Cloud Storage."""
+    """Whether a path is an object, or a folder of objects, in Google Cloud Storage."""
     return str(path).startswith(BUCKETS)
 
 
 @cache
 def bucket_files() -> fsspec.AbstractFileSystem:
-    """Google Cloud Storage, with the credentials that this machine has.
+    """The file system of Google Cloud Storage, with this machine's credentials.
 
     Raises:
       ImportError: if gcsfs isn't installed.
     """
-    import aiohttp  # gcsfs's own
+    import aiohttp  # a dependency of gcsfs
 
-    # As epath asks for it, so that there is one. TensorStore writes beside it, unseen by a cache.
+    # Made as epath makes it, so that both share one instance. It keeps no listings, because
+    # TensorStore writes to the bucket too.
     fsspec.config.conf["gcs"] = {
         "use_listings_cache": False,
-        # A server that is silent for so long doesn't answer; a long download may take any time.
+        # Limits the silence of a server, not the length of a download.
         "requests_timeout": aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE),
     }
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
 def told(error: BaseException) -> str:
-    """An error on one line, short."""
+    """An error as one short line."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())[:300]
 
 
 def absolute(path: AnyPath) -> AnyPath:
-    """The path from its root."""
+    """The absolute path."""
     return path if is_in_bucket(path) else path.absolute()
 
 
 def within(folder: AnyPath, text: str) -> AnyPath:
-    """`folder / text`, or `text` alone if it is a path from a root or in a bucket."""
+    """`folder / text`, or `text` alone if it is an absolute path or in a bucket."""
     return epath.Path(text) if text.startswith(BUCKETS) else folder / text
 
 
 def files_in(path: AnyPath) -> list[AnyPath]:
-    """All files of a folder and of those within, sorted."""
+    """All files in a folder and its subfolders, sorted."""
     if is_in_bucket(path):
         return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
     return sorted(file for file in path.rglob("*") if file.is_file())
@@ -127,14 +128,14 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 
 @contextmanager
 def whole(path: AnyPath) -> Iterator[Path]:
-    """Within `with`, a local file to write; then it is `path`, which is never half-written.
+    """A context with a local file to write, which becomes `path` at its end; never half-written.
 
-    On this machine it lies under another name in the same folder, and is renamed. For a bucket it
-    lies in the folder for temporary files, and is uploaded as one object: one is there when all of
-    it is.
+    On this machine the file has another name in the same folder, and is renamed. For a bucket it is
+    in the folder for temporary files, and is uploaded as one object, which appears only when it is
+    complete.
 
     Raises:
-      RunError: if it can't be written; what was there is kept.
+      RunError: if `path` can't be written; its old content is kept.
     """
     folder = Path(tempfile.gettempdir()) if is_in_bucket(path) else path.parent
     partial = folder / f".{path.name}.{os.getpid()}.partial"
@@ -154,28 +155,28 @@ def whole(path: AnyPath) -> Iterator[Path]:
 
 
 def upload(local: Path, path: AnyPath) -> None:
-    """Makes an object of a local file.
+    """Uploads a local file as an object.
 
     Raises:
       RunError: if the bucket refuses it.
-      MachineryError: if it doesn't answer.
+      MachineryError: if the bucket doesn't answer.
     """
     try:
         bucket_files().put_file(str(local), str(path), consistency="md5")
-    except Exception as error:  # of every library below
+    except Exception as error:  # from any library below
         raise bucket_failure(error, f"{path} can't be written", RunError) from error
 
 
 def bucket_failure(error: Exception, what: str, refused: type[Exception]) -> Exception:
-    """The error to raise for one of a bucket's client.
+    """The error to raise in place of one from a bucket's client.
 
     Args:
       error: what the client raised.
-      what: begins the message.
-      refused: the kind of error, if the bucket has answered and said no.
+      what: the beginning of the message.
+      refused: the class of the error if the bucket answered and refused.
 
     Returns:
-      MachineryError, if it did not answer, which may pass; else one of kind `refused`.
+      MachineryError if the bucket did not answer, which may be temporary; else a `refused`.
     """
     if is_of_machinery(error):
         return MachineryError(f"{what}: the bucket does not answer: {told(error)}")
@@ -186,24 +187,24 @@ def write_whole(path: AnyPath, content: bytes) -> None:
     """Writes `path` so that it never exists half-written, whatever kills the process.
 
     Raises:
-      RunError: if it can't be written; what was there is kept.
+      RunError: if it can't be written; its old content is kept.
     """
     with whole(path) as partial:
         partial.write_bytes(content)
 
 
 class Growing:
-    """A file that grows at its end; only the process that has it writes it.
+    """A file that grows at its end; only one process may write it.
 
-    On this machine all that is written reaches the disk at once. An object can't grow: it is made
-    anew, by `flush`, and now and then, where a bucket that is out of reach does no harm.
+    On this machine everything written reaches the disk at once. An object can't grow: it is
+    uploaded again by `flush`, and every so often by `write`, where a failure is only a warning.
 
     Args:
       path: the file; replaced.
-      content: what it begins with.
+      content: its initial content.
 
     Raises:
-      RunError: if it can't be written; from the methods too.
+      RunError: if it can't be written; the methods raise it too.
     """
 
     def __init__(self, path: AnyPath, content: bytes = b""):
@@ -212,7 +213,7 @@ class Growing:
         self.uploaded = time.monotonic()
 
     def write(self, content: bytes) -> None:
-        """Adds to the end."""
+        """Appends to the file."""
         if not is_in_bucket(self.path):
             try:
                 with self.path.open("ab") as file:
@@ -227,25 +228,25 @@ class Growing:
             self.try_flush()
 
     def try_flush(self) -> None:
-        """`flush`, or a warning: it can be uploaded later."""
+        """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
         try:
             Growing.flush(self)
         except (RunError, MachineryError) as error:
             say(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
-        """Returns when all of it is kept."""
+        """Returns when the whole file is stored."""
         self.uploaded = time.monotonic()
         if is_in_bucket(self.path):
             write_whole(self.path, bytes(self.content))
 
     def close(self) -> None:
-        """The last flush."""
+        """Flushes for the last time."""
         self.flush()
 
 
 def remove_folder(folder: AnyPath) -> None:
-    """Removes a folder and all that it holds."""
+    """Removes a folder and everything in it."""
     if is_in_bucket(folder):
         bucket_files().rm(str(folder), recursive=True)
     else:
@@ -253,7 +254,7 @@ def remove_folder(folder: AnyPath) -> None:
 
 
 def move_folder(source: AnyPath, target: AnyPath) -> None:
-    """Moves a folder, in place of what may be at `target`; objects are copied, then deleted."""
+    """Moves a folder, replacing `target` if it exists; objects are copied, then deleted."""
     if is_in_bucket(source):
         if target.exists():
             bucket_files().rm(str(target), recursive=True)

@@ -1,4 +1,4 @@
-"""One process at a time: by the operating system on this machine, by a lease in a bucket."""
+"""Mutual exclusion of processes: a file lock on this machine, a lease in a bucket."""
 
 import fcntl
 import json
@@ -14,19 +14,19 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, bucket_failure, bucket_files, is_in_bucket, told
 
-LEASE_SECONDS = 60  # after which a holder that was killed holds no more; T5X_DIFFEQ_LEASE_SECONDS
+LEASE_SECONDS = 60  # until a killed holder's lease expires; T5X_DIFFEQ_LEASE_SECONDS changes it
 
 
 @contextmanager
 def held(lock: AnyPath, what: str) -> Iterator[None]:
-    """Holds a file against other processes; a killed one lets go, in a bucket after a time.
+    """Holds a lock file; a killed process releases it, in a bucket after `LEASE_SECONDS`.
 
     Args:
-      lock: the file; its folder is made.
-      what: names the thing held, for the message.
+      lock: the file; its folder is created.
+      what: what the lock protects, for messages.
 
     Raises:
-      InputError: if it can't be made, or another process holds it.
+      InputError: if the file can't be created, or another process holds it.
       MachineryError: if the bucket does not answer.
     """
     with leased(lock, what) if is_in_bucket(lock) else locked(lock, what):
@@ -35,7 +35,7 @@ def held(lock: AnyPath, what: str) -> Iterator[None]:
 
 @contextmanager
 def locked(lock: AnyPath, what: str) -> Iterator[None]:
-    """`held`, for all processes that see this file system."""
+    """`held` for processes that share this file system."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
@@ -53,11 +53,11 @@ def locked(lock: AnyPath, what: str) -> Iterator[None]:
 
 @contextmanager
 def leased(lock: AnyPath, what: str) -> Iterator[None]:
-    """`held`, for all processes that see the bucket.
+    """`held` for processes that share the bucket.
 
-    The holder writes the object again and again. Whoever finds one watches it: if it changes, its
-    holder lives; if it doesn't, for as long as a lease, the holder was killed. No clocks are
-    compared.
+    The holder rewrites the object periodically. A process that finds one watches it: if it changes,
+    its holder is alive; if it doesn't for the length of a lease, the holder was killed. No clocks
+    are compared.
     """
     seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
     me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
@@ -65,7 +65,7 @@ def leased(lock: AnyPath, what: str) -> Iterator[None]:
         take(lock, what, content(me, 0), seconds)
     except InputError:
         raise
-    except Exception as error:  # of every library below
+    except Exception as error:  # from any library below
         raise bucket_failure(error, f"{what} can't be written", InputError) from error
     ended = threading.Event()
     beating = threading.Thread(target=beat, args=(lock, me, ended, seconds / 4), daemon=True)
@@ -79,15 +79,15 @@ def leased(lock: AnyPath, what: str) -> Iterator[None]:
 
 
 def content(me: dict, number: int) -> bytes:
-    """The object of a lease: no two are equal."""
+    """The content of a lease's object: no two are equal."""
     return json.dumps({**me, "beat": number}).encode()
 
 
 def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
-    """Returns when the object is ours; made only where there is none, as the bucket guarantees.
+    """Returns when the lease is ours; the bucket guarantees that only one process creates it.
 
     Raises:
-      InputError: if another's is alive.
+      InputError: if another process holds it and is alive.
     """
     while True:
         try:
@@ -98,7 +98,7 @@ def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
         try:
             before = lock.read_bytes()
             if before == mine:
-                return  # it was made, and the answer lost
+                return  # it was created, and the answer was lost
             holder = json.loads(before)
             say(
                 f"{what} is held by process {holder['process']} on {holder['host']}: waiting "
@@ -114,11 +114,11 @@ def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
                     )
             lock.unlink(missing_ok=True)
         except FileNotFoundError:
-            pass  # it has just let go
+            pass  # its holder has just released it
 
 
 def beat(lock: AnyPath, me: dict, ended: threading.Event, seconds: float) -> None:
-    """Renews the lease until it ended; a failure may pass before the next."""
+    """Renews the lease until `ended` is set; a failed renewal is retried at the next."""
     number = 0
     while not ended.wait(seconds):
         number += 1

@@ -1,14 +1,14 @@
-"""The line between the processes of a run: all end together, each knowing why.
+"""Connections between the processes of a run, so that all end together and each says why.
 
-Every process holds a connection to process 0, from before JAX starts until it ends. Over it each
-says that it lives, that it has done its work, or with what status and message it fails; process 0
-passes that on. Other modules send messages of their own over it (see `agreement`). A connection
-that closes without a word, or is silent for `SILENCE_SECONDS`, is a process that was lost. Whoever
-hears of a failure ends at once, with its one line and its status.
+Every process keeps a connection to process 0, from before JAX starts until the process ends. It
+carries heartbeats, the message that a process has finished, or the status and message with which it
+fails; process 0 forwards those. Other modules send messages of their own over it (see `agreement`).
+A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
+process was lost. A process that hears of a failure ends at once, with its last line and its status.
 
-JAX's own service would end the others too, with a C++ stack and SIGABRT: later when another process
-was lost, and at once when process 0 was. So its heartbeats have a longer limit than ours, and its
-connections to process 0 go through a relay of this process, which keeps the loss of process 0 from
+JAX's own service would also end the others, with a C++ stack trace and SIGABRT: later if another
+process is lost, and at once if process 0 is. So its heartbeat timeout is longer than ours, and its
+connections to process 0 go through a relay in this process, which hides the loss of process 0 from
 it.
 """
 
@@ -37,10 +37,10 @@ class Failure:
     """Why the processes end.
 
     Attributes:
-      process: which failed.
-      status: the exit status of all.
-      message: the one line.
-      hang: whether each process is to say what it was doing (see `runtime/watchdog.py`).
+      process: the process that failed.
+      status: the exit status of all processes.
+      message: the last line.
+      hang: whether each process must say what it was doing (see `runtime/watchdog.py`).
     """
 
     process: int
@@ -53,14 +53,14 @@ class Failure:
 
 
 class LastWord:
-    """The one last line of a process: whoever comes first prints it, and ends the process."""
+    """The last line of a process: the first thread that has one prints it and ends the process."""
 
     def __init__(self):
         self.taken = threading.RLock()
 
     def say(self, line: object) -> None:
-        """Prints it; a second thread waits here for the end, which the first brings about."""
-        self.taken.acquire()  # and never let go
+        """Prints the line; a second thread blocks here until the first ends the process."""
+        self.taken.acquire()  # and never released
         write(f"{ERROR}{' '.join(str(line).split())}")
 
 
@@ -68,15 +68,15 @@ LAST_WORD = LastWord()
 
 
 class Peers:
-    """This process's connections: of process 0 to all others, of the others to process 0.
+    """This process's connections: from process 0 to all others, from any other to process 0.
 
     Args:
-      index: of this process.
-      count: of all.
-      connections: by process number, all of them open.
+      index: the number of this process.
+      count: the number of processes.
+      connections: the open connections by process number.
 
     Attributes:
-      at_hang: called before this process ends because one hangs.
+      at_hang: called before this process ends because a process hangs.
     """
 
     def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
@@ -97,24 +97,24 @@ class Peers:
             self.selector.register(connection, selectors.EVENT_READ, other)
 
     def start(self, subscriber: Callable[[int, dict], None]) -> None:
-        """Begins to listen, and calls `subscriber(sender, message)` for every module's message."""
+        """Starts to listen, and calls `subscriber(sender, message)` for other modules' messages."""
         self.subscriber = subscriber
         threading.Thread(target=self.listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
 
     def tell(self, failure: Failure) -> None:
-        """Says to the others that all must end."""
+        """Tells the others that all must end."""
         self.leaving = True
         self.send(asdict(failure))
 
     def leave(self) -> None:
-        """Says to the others that this process has done its work."""
+        """Tells the others that this process has finished its work."""
         self.leaving = True
         self.send(DONE)
 
     def send(self, message: dict, others: set[int] | None = None) -> None:
-        """Sends a message to those of `others` (None: all) who still listen."""
+        """Sends a message to those of `others` (None: all) that still listen."""
         line = json.dumps(message).encode() + b"\n"
         listening = self.connections.keys() - self.done
         with self.sending:
@@ -123,7 +123,7 @@ class Peers:
                     self.connections[other].sendall(line)
 
     def send_to(self, process: int, message: dict) -> None:
-        """Sends a message to the subscriber of process 0, or from process 0 to any."""
+        """Sends a message to process 0's subscriber, or from process 0 to that of any process."""
         if process == self.index:
             self.hand_on(self.index, message)
         else:
@@ -137,12 +137,12 @@ class Peers:
     # ---------------------------------------------------------------------- what is heard
 
     def hand_on(self, sender: int, message: dict) -> None:
-        """Gives the subscriber a message."""
+        """Passes a message to the subscriber."""
         with self.handing_on:
             self.subscriber(sender, message)
 
     def listen(self) -> None:
-        """The thread: hears the others, and says that this process lives."""
+        """The listening thread: receives messages, and sends heartbeats."""
         said = 0.0
         while self.selector.get_map():
             for key, _ in self.selector.select(self.beat):
@@ -156,7 +156,7 @@ class Peers:
                     self.lose(other, f"has not answered for {self.silence:.0f} s")
 
     def hear(self, other: int) -> None:
-        """Takes in what a process has sent."""
+        """Receives what a process has sent."""
         connection = self.connections[other]
         try:
             received = connection.recv(2**16)
@@ -195,21 +195,21 @@ class Peers:
 
 
 def relayed(address: str) -> str:
-    """An address on this machine that leads to `address`, and stays open when that closes."""
+    """A local address that relays to `address`, and stays open when that closes."""
     server = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=relay, args=(server, address), name="relay", daemon=True).start()
     return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def relay(server: socket.socket, address: str) -> None:
-    """The thread: connects whoever connects to `server` with `address`."""
+    """The relay's thread: forwards every connection to `server` to `address`."""
     host, _, port = address.rpartition(":")
     while True:
         near, _ = server.accept()
         try:
             far = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
         except OSError:
-            near.close()  # it tries again
+            near.close()  # the client tries again
             continue
         far.settimeout(None)
         for source, target in ((near, far), (far, near)):
@@ -217,7 +217,7 @@ def relay(server: socket.socket, address: str) -> None:
 
 
 def pump(source: socket.socket, target: socket.socket) -> None:
-    """Copies what comes, until either end closes; the other is left open."""
+    """Copies data until either end closes; the other is left open."""
     with suppress(OSError):
         while received := source.recv(2**16):
             target.sendall(received)

@@ -1,4 +1,4 @@
-"""Several processes as one run: how they find each other, and who does what is done once.
+"""Several processes as one run: how they find each other, and which one does work done once.
 
 Processes are found, in this order, from
 
@@ -28,21 +28,21 @@ from t5x_diffeq.runtime.peers import Peers, relayed
 
 DEFAULT_PORT = 8476
 ALL_HERE = b"all are here"
-ARRIVAL_SECONDS = 300  # for all to be there; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
+ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
-peers: Peers | None = None  # of this process, if there are several
+peers: Peers | None = None  # this process's connections, if there are several processes
 agreement: Agreement | None = None  # likewise
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one process stands among all.
+    """What identifies one process among all.
 
     Attributes:
       coordinator: process 0's `host:port`.
-      count: of all processes.
-      index: of this one.
-      devices: the local ones that are this process's; None: as JAX finds them.
+      count: the number of processes.
+      index: the number of this process.
+      devices: the local devices of this process; None: those that JAX finds.
     """
 
     coordinator: str
@@ -52,11 +52,11 @@ class Place:
 
 
 def initialise() -> None:
-    """Joins the processes of this run; nothing, if there is but one.
+    """Joins the processes of this run; does nothing if there is only one.
 
     Raises:
-      InputError: if the environment says only half of what is needed.
-      MachineryError: naming the processes that did not arrive in time.
+      InputError: if the environment gives only part of what is needed.
+      MachineryError: if processes did not arrive in time; names them.
     """
     global peers, agreement
     place = found_place(os.environ)
@@ -67,14 +67,14 @@ def initialise() -> None:
     peers = Peers(place.index, place.count, meet(place, seconds))
     agreement = Agreement(peers)
     coordinator = place.coordinator if place.index == 0 else relayed(place.coordinator)
-    jax.config.update("jax_enable_preemption_service", False)  # `agreement` does its work
+    jax.config.update("jax_enable_preemption_service", False)  # `agreement` replaces it
     try:
         jax.distributed.initialize(
             coordinator,
             place.count,
             place.index,
             place.devices,
-            heartbeat_timeout_seconds=round(10 * peers.silence),  # ours is to find out first
+            heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
     except (ValueError, RuntimeError) as error:
         raise MachineryError(
@@ -84,10 +84,10 @@ def initialise() -> None:
 
 
 def found_place(environment: Mapping[str, str]) -> Place | None:
-    """Where this process stands among several; None if it is alone.
+    """The place of this process among several; None if it is alone.
 
     Raises:
-      InputError: if the environment says only half of what is needed.
+      InputError: if the environment gives only part of what is needed.
     """
     place = place_in(environment)
     if place is None and (told := tpu_hosts.place(environment)):
@@ -95,12 +95,12 @@ def found_place(environment: Mapping[str, str]) -> Place | None:
     if place is None and cluster_in(environment):
         unset = (None, None, None, None, None)
         found = ClusterEnv.auto_detect_unset_distributed_params(*unset, ARRIVAL_SECONDS)
-        return Place(*found)  # type: ignore[arg-type]  # in a cluster JAX finds them all
+        return Place(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
     return place
 
 
 def spare_stdout() -> None:
-    """Keeps standard output for results: Gloo's messages about itself go nowhere."""
+    """Keeps standard output for results: Gloo's messages are discarded."""
     results = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -111,7 +111,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     """The place that the JAX_ variables give, or None if they name no coordinator.
 
     Raises:
-      InputError: if they do, and the rest is missing or makes no sense.
+      InputError: if they name one, and the others are missing or invalid.
     """
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if not address:
@@ -123,7 +123,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     }
     told = cluster_in(environment) or tpu_hosts.is_told(environment)
     if told and all(value is None for value in values.values()):
-        return None  # the cluster tells the rest
+        return None  # the cluster gives the others
     numbers = []
     for name, value in values.items():
         if value is None or not value.isdecimal():
@@ -140,7 +140,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
 
 
 def cluster_in(environment: Mapping[str, str]) -> str | None:
-    """The kind of cluster that JAX can find the processes of by itself, if this is one."""
+    """The kind of cluster, if this is one whose processes JAX can find by itself."""
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
         return "SLURM"
     if int(environment.get("OMPI_COMM_WORLD_SIZE") or 1) > 1:
@@ -151,11 +151,11 @@ def cluster_in(environment: Mapping[str, str]) -> str | None:
 def meet(place: Place, seconds: float) -> dict[int, socket.socket]:
     """Returns when all processes have called it, with the open connections of this one.
 
-    JAX's own service ends a process that waits in vain without saying for whom. So process 0
+    JAX's own service ends a process whose peers don't arrive without naming them. So process 0
     listens on the coordinator's port before that service does.
 
     Raises:
-      MachineryError: naming who did not arrive within `seconds`.
+      MachineryError: if a process did not arrive within `seconds`; names it.
     """
     host, _, port = place.coordinator.rpartition(":")
     deadline = time.monotonic() + seconds
@@ -165,7 +165,7 @@ def meet(place: Place, seconds: float) -> dict[int, socket.socket]:
 
 
 def receive(place: Place, port: int, deadline: float, seconds: float) -> dict[int, socket.socket]:
-    """Process 0's part: waits for each of the others to say its number."""
+    """Process 0's part: waits for each of the others to send its number."""
     arrived: dict[int, socket.socket] = {}
     with listening(port, place.count, deadline) as server:
         while len(arrived) < place.count - 1:
@@ -191,10 +191,10 @@ def receive(place: Place, port: int, deadline: float, seconds: float) -> dict[in
 
 
 def listening(port: int, count: int, deadline: float) -> socket.socket:
-    """A socket that listens on the port; one that a run before still holds is waited for.
+    """A socket that listens on the port; waits if an earlier run still holds the port.
 
     Raises:
-      MachineryError: if it isn't free in time.
+      MachineryError: if the port isn't free in time.
     """
     while True:
         try:
@@ -211,7 +211,7 @@ def listening(port: int, count: int, deadline: float) -> socket.socket:
 
 
 def report_to(host: str, port: int, place: Place, deadline: float, seconds: float) -> socket.socket:
-    """The other processes' part: says its number to process 0, and waits for its word."""
+    """The other processes' part: sends its number to process 0, and waits for the reply."""
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection((host, port), timeout=5)
@@ -221,7 +221,7 @@ def report_to(host: str, port: int, place: Place, deadline: float, seconds: floa
                 return connection
         except OSError:
             pass
-        time.sleep(0.2)  # it isn't there yet, or still the service of a run that is ending
+        time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
     raise MachineryError(
         f"process {place.index} did not hear from process 0 at {place.coordinator} within "
         f"{seconds:.0f} s; see its log, or whether that address can be reached from here"
@@ -234,7 +234,7 @@ def are_several() -> bool:
 
 
 def wait_for_all(what: str) -> None:
-    """Returns when all processes have come to `what`."""
+    """Returns when all processes have reached `what`."""
     if are_several():
         multihost_utils.sync_global_devices(what)
 
@@ -252,7 +252,7 @@ def first_told(text: str | None) -> str | None:
 
 
 def first_then_others(work: Callable[[bool], Result], what: str) -> Result:
-    """The result of `work(is_first)`: of process 0 first, then of the others."""
+    """The result of `work(is_first)`, which runs on process 0 first, then on the others."""
     if jax.process_index() != 0:
         wait_for_all(what)
         return work(False)

@@ -1,4 +1,4 @@
-"""Stopping between steps: SIGTERM (preemption) and Ctrl-C."""
+"""Stopping between optimizer steps: SIGTERM (preemption) and Ctrl-C."""
 
 import signal
 from types import FrameType
@@ -9,16 +9,14 @@ from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 
 class StopSignals:
-    """Notes a SIGTERM or SIGINT, and lets the step and the save end.
+    """A context that records a SIGTERM or SIGINT, and lets the step and the save finish.
 
-    A second Ctrl-C acts at once, as it would have. Further SIGTERMs change nothing: SLURM sends it
-    to every process of a job several times within a second. A signal to any of several processes
-    stops all of them after the same step (see `agreement`).
-
-    Use as a context.
+    A second Ctrl-C acts at once, as it does by default. Further SIGTERMs change nothing: SLURM
+    sends them to every process of a job several times within a second. A signal to any of several
+    processes stops all of them after the same step (see `agreement`).
 
     Attributes:
-      reason: why to stop; None until it is time to.
+      reason: why to stop; None until it is time to stop.
     """
 
     def __init__(self) -> None:
@@ -30,7 +28,7 @@ class StopSignals:
         return self
 
     def after_step(self) -> bool:
-        """Whether to stop after this step; to be called in every step, by every process."""
+        """Whether to stop after this step; every process must call it in every step."""
         if self.agreement is None:
             return self.reason is not None
         if not self.agreement.reached():
@@ -42,7 +40,7 @@ class StopSignals:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """The handler."""
+        """The signal handler."""
         interrupted = number == signal.SIGINT
         name = "Ctrl-C" if interrupted else "SIGTERM"
         reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)

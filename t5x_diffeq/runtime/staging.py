@@ -1,8 +1,8 @@
 """Local copies of objects in buckets, in a cache of bounded size.
 
-T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, 20 or half of its disk's free room if
-that is not set. A download must have the checksum that the bucket tells; later a copy is used only
-if it still hashes to what it did then. Those unused for longest make room.
+T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
+space on its disk. A download must have the checksum that the bucket reports; later, a copy is used
+only if its hash is unchanged. The least recently used copies are evicted.
 """
 
 import base64
@@ -35,23 +35,23 @@ from t5x_diffeq.runtime.files import (
 FOLDER = "~/.cache/t5x_diffeq"
 GIB = 20  # the tokens of OpenWebText are 17
 THREADS = 8
-IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with its open, locked file
+IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with an open, locked file
 
 
 class NoRoomError(InputError):
-    """The objects are larger than the cache, or than what others leave of it."""
+    """The objects don't fit into the cache, or into what other processes leave of it."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """An object, and where its copy lies: in a folder of its own, with its hash beside it.
+    """An object and its copy, which is in a folder of its own, with its hash beside it.
 
     Attributes:
       source: the object.
-      size: in bytes.
-      folder: named after the object and its version.
-      crc32c: of the object, as the bucket tells it.
-      sha256: that it must have, if that is known.
+      size: its size in bytes.
+      folder: the copy's folder, named after the object and its version.
+      crc32c: the object's checksum, as the bucket reports it.
+      sha256: the hash that it must have, if known.
     """
 
     source: AnyPath
@@ -62,25 +62,25 @@ class Copy:
 
     @property
     def file(self) -> Path:
-        """The copy."""
+        """The file that is the copy."""
         return self.folder / self.source.name
 
     @property
     def hash_file(self) -> Path:
-        """Written last: without it the copy isn't whole."""
+        """The file with the hash, written last: without it the copy is incomplete."""
         return self.folder / "sha256"
 
 
 def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
-    """The files, as files of this machine; those in buckets are copied once.
+    """Local paths of the files; those in buckets are copied once.
 
     Args:
       paths: the files.
-      sha256: of each, if it is known.
+      sha256: the hash of each, if known.
 
     Raises:
-      NoRoomError: if they don't fit the cache.
-      InputError: if one is not there, or isn't what its hash says.
+      NoRoomError: if they don't fit into the cache.
+      InputError: if one does not exist, or doesn't match its hash.
       RunError: if one can't be copied.
       MachineryError: if the bucket does not answer.
     """
@@ -90,7 +90,7 @@ def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> lis
     ]
     if not copies:
         return list(paths)
-    with cache_held():  # other processes of this machine then find the copies
+    with cache_held():  # other processes on this machine then find the copies
         missing = [copy for copy in copies if not is_good(copy)]
         make_room(copies, missing)
         if missing:
@@ -105,17 +105,17 @@ def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> lis
 
 
 def copy_of(path: AnyPath, sha256: str | None) -> Copy:
-    """What is to be known of an object before it is copied.
+    """The description of an object's copy, before it is made.
 
     Raises:
-      InputError: if it isn't there, or the bucket refuses.
+      InputError: if the object does not exist, or the bucket refuses access.
       MachineryError: if the bucket does not answer.
     """
     try:
         facts = bucket_files().info(str(path))
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such object") from error
-    except Exception as error:  # of every library below
+    except Exception as error:  # from any library below
         raise bucket_failure(error, f"{path} can't be read", InputError) from error
     version = digest([str(path).encode(), str(facts.get("generation")).encode()])
     folder = cache_folder() / version[:32]
@@ -123,15 +123,15 @@ def copy_of(path: AnyPath, sha256: str | None) -> Copy:
 
 
 def cache_folder() -> Path:
-    """Where the cache lies."""
+    """The folder of the cache."""
     return Path(os.environ.get("T5X_DIFFEQ_CACHE") or FOLDER).expanduser()
 
 
 def cache_bytes() -> int:
-    """How much it may hold: what the variable says, else `GIB`, on a small disk less.
+    """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk.
 
     Raises:
-      InputError: if the variable is no number.
+      InputError: if the variable is not a number.
     """
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
@@ -144,14 +144,14 @@ def cache_bytes() -> int:
 
 
 def entries() -> list[Path]:
-    """The folders of all copies, those unused for longest first."""
+    """The folders of all copies, least recently used first."""
     folders = [folder for folder in cache_folder().iterdir() if folder.is_dir()]
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 @contextmanager
 def cache_held() -> Iterator[None]:
-    """Holds the cache against other processes; waits for them."""
+    """Locks the cache; waits for other processes to release it."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         file = (cache_folder() / ".lock").open("w")
@@ -165,7 +165,7 @@ def cache_held() -> Iterator[None]:
 
 
 def is_good(copy: Copy) -> bool:
-    """Whether the copy is there and hashes to what it must."""
+    """Whether the copy exists and has the right hash."""
     if not (copy.hash_file.exists() and copy.file.exists()):
         return False
     expected = copy.hash_file.read_text()
@@ -173,10 +173,10 @@ def is_good(copy: Copy) -> bool:
 
 
 def make_room(copies: list[Copy], missing: list[Copy]) -> None:
-    """Deletes what was unused for longest, until the missing copies fit.
+    """Deletes the least recently used copies until the missing ones fit.
 
     Raises:
-      NoRoomError: if they can't.
+      NoRoomError: if they can't fit.
     """
     wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
     room = cache_bytes() - wanted - sum(map(size_of, entries()))
@@ -195,12 +195,12 @@ def make_room(copies: list[Copy], missing: list[Copy]) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a copy."""
+    """The size of a copy in bytes."""
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def is_used(folder: Path) -> bool:
-    """Whether a process that lives uses the copy."""
+    """Whether a live process uses the copy."""
     try:
         with (folder / "sha256").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,14 +223,14 @@ def fetch(copy: Copy) -> None:
     """Downloads an object.
 
     Raises:
-      InputError: if it isn't what its hash says.
+      InputError: if it doesn't match its hash.
       RunError: if it can't be copied.
-      MachineryError: if the bucket does not answer, or the copy was damaged on the way.
+      MachineryError: if the bucket does not answer, or the copy was damaged in transit.
     """
     with whole(copy.file) as partial:
         try:
             bucket_files().get_file(str(copy.source), str(partial))
-        except Exception as error:  # of every library below
+        except Exception as error:  # from any library below
             what = f"{copy.source} can't be copied to {copy.folder}"
             raise bucket_failure(error, what, RunError) from error
         if crc32c_of(partial) != copy.crc32c:
@@ -245,7 +245,7 @@ def fetch(copy: Copy) -> None:
 
 
 def crc32c_of(file: Path) -> str:
-    """The checksum that Google Cloud Storage keeps of every object."""
+    """A file's CRC-32C, the checksum that Google Cloud Storage keeps for every object."""
     checksum = google_crc32c.Checksum()
     with file.open("rb") as opened:
         for _ in checksum.consume(opened, 2**20):

@@ -1,13 +1,13 @@
-"""Where a TPU host stands among the hosts of its run, as GKE or Cloud TPU's metadata tells.
+"""The number of a TPU host among the hosts of its run, from GKE's variables or Cloud TPU metadata.
 
-JAX knows the same, on TPU machines alone. Read here, a run can name the hosts that did not arrive,
-and the same variables start one anywhere. Hosts are counted through all slices: the first slice's
-hosts, then the second's.
+JAX finds the same, but only on TPU machines. Because it is read here, a run can name the hosts that
+did not arrive, and the same variables start a run anywhere. Hosts are numbered across all slices:
+the first slice's hosts, then the second's.
 
-    GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and of several slices MEGASCALE_NUM_SLICES,
+    GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and with several slices MEGASCALE_NUM_SLICES,
                MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS
     Cloud TPU  the metadata server: worker-network-endpoints, agent-worker-number, and tpu-env,
-               which holds the MEGASCALE_ values; TPU_SKIP_MDS_QUERY=1 leaves it out
+               which holds the MEGASCALE_ values; TPU_SKIP_MDS_QUERY=1 skips it
 """
 
 import glob
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 
 from t5x_diffeq.runtime.errors import InputError, RunError
 
-PORT = "8482"  # JAX's on TPU; libtpu itself takes 8471 to 8476
-TRIES = 6  # of the metadata server, which may start later than we do
+PORT = "8482"  # JAX's port on TPU; libtpu itself uses 8471 to 8476
+TRIES = 6  # to reach the metadata server, which may start later than this process
 
 
 def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -29,7 +29,7 @@ def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
     Raises:
       InputError: if the variables contradict each other.
-      RunError: if this is a Cloud TPU, and its metadata can't be read.
+      RunError: if this is a Cloud TPU whose metadata can't be read.
     """
     if on_gke(environment):
         told = dict(environment)
@@ -54,30 +54,30 @@ def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
 
 def is_told(environment: Mapping[str, str]) -> bool:
-    """Whether GKE or a metadata server tells of hosts."""
+    """Whether GKE or a metadata server lists hosts."""
     return on_gke(environment) or on_cloud_tpu(environment)
 
 
 def on_gke(environment: Mapping[str, str]) -> bool:
-    """Whether the environment tells of hosts."""
+    """Whether the environment lists hosts, as GKE's does."""
     return "TPU_WORKER_HOSTNAMES" in environment or "TPU_PROCESS_ADDRESSES" in environment
 
 
 def on_cloud_tpu(environment: Mapping[str, str]) -> bool:
-    """Whether the metadata server is to be asked: it was named, or there are chips to be used."""
+    """Whether to ask the metadata server: if the environment names it, or there are TPU chips."""
     if environment.get("GCE_METADATA_IP"):
         return True
     chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
     wanted = not environment.get("JAX_PLATFORMS", "").startswith("cpu")
-    wanted = wanted and not environment.get("TPU_SKIP_MDS_QUERY")  # JAX sets it where no chips are
+    wanted = wanted and not environment.get("TPU_SKIP_MDS_QUERY")  # JAX sets it without chips
     return bool(chips and wanted and importlib.util.find_spec("libtpu"))
 
 
 def number(told: Mapping[str, str], name: str, default: str | None) -> int:
-    """A variable that is a number.
+    """The value of a numeric variable.
 
     Raises:
-      InputError: if it isn't one.
+      InputError: if it is not a number.
     """
     value = told.get(name) or default
     if value is None or not value.isdecimal():
@@ -88,7 +88,7 @@ def number(told: Mapping[str, str], name: str, default: str | None) -> int:
 
 
 def from_metadata(server: str) -> dict[str, str]:
-    """GKE's variables, from the metadata server."""
+    """The values of GKE's variables, from the metadata server."""
     # An endpoint is a host's name or address, or the older name:number:address.
     endpoints = read(server, "worker-network-endpoints").split(",")
     values = dict(re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", read(server, "tpu-env"), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Ends a run that hangs: a peer, a link or a device that no longer answers, and doesn't fail."""
+"""Ends a run that hangs because a peer, a link or a device no longer answers without failing."""
 
 import faulthandler
 import os
@@ -14,14 +14,14 @@ from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.files import AnyPath, told, write_whole
 from t5x_diffeq.runtime.peers import EXIT_MACHINERY, LAST_WORD, Failure
 
-SECONDS_TO_WRITE = 30  # for the stacks, in a bucket that may be what hangs
+SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what hangs
 
 
 class Watchdog:
-    """Watches, in a thread of its own, that what the run waits for ends in time.
+    """A context whose thread checks that what the run waits for finishes in time.
 
     If it doesn't, every process writes the stacks of all its threads into the workdir, says so in
-    one line, and ends with status 175. Use as a context; at first nothing is watched.
+    one line, and ends with status 175. Nothing is watched until `expect` or `during` is called.
 
     Args:
       workdir: the stacks go to its `stacks/process_<n>.txt`.
@@ -35,11 +35,11 @@ class Watchdog:
         self.ended = False
 
     def expect(self, what: str, seconds: float | None) -> None:
-        """From now on `what` has so long, and what was expected before is done.
+        """Gives `what` so many seconds from now; what was expected before has finished.
 
         Args:
-          what: such as "step 7".
-          seconds: None: any time.
+          what: what is waited for, such as "step 7".
+          seconds: the limit; None for no limit.
         """
         with self.changed:
             self.what, self.seconds = what, seconds
@@ -48,14 +48,14 @@ class Watchdog:
 
     @contextmanager
     def during(self, what: str, seconds: float | None) -> Iterator[None]:
-        """Within it, `what` is expected; then again what was before, for as long as that takes."""
+        """A context in which `what` is expected; then what was before, its limit starting again."""
         before = self.what, self.seconds
         self.expect(what, seconds)
         yield
         self.expect(*before)
 
     def watch(self) -> None:
-        """The thread."""
+        """The watching thread."""
         with self.changed:
             while not self.ended:
                 left = self.deadline - time.monotonic()
@@ -79,7 +79,7 @@ class Watchdog:
 
 
 def end_hanging(file: AnyPath, what: str) -> None:
-    """Ends all processes, each with its stacks written."""
+    """Ends all processes after each has written its stacks."""
     failure = Failure(
         jax.process_index(),
         EXIT_MACHINERY,
@@ -95,18 +95,18 @@ def end_hanging(file: AnyPath, what: str) -> None:
 
 
 def write_stacks(file: AnyPath) -> None:
-    """Writes what every thread is doing, or says that it can't be written; takes bounded time."""
+    """Writes the stack of every thread, or warns that it can't; takes bounded time."""
     writing = threading.Thread(target=try_to_write_stacks, args=(file,), daemon=True)
     writing.start()
     writing.join(SECONDS_TO_WRITE)
 
 
 def try_to_write_stacks(file: AnyPath) -> None:
-    """`write_stacks`, for as long as it takes."""
+    """`write_stacks` without a time limit."""
     try:
         with tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)
             stacks.seek(0)
             write_whole(file, stacks.read())
-    except Exception as error:  # of every library below; the end must come all the same
+    except Exception as error:  # from any library below; the process must end anyway
         print(f"warning: {file} can't be written: {told(error)}", flush=True)

@@ -23,7 +23,7 @@ from t5x_diffeq.training.state import TrainState
 
 ITEMS = ("state", "data")
 FULL = "No space left on device"
-SECONDS_AFTER_FAILURE = 60  # for a save to end, when the run failed
+SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 
 
 class Restored(NamedTuple):
@@ -31,9 +31,9 @@ class Restored(NamedTuple):
 
     Attributes:
       state: the train state.
-      step: after which it was saved.
-      places: where each row of the batch stands in its documents, if batches are made in the loop.
-      reports: how many lines `metrics.jsonl` had; None in checkpoints of before 0.2.
+      step: the optimizer step after which it was saved.
+      places: the position of each batch row in its documents, if batches are made in the loop.
+      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
     """
 
     state: TrainState
@@ -43,10 +43,10 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a workdir, newest last; all processes make and use it together.
+    """The checkpoints of a workdir, newest last; all processes must create and use it together.
 
     Args:
-      workdir: holds them under `checkpoints/<step>/`.
+      workdir: contains them as `checkpoints/<step>/`.
       keep: how many of the newest to keep.
       verify: compare checksums before a checkpoint is read.
     """
@@ -55,7 +55,7 @@ class Checkpoints:
         self.folder = absolute(workdir) / "checkpoints"  # Orbax takes no relative path
         self.options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         self.verify = verify
-        self.saving: int | None = None  # the step whose save may not have ended
+        self.saving: int | None = None  # the step whose save may not have finished
         if jax.process_index() == 0:
             tidy(self.folder)
         wait_for_all("the checkpoints are tidy")
@@ -70,7 +70,7 @@ class Checkpoints:
 
     @property
     def latest_step(self) -> int | None:
-        """The newest checkpoint, which may still be being saved; None if there is none."""
+        """The step of the newest checkpoint, which may still be saving; None if there is none."""
         return self.manager.latest_step()
 
     # -------------------------------------------------------------------------- saving
@@ -83,12 +83,12 @@ class Checkpoints:
         places: list | None = None,
         reports: int | None = None,
     ) -> None:
-        """Starts to save, once the save before has ended.
+        """Starts to save, once the previous save has finished.
 
-        The state of the data is the step, its fingerprint and the places of its rows.
+        The data state is the step, the data's fingerprint and the positions of its rows.
 
         Raises:
-          RunError: if this or the save before can't be written.
+          RunError: if this or the previous checkpoint can't be written.
           MachineryError: if the reason is a bucket or a process that doesn't answer.
         """
         data_state = {
@@ -110,7 +110,7 @@ class Checkpoints:
             )
 
     def check(self) -> None:
-        """Finds out whether the last save has failed; takes no time.
+        """Raises if the last save has failed; doesn't wait for it.
 
         Raises:
           RunError, MachineryError: as `save` does.
@@ -120,7 +120,7 @@ class Checkpoints:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What Orbax raises, as one line."""
+        """A context that turns what Orbax raises into an error of one line."""
         try:
             yield
         except Exception as error:
@@ -136,19 +136,19 @@ class Checkpoints:
     # -------------------------------------------------------------------------- restoring
 
     def restore(self, abstract_state: TrainState, fingerprint: str) -> Restored | None:
-        """The newest checkpoint that is whole; None if there never was one.
+        """The newest checkpoint that is undamaged; None if there never was one.
 
-        Damaged ones are moved aside, into `unreadable_checkpoints/`, and said so, once an older
-        one was read; else nothing is touched.
+        Once an older one has been read, damaged ones are moved to `unreadable_checkpoints/` with a
+        warning; otherwise nothing is touched.
 
         Args:
           abstract_state: shapes, dtypes and shardings to restore to.
-          fingerprint: of the data, which must be that of the checkpoint.
+          fingerprint: the data's fingerprint, which must equal the checkpoint's.
 
         Raises:
           RunError: if there are checkpoints and none can be read.
           MachineryError: if the disk, bucket or a process doesn't answer.
-          InputError: if it is of other data.
+          InputError: if the checkpoint was made on other data.
         """
         failures = {}
         for step in sorted(self.manager.all_steps(), reverse=True):
@@ -172,7 +172,7 @@ class Checkpoints:
         return None
 
     def read(self, step: int, abstract_state: TrainState) -> ocp.args.Composite | str:
-        """The items of a checkpoint, or what is wrong with it, the same on all processes."""
+        """The items of a checkpoint, or what is wrong with it; the same on all processes."""
         folder = self.folder / str(step)
         failure = damage(folder, self.verify)
         if failure:
@@ -180,7 +180,7 @@ class Checkpoints:
         state = data = None
         try:
             data = read_data(folder, step)
-            # The handler alone: a checkpointer would wait for processes that have failed.
+            # Only the handler: a checkpointer would wait for processes that have failed.
             state = ocp.StandardCheckpointHandler().restore(
                 folder / "state", args=ocp.args.StandardRestore(abstract_state)
             )
@@ -190,7 +190,7 @@ class Checkpoints:
         return failure or ocp.args.Composite(state=state, data=data)
 
     def set_aside(self, failures: dict[int, str]) -> None:
-        """Moves checkpoints that can't be read out of the way, losing nothing."""
+        """Moves unreadable checkpoints to another folder; deletes nothing."""
         if not failures:
             return
         self.manager.close()
@@ -208,7 +208,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
-        """Waits, also when the run fails: what was saved before is good."""
+        """Waits for the save even if the run failed: the state being saved is good."""
         if kind is None:
             with self.explained():
                 self.manager.wait_until_finished()
@@ -221,13 +221,13 @@ class Checkpoints:
 
 
 def close_quietly(manager: ocp.CheckpointManager) -> None:
-    """Waits for the save; why it failed is told already."""
+    """Waits for the save; the reason of a failure has already been reported."""
     with suppress(Exception):
         manager.close()
 
 
 def damage(folder: AnyPath, verify: bool) -> str | None:
-    """What checksums say is wrong with a checkpoint, the same on all processes; or None.
+    """What checksums say is wrong with a checkpoint, or None; the same on all processes.
 
     Raises:
       MachineryError: if the bucket doesn't answer.
@@ -249,10 +249,10 @@ def damage(folder: AnyPath, verify: bool) -> str | None:
 
 
 def read_data(folder: AnyPath, step: int) -> dict:
-    """The state of the data of a checkpoint.
+    """The data state of a checkpoint.
 
     Raises:
-      ValueError: if it is something else.
+      ValueError: if the file holds something else.
       OSError: if it can't be read.
     """
     data = json.loads((folder / "data" / "metadata").read_text())
@@ -264,13 +264,13 @@ def read_data(folder: AnyPath, step: int) -> dict:
 def restore_params(
     workdir: AnyPath, abstract_params: dict, step: int | None = None, verify: bool = True
 ) -> tuple:
-    """The parameters alone of a checkpoint, and its step.
+    """Only the parameters of a checkpoint, and its step.
 
     Args:
-      workdir: of a run.
+      workdir: the workdir of a run.
       abstract_params: shapes, dtypes and shardings.
-      step: which checkpoint; None is the newest.
-      verify: compare checksums before.
+      step: the step of the checkpoint; None is the newest.
+      verify: compare checksums first.
 
     Raises:
       InputError: if there is none, or it can't be read.
@@ -294,10 +294,10 @@ def restore_params(
 
 
 def chosen_step(workdir: AnyPath, step: int | None) -> int:
-    """The step of the checkpoint that is asked for; nothing is read from it.
+    """The step of the requested checkpoint; nothing is read from it.
 
     Args:
-      workdir: of a run.
+      workdir: the workdir of a run.
       step: None is the newest.
 
     Raises:
@@ -334,7 +334,7 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
 
     Raises:
       MachineryError: if it is a bucket, link or device that doesn't answer.
-      MemoryError, JaxRuntimeError: if there is no memory for it.
+      MemoryError, JaxRuntimeError: if there isn't enough memory for it.
     """
     damaged = "DATA_LOSS" in str(error)  # TensorStore's word for what it can't decode
     if is_of_machinery(error) and not damaged:
@@ -349,13 +349,13 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
 def is_full(folder: AnyPath) -> bool:
     """Whether the disk has less than a MiB left.
 
-    Of the errors of a full disk, Orbax's threads may raise a consequence such as "File exists".
+    On a full disk, Orbax's threads may raise a secondary error such as "File exists".
     """
     return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
 
 
 def reason(error: BaseException) -> str:
-    """What lies at the bottom of an error, on one line."""
+    """The root cause of an error, on one line."""
     text = told(error)
     for known in (FULL, "Disk quota exceeded"):
         cause: BaseException | None = error

@@ -1,9 +1,9 @@
-"""Which folders of `checkpoints/` are whole checkpoints, and what becomes of the others.
+"""Which folders in `checkpoints/` are complete checkpoints, and what happens to the others.
 
 Orbax writes `commit_success.txt` last. On this machine it also renames the folder last, so that a
-folder with the name of a step is whole even without that file; it may be from before Orbax 0.12.3,
-or copied without it. In a bucket the file is all that Orbax goes by, and by itself Orbax would
-delete what lacks it: here only a save that was cut off is deleted.
+folder named after a step is complete even without that file; it may be from before Orbax 0.12.3, or
+copied without it. In a bucket Orbax relies on the file alone, and would delete a folder that lacks
+it: here only an interrupted save is deleted.
 """
 
 import json
@@ -19,24 +19,24 @@ ASIDE = "unreadable_checkpoints"
 
 
 def whole_steps(folder: AnyPath) -> list[int]:
-    """The steps of the whole checkpoints in `folder`, oldest first; nothing is changed."""
+    """The steps of the complete checkpoints in `folder`, oldest first; nothing is changed."""
     return sorted(int(step.name) for step in steps_in(folder) if is_whole(step))
 
 
 def steps_in(folder: AnyPath) -> list[AnyPath]:
-    """The folders that have the name of a step."""
+    """The folders named after a step."""
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
 
 
 def is_whole(step: AnyPath) -> bool:
-    """Whether all of a checkpoint was written, as far as its marks tell."""
+    """Whether a checkpoint was written completely, as far as its marker files show."""
     return not is_in_bucket(step) or (step / MARKER).exists() or was_committed(step) is True
 
 
 def was_committed(step: AnyPath) -> bool | None:
-    """Whether Orbax began to commit it, all of it being written; None where nothing tells."""
+    """Whether Orbax began to commit it, after writing all of it; None if that is unknown."""
     try:
         metadata = json.loads((step / METADATA).read_text())
         return metadata["commit_timestamp_nsecs"] is not None
@@ -47,9 +47,9 @@ def was_committed(step: AnyPath) -> bool | None:
 
 
 def tidy(folder: AnyPath) -> None:
-    """Deletes saves that were cut off, and marks whole checkpoints that lack the mark.
+    """Deletes interrupted saves, and adds the marker file to complete checkpoints that lack it.
 
-    Only one process may call it. What nothing is known of is moved to `unreadable_checkpoints/`.
+    Only one process may call it. Folders of unknown state are moved to `unreadable_checkpoints/`.
     """
     if not folder.is_dir():
         return
@@ -70,7 +70,7 @@ def tidy(folder: AnyPath) -> None:
 
 
 def set_aside(step: AnyPath) -> AnyPath:
-    """Moves a checkpoint out of the way, where nothing is lost; returns where to."""
+    """Moves a checkpoint to another folder, deleting nothing; returns its new path."""
     aside = step.parent.parent / ASIDE / step.name
     move_folder(step, aside)
     return aside

@@ -1,9 +1,9 @@
 """Checksums of a checkpoint's files: saved with them, and compared before they are read.
 
 Each process hashes the files that it wrote, in the thread that saves, into
-`ITEM/checksums/process_<n>.json`. Process 0 hashes the rest, those files among them, into
+`ITEM/checksums/process_<n>.json`. Process 0 hashes the rest, including those files, into
 `ITEM/checksums/rest.json`, before Orbax commits the checkpoint. The hash is CRC-32C, which Google
-Cloud Storage keeps of every object: in a bucket it is asked for, and nothing is read.
+Cloud Storage keeps for every object: in a bucket it is queried, and nothing is read.
 """
 
 import base64
@@ -28,22 +28,22 @@ HASHING = ThreadPoolExecutor(1, thread_name_prefix="checksums")
 
 
 class Sum(NamedTuple):
-    """What is known of a file: its size in bytes, and the base64 of its CRC-32C."""
+    """A file's size in bytes, and its CRC-32C in base64."""
 
     size: int
     crc32c: str
 
 
 class WithChecksums(ocp.AsyncCheckpointHandler):
-    """Added to a handler of Orbax, it saves checksums with the item."""
+    """A mixin for an Orbax handler that saves checksums with the item."""
 
     async def async_save(self, directory: AnyPath, *args: object, **kwargs: object) -> list:
-        """As the handler does; one more future is done when this process's files are hashed."""
+        """Saves, with one more future that is done when this process's files are hashed."""
         futures = await super().async_save(directory, *args, **kwargs) or []
         return [*futures, HASHING.submit(save_own, plain(directory), futures)]
 
     def finalize(self, directory: AnyPath) -> None:
-        """As the handler does, on process 0 when all have written; then hashes the rest."""
+        """Finalizes, on process 0 when all processes have written; then hashes the rest."""
         super().finalize(directory)
         directory = plain(directory)
         listed = {REST}
@@ -66,12 +66,12 @@ class DataHandler(WithChecksums, ocp.JsonCheckpointHandler):
 
 
 def plain(path: epath.Path) -> AnyPath:
-    """A path of Orbax, as this package has it: epath's lists no folders of this machine."""
+    """An Orbax path as this package's kind: a local epath doesn't list folders."""
     return path if is_in_bucket(path) else Path(path)
 
 
 def save_own(directory: AnyPath, futures: Sequence[Any]) -> None:
-    """When the futures are done, hashes the files that only this process writes."""
+    """Waits for the futures, then hashes the files that only this process writes."""
     for future in futures:
         future.result()
     process = jax.process_index()
@@ -82,7 +82,7 @@ def save_own(directory: AnyPath, futures: Sequence[Any]) -> None:
 
 
 def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
-    """Hashes the files `names` of `directory` into its `file`."""
+    """Hashes the files `names` in `directory`, and writes the hashes to `file` there."""
     path = directory / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(sums_of(directory, names)))
@@ -92,7 +92,7 @@ def read_sums(path: AnyPath) -> dict[str, Sum]:
     """What `save_sums` wrote.
 
     Raises:
-      ValueError: if it is something else.
+      ValueError: if the file holds something else.
     """
     try:
         return {name: Sum(*values) for name, values in json.loads(path.read_text()).items()}
@@ -104,7 +104,7 @@ def read_sums(path: AnyPath) -> dict[str, Sum]:
 
 
 def are_in(folder: AnyPath) -> bool:
-    """Whether a checkpoint was saved with checksums; those of before 0.2 were not."""
+    """Whether a checkpoint was saved with checksums; those from before 0.2 were not."""
     return any(f"/{FOLDER}/" in name for name in names_in(folder))
 
 
@@ -112,10 +112,10 @@ def damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1)
     """What is wrong with the files of a checkpoint that was saved with checksums, or None.
 
     Args:
-      folder: of the checkpoint.
-      items: its parts, such as "state".
-      part: hash only this part of the files, of `parts`; sizes are compared for all.
-      parts: in how many parts processes share the work.
+      folder: the checkpoint's folder.
+      items: the checkpoint's items, such as "state".
+      part: hash only this one of the `parts` of the files; sizes are compared for all.
+      parts: the number of parts into which processes divide the files.
     """
     try:
         expected = expected_sums(folder, items)
@@ -139,7 +139,7 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
     """The checksums of all files of the items.
 
     Raises:
-      FileNotFoundError: if a file of checksums is missing.
+      FileNotFoundError: if a checksum file is missing.
       ValueError: if one is damaged.
     """
     expected: dict[str, Sum] = {}
@@ -166,7 +166,7 @@ def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Sum]:
 
 
 def sum_of(path: AnyPath) -> Sum:
-    """Size and hash of a file of this machine."""
+    """Size and hash of a local file."""
     crc, size = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -175,12 +175,12 @@ def sum_of(path: AnyPath) -> Sum:
 
 
 def names_in(folder: AnyPath) -> list[str]:
-    """All files below a folder, as paths from it, sorted."""
+    """All files below a folder, as sorted relative paths."""
     return sorted(sizes_in(folder))
 
 
 def sizes_in(folder: AnyPath) -> dict[str, int]:
-    """The size of each file below a folder, by its path from there."""
+    """The size of each file below a folder, by its relative path."""
     if is_in_bucket(folder):
         return {name: int(facts["size"]) for name, facts in object_facts(folder).items()}
     return {
@@ -191,7 +191,7 @@ def sizes_in(folder: AnyPath) -> dict[str, int]:
 
 
 def object_facts(folder: AnyPath) -> dict[str, Mapping]:
-    """What the bucket tells of each object below a folder, by its path from there."""
+    """The bucket's metadata of each object below a folder, by its relative path."""
     prefix = str(folder).partition("://")[2].rstrip("/") + "/"
     found = bucket_files().find(prefix, detail=True)
     return {name.removeprefix(prefix): facts for name, facts in found.items()}

@@ -1,7 +1,7 @@
-"""What accelerators can do: dense bf16 FLOP/s, memory, bandwidths; per device as JAX counts them.
+"""Accelerator specifications: dense bf16 FLOP/s, memory, bandwidths; per device as JAX counts them.
 
 TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; memory is what the compiler lets a
-program have. A TPU7x chip is two devices, so its figures here are half of the chip's. GPUs:
+program use. A TPU7x chip is two devices, so its numbers here are half of the chip's. GPUs:
 NVIDIA's data sheets of the SXM modules, without sparsity; their network is that of a DGX, one
 adapter per GPU (A100: 200 Gbit/s, later ones 400).
 """
@@ -14,17 +14,17 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """Figures of one device.
+    """Specifications of one device.
 
     Attributes:
       peak_flops: bf16 FLOP/s of the matrix units.
-      memory_bytes: of HBM, usable by a program.
-      memory_bandwidth: of HBM, bytes/s.
-      link_bandwidth: bytes/s sent over all links to other devices together (TPU: ICI; GPU:
+      memory_bytes: bytes of HBM that a program can use.
+      memory_bandwidth: bytes/s of HBM.
+      link_bandwidth: bytes/s sent to other devices over all links together (TPU: ICI; GPU:
         NVLink).
-      links: how many they are; 1 where any device reaches any other with all of it.
+      links: the number of links; 1 where any device reaches any other at full bandwidth.
       network_bandwidth: bytes/s to other TPU slices or GPU machines, each device's share.
-      clock: cycles/s in which the compiler's estimates are written; None where it makes none.
+      clock: the cycles/s of the compiler's estimates in cycles; None where it makes none.
     """
 
     peak_flops: float
@@ -51,9 +51,9 @@ CHIPS = {
 
 
 def chip(device_kind: str) -> Chip | None:
-    """The figures of `jax.Device.device_kind`; None for a kind that isn't known here.
+    """The specifications of a `jax.Device.device_kind`; None for an unknown kind.
 
-    A TPU's kind is a key of `CHIPS`; a GPU's has one as a word, as in "NVIDIA H100 80GB HBM3".
+    A TPU's kind is a key of `CHIPS`; a GPU's contains one, as in "NVIDIA H100 80GB HBM3".
     """
     if device_kind in CHIPS:
         return CHIPS[device_kind]

@@ -1,9 +1,9 @@
 """Training at several numbers of steps, so that one model works at many.
 
-Trained on one grid, W(t) means something at that grid's nodes alone. With `train.depths`, each
-training step takes the mean loss over some of these numbers of steps, drawn anew: the number of
-steps becomes a dial. Of all of them at once, or largest and smallest among them, it is the sandwich
-rule of Yu and Huang (2019) for networks of many widths.
+Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
+optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
+the number of steps becomes a dial. If the subset is all of them, or includes the largest and the
+smallest, this is the sandwich rule of Yu and Huang (2019) for networks of many widths.
 """
 
 from math import comb
@@ -13,14 +13,14 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.runtime.errors import InputError
 
-DRAW = 0xDE97  # tells this use of the seed from others
+DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
 def check_depths(config: ConfigDict) -> None:
-    """`train.depths` can be drawn from.
+    """Checks that `train.depths` can be drawn from.
 
     Raises:
-      InputError: if they are too few, or the weights exist on their own grid alone.
+      InputError: if there are too few depths, or the weights exist only on their own grid.
     """
     train = config.train
     depths = tuple(train.depths)
@@ -37,10 +37,10 @@ def check_depths(config: ConfigDict) -> None:
 
 
 def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
-    """The numbers of solver steps over which training step `step` (from 1) takes the mean loss.
+    """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
-    `train.depths_per_step` different ones, drawn from `train.depths` by the seed and the step
-    alone, up to the fraction `train.depths_until` of the run; from there on, and without depths,
+    Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
+    ones from `train.depths`, determined by the seed and the step; after that, and without depths,
     `model.num_steps`.
     """
     train = config.train
@@ -56,7 +56,7 @@ def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
 
 
 def depths_to_come(config: ConfigDict, start: int) -> list[tuple[int, ...]]:
-    """All that training steps after `start` will take, in a run of any length."""
+    """All the different `depths_of` optimizer steps after `start`, however long the run."""
     train, last = config.train, config.train.total_steps
     if not train.depths:
         return [depths_of(config, last)]

@@ -17,7 +17,7 @@ from t5x_diffeq.training.step import EvalMetrics
 def make_adaptive_eval_step(
     model: LanguageModel, chunk: int, adaptive: Adaptive
 ) -> Callable[[dict, Batch], EvalMetrics]:
-    """As `step.make_eval_step`, with diffrax's solver instead of the grid.
+    """Like `step.make_eval_step`, with a diffrax solver instead of the grid.
 
     Raises:
       RunError: from the returned function, if the solver gives up.

@@ -1,10 +1,10 @@
-"""How much work a training step is, by formula, and how much of the hardware's peak it uses.
+"""FLOPs of an optimizer step, by formula, and the fraction of the hardware's peak that it reaches.
 
-MFU, model FLOPs utilisation (Chowdhery et al. 2022, appendix B): FLOPs that the model needs, over
-what the devices could do in the time. A multiply-add is two FLOPs; only matrix products count;
-causal attention counts half of its square; looking up embeddings is free; the head counts; backward
-is twice forward. What is computed again backward is no model FLOP, and neither is making W(t),
-which the per-layer baseline doesn't need: both are listed apart.
+MFU, model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the FLOPs that the model needs,
+over those that the devices could do in the time. A multiply-add is two FLOPs; only matrix products
+count; causal attention counts half of its square; embedding lookups are free; the head counts; the
+backward pass is twice the forward pass. Recomputation is not a model FLOP, and neither is making
+W(t), which the per-layer baseline doesn't need: both are listed separately.
 """
 
 from dataclasses import dataclass, replace
@@ -19,23 +19,23 @@ from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
 
-# Peak dense bf16 FLOP/s of a device by its kind.
+# Peak dense bf16 FLOP/s of a device, by its kind.
 
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of a training step, forward and backward, of the whole batch.
+    """FLOPs of an optimizer step on the whole batch, forward and backward.
 
     Attributes:
       projections: q, k, v and output of attention.
-      attention: scores and mixing of values, half of the square.
+      attention: scores and weighted sums of values, half of the square.
       mlp: the MLP.
       head: logits.
-      hypernetwork: making W(t) from t, once per step; 0 for other weights.
-      recomputed: what is computed again backward, `model.remat` and the logits.
-      attention_kernels: what a fused attention kernel computes, forward, again and backward. It
-        makes scores again for itself, takes whole blocks where the mask cuts one, and widens
-        narrow heads; of all this only what the model needs is counted above.
+      hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
+      recomputed: recomputation in the backward pass, by `model.remat` and of the logits.
+      attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
+        It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
+        heads; of all this, only what the model needs is counted above.
     """
 
     projections: float
@@ -48,22 +48,22 @@ class StepFlops:
 
     @property
     def model(self) -> float:
-        """What MFU counts: without the hypernetwork and what is computed again."""
+        """What MFU counts: no hypernetwork and no recomputation."""
         return self.projections + self.attention + self.mlp + self.head
 
     @property
     def total(self) -> float:
-        """All that is computed."""
+        """Everything that is computed."""
         return self.model + self.hypernetwork + self.recomputed
 
 
 @cache
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
-    """The work of a training step on `batch_size` sequences of `config.max_length` tokens."""
+    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens."""
     tokens = batch_size * config.max_length
     f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
     projections = 2 * tokens * f * kernel_size(config, "attention")
-    # 2 L D for the scores and as much for the mixing; half of each is masked.
+    # 2 L D for the scores and as much for the sums of values; half of each is masked.
     attention = 2 * tokens * f * config.max_length * config.embed_dim
     mlp = 2 * tokens * g * kernel_size(config, "mlp")
     head = 2 * tokens * config.vocab_size * config.embed_dim
@@ -79,10 +79,10 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
 
 
 def kernels_again(config: ModelConfig) -> float:
-    """Entries of the kernels whose products `model.remat` computes again backward, all steps.
+    """Entries of the kernels whose products `model.remat` recomputes, summed over solver steps.
 
-    Of a product that is added to the residual stream the gradient doesn't need the result, except
-    where what follows in the step reads it.
+    The gradient doesn't need the result of a product that is added to the residual stream, unless
+    the rest of the solver step reads it.
     """
     f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
     if config.remat in ("none", "dots"):
@@ -105,49 +105,49 @@ def kernels_again(config: ModelConfig) -> float:
 
 
 def attention_again(config: ModelConfig) -> int:
-    """Whether `model.remat` computes scores and mixing again, as 0 or 1.
+    """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
 
-    A kernel on GPU has to, even if its output is kept: it keeps the softmax's sums to itself.
+    A GPU's kernel has to, even if its output is saved: the softmax's sums are internal to it.
     """
     kept = config.remat.startswith("keep:") and "attention" in kept_names(config.remat)
     return 0 if config.remat == "none" or (kept and config.attention.startswith("splash")) else 1
 
 
 def kernel_work(config: ModelConfig) -> float:
-    """What a fused attention kernel computes in a step, over what the forward pass needs."""
+    """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
     again = attention_again(config)
     if not config.attention.startswith("splash"):
-        # Forward are two products, backward five: two for each of them, and the scores again.
+        # Two products forward, five backward: two for each of those, and the scores again.
         return 1 + again + 5 / 2
     head_dim = config.embed_dim // config.num_heads
     blocks = splash_blocks(config.attention, config.max_length, head_dim)
     backward = 5 if blocks.fused else 7
     widened = (head_dim + -head_dim % LANES) / head_dim
-    # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average, where n / 2 are needed.
+    # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
     visited = 1 + blocks.size / config.max_length
     return widened * visited * (1 + again + backward / 2)
 
 
 def forward_flops(config: ModelConfig) -> float:
-    """FLOPs per token of a forward pass over a whole sequence, without those that make W(t)."""
+    """FLOPs per token of a forward pass over a whole sequence, excluding those that make W(t)."""
     return step_flops(config, 1).model / 3 / config.max_length
 
 
 def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation, of 1.
+    """Model FLOPs utilisation, as a fraction of 1.
 
     Args:
-      model_flops: `StepFlops.model` of a step.
-      seconds: that the step takes.
-      num_devices: that share the step.
-      peak_flops: of a device, FLOP/s (`chips.py`).
+      model_flops: `StepFlops.model` of an optimizer step.
+      seconds: the time that the step takes.
+      num_devices: the number of devices that share the step.
+      peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)
 
 
 def generated(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
-    """What a weight source makes: the block's parameters by path."""
-    block = Block(replace(config, attention="xla"), parent=None)  # shapes are those of any kernel
+    """The block parameters that a weight source makes, by path."""
+    block = Block(replace(config, attention="xla"), parent=None)  # any kernel has these shapes
     return block_parameters(block, block.input_shapes())
 
 

@@ -1,8 +1,8 @@
-"""The gradient of a step: W(t) is made once, and its gradient pulled back to P once.
+"""The gradient of an optimizer step: W(t) is made once, and its gradient pulled back to P once.
 
-Between the two, sequences may go through the model in several microbatches, whose gradients on the
-made weights are summed in float32. So accumulation costs the hypernetwork nothing. Parts that don't
-train have no gradient, and neither have the weights that they make.
+Between the two, sequences may go through the model in several microbatches, whose gradients with
+respect to the made weights are summed in float32. So accumulation adds no work for the
+hypernetwork. Frozen parts have no gradient, and neither have the weights that they make.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from t5x_diffeq.training.losses import token_losses
 
 Batch = dict[str, jax.Array]
 Params = dict
-Part = tuple[tuple[Params, Weights], Array]  # gradient on the rest and on the weights, and loss
+Part = tuple[tuple[Params, Weights], Array]  # gradients of the rest and of the weights, and loss
 MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -40,19 +40,19 @@ def make_gradient(
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
 
-    The gradient is on the parts that train.
+    The gradient is of the parts that train.
 
-    The loss is the sum of all tokens' losses over the number of all tokens of the batch, whatever
-    the microbatches.
+    The loss is the sum of all tokens' losses over the number of tokens in the batch, whatever
+    the number of microbatches.
 
     Args:
       model: the language model.
-      trains: whether a part of the parameters, by its name, does.
-      microbatches: parts of the batch; each device's rows must be divisible by them.
+      trains: whether a part of the parameters, given its name, trains.
+      microbatches: their number, by which each device's rows must be divisible.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser.
-      depths: numbers of steps, over which the loss is the mean; None is the model's own alone.
-      unroll: write loops out, for counting.
+      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
+      unroll: unroll loops, for counting FLOPs.
     """
     models = [at_depth(model, n) for n in depths or (model.config.num_steps,)]
     times = [nodes(each.config) for each in models]
@@ -99,7 +99,7 @@ def make_gradient(
 
 
 def at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
-    """The same model, integrated in `num_steps` steps."""
+    """The same model, integrated in `num_steps` solver steps."""
     return LanguageModel(replace(model.config, num_steps=num_steps))
 
 
@@ -110,9 +110,9 @@ def make_weights(
 
     Args:
       model: the model.
-      times: at which.
-      params: all its parameters.
-      makers: those of the parts in question; no others' weights are returned.
+      times: the times at which to make them.
+      params: all the model's parameters.
+      makers: the parameters of the parts whose weights are returned.
     """
     weights, collections = model.apply(
         {"params": {**params, **makers}}, times, method="weights", mutable=[EMBEDDINGS]
@@ -122,7 +122,7 @@ def make_weights(
 
 
 def maker_of(name: str) -> str:
-    """The part of the parameters that makes an entry of the tree of weights."""
+    """The part of the parameters that makes the weights of this name."""
     return "adapters" if name == ADAPTERS else "source"
 
 
@@ -131,7 +131,7 @@ def accumulate(
 ) -> Part:
     """Sums over the microbatches, in float32; each has its own dropout.
 
-    Row r goes to microbatch r modulo `parts`: so every device keeps its own rows.
+    Row r goes to microbatch r modulo `parts`, so that every device keeps its own rows.
     """
 
     def split(leaf: Array) -> Array:
@@ -149,13 +149,13 @@ def accumulate(
 def norm(gradient: Params, d_weights: Weights, embeddings: dict) -> Float[Array, ""]:
     """The global norm of the gradient.
 
-    That of P, most of it, comes from small matrices: so P's gradient needn't stand in full before
-    the first of it is used.
+    The part due to P, which is most of it, is computed from small matrices, so that P's gradient
+    needn't be complete before its first entries are used.
 
     Args:
-      gradient: on the parts that train.
-      d_weights: on the made weights.
-      embeddings: the e(t) that they were made with, by layer; empty if they were not made.
+      gradient: the gradient of the parts that train.
+      d_weights: the gradient of the made weights.
+      embeddings: the e(t) that they were made from, by layer; empty if they were not made.
     """
     leaves, squares = flatten_dict(gradient), jnp.zeros(())
     for path, dW in flatten_dict(d_weights).items() if embeddings else ():
@@ -166,7 +166,7 @@ def norm(gradient: Params, d_weights: Weights, embeddings: dict) -> Float[Array,
 
 
 def places_of(batch: Batch) -> Places | None:
-    """Where the tokens of a batch stand; None if each row is one document."""
+    """The positions of a batch's tokens; None if each row is one document."""
     return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
 
 
@@ -183,12 +183,12 @@ def batch_losses(
 
     Args:
       model: the model.
-      params: its parameters; with weights given, the source's are not needed.
+      params: its parameters; if weights are given, the source's are not needed.
       batch: the batch.
       chunk: tokens per device whose logits exist at once.
-      weights: of the pass; None: made from the parameters.
-      key: of dropout.
-      unroll: write loops out, for counting.
+      weights: the weights of the pass; None: made from the parameters.
+      key: the dropout key.
+      unroll: unroll loops, for counting FLOPs.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head = model.apply(
@@ -201,7 +201,7 @@ def batch_losses(
         rngs=rngs,
         method="state_and_head",
     )
-    # Else the gradient of the head waits, not yet summed over devices, for the one of the weights.
+    # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
     vocab_size = model.config.vocab_size
     return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)

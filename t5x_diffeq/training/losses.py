@@ -1,4 +1,4 @@
-"""Next-token cross entropy, in nats per token, whose logits never all exist at once."""
+"""Next-token cross entropy, in nats per token, without ever materialising all logits."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,19 +23,19 @@ def token_losses(
     chunk: int,
     of_chunk: Callable[..., tuple[Array, Array]] | None = None,
 ) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
-    """-log p(target) of each token, and log of the softmax's normaliser; float32.
+    """-log p(target) of each token, and the log of the softmax's normaliser; float32.
 
     Each device gathers the head along its width once, then goes through its own tokens chunk by
-    chunk; logits are made again backward. Under automatic sharding every chunk would gather the
-    head. Where the vocabulary is split, only sums over it are exchanged.
+    chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather
+    the head. Where the vocabulary is sharded, only sums over it are exchanged.
 
     Args:
       y: the model's last state, normalised.
-      head: a vector per token of the padded vocabulary.
-      targets: the tokens to be predicted.
-      vocab_size: tokens that exist; the rest is padding and has probability 0.
+      head: one vector per token of the padded vocabulary.
+      targets: the tokens to predict.
+      vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
-      of_chunk: makes two numbers of each token; None: `chunk_losses`, those named above.
+      of_chunk: computes two numbers per token; None: `chunk_losses`, the two named above.
     """
     rows, vocab, width = (mesh_axes(logical) for logical in ("batch", "vocab", "embed"))
     by_row = PartitionSpec(rows or None)
@@ -64,13 +64,13 @@ def local_losses(
     chunk: int,
     of_chunk: Callable[..., tuple[Array, Array]],
 ) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
-    """One device's part; tokens are split over `rows`, `head` over `vocab` and `width`."""
+    """One device's part; tokens are sharded over `rows`, `head` over `vocab` and `width`."""
     if width:
         head = jax.lax.all_gather(head, width, axis=1, tiled=True)
-    # Float32 here makes its gradient a float32 sum over chunks; each uses it in y's dtype.
+    # Float32 here makes its gradient a float32 sum over chunks; each chunk casts it to y's dtype.
     head = head.astype(jnp.float32)
-    # Where a value begins to vary over devices, its gradient is summed over them: ahead of the
-    # loop, so that this is done once.
+    # The gradient of a value is summed over devices where it is made to vary over them: here,
+    # before the loop, so that this happens once.
     head, y = vary(head, rows, (*vocab, *width)), vary(y, (*vocab, *width), rows)
     first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
     chunk = min(chunk, targets.size)
@@ -112,9 +112,9 @@ def chunk_choices(
     vocab_size: int,
     tokens: tuple[Float[Array, "chunk D"], Array],
 ) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
-    """Losses of a chunk, and the likeliest token at each place: of equal ones the first."""
+    """Losses of a chunk, and the most likely token at each position; the first in a tie."""
     losses, _ = chunk_losses(head, first, vocab, vocab_size, tokens)
-    logits, numbers = chunk_logits(head, first, vocab_size, tokens[0])  # the compiler's same ones
+    logits, numbers = chunk_logits(head, first, vocab_size, tokens[0])  # XLA reuses those above
     highest = logits.max(-1)
     highest = jax.lax.pmax(highest, vocab) if vocab else highest
     best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)
@@ -124,14 +124,14 @@ def chunk_choices(
 def chunk_logits(
     head: Float[Array, "v D"], first: Array | int, vocab_size: int, states: Float[Array, "chunk D"]
 ) -> tuple[Float[Array, "chunk v"], Int[Array, " v"]]:
-    """Logits of a chunk, lowest where there is no token, and the tokens that they are of."""
+    """Logits of a chunk, the lowest float for padding, and the tokens that they belong to."""
     logits = dot_products(states, head)
     numbers = first + jnp.arange(len(head))
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
 
 
 def vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
-    """x as a value that may differ over the mesh axes `over`, which it does over `already`."""
+    """x as a value that may vary over the mesh axes `over`; it already varies over `already`."""
     missing = tuple(axis for axis in over if axis not in already)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
@@ -140,10 +140,10 @@ def vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "...
 def dot_products(
     states: Float[Array, "chunk D"], head: Float[Array, "v D"]
 ) -> Float[Array, "chunk v"]:
-    """Each state's products with the head's vectors: factors in the states' dtype, float32 sums.
+    """Dot products of states and the head's vectors: operands in the states' dtype, float32 sums.
 
-    So they are backward: JAX's own transpose would multiply the float32 gradient of the logits,
-    and at the pace of float32.
+    The same holds backward: JAX's own transpose would use the float32 gradient of the logits as an
+    operand, and run at the speed of float32.
     """
     head = head.astype(states.dtype)
     return jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
@@ -159,7 +159,7 @@ def dot_products_forward(
 def dot_products_backward(
     inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
 ) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
-    """The gradients on the states, in their dtype, and on the head, in float32."""
+    """The gradients of the states, in their dtype, and of the head, in float32."""
     states, head = inputs
     d_logits = d_logits.astype(states.dtype)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Metrics to disk: a line of JSON per report, and TensorBoard event files."""
+"""Writes metrics: a line of JSON per report, and TensorBoard event files."""
 
 import json
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     import tensorboardX
 
 METRICS_FILE = "metrics.jsonl"
-ON_DISK = "disk"  # tensorboardX finds our way of writing by what stands before a colon
+ON_DISK = "disk"  # tensorboardX chooses our writer by the prefix before a colon
 
 
 class MetricWriter:
     """Appends reports to a workdir; only process 0 writes.
 
-    Every line is kept before `write` returns; in a bucket, before `flush` does. A checkpoint of
-    step s is saved after that, so a run that is killed and resumed leaves the lines of one never
-    disturbed.
+    Every line is stored before `write` returns; in a bucket, before `flush` does. A checkpoint of
+    step s is saved after that, so a run that is killed and resumed leaves the same lines as an
+    uninterrupted one.
 
     Args:
-      workdir: where.
-      step: the step continued from; lines after it are cut off. 0 begins anew: all are.
+      workdir: where to write.
+      step: the step to resume from; later lines are removed. 0 starts afresh: all are removed.
     """
 
     def __init__(self, workdir: AnyPath, step: int):
-        self.file: Growing | None = None  # of process 0, as are its events
-        self.reports = 0  # lines that the file has
+        self.file: Growing | None = None  # process 0 only, as are the events
+        self.reports = 0  # lines in the file
         if jax.process_index() != 0:
             return
         path = workdir / METRICS_FILE
@@ -44,11 +44,11 @@ class MetricWriter:
         self.events = event_writer(
             folder if is_in_bucket(workdir) else f"{ON_DISK}:{folder}",
             purge_step=step + 1,
-            filename_suffix=f".{step}",  # files begun within one second are two
+            filename_suffix=f".{step}",  # else files begun within one second would share a name
         )
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One report of `values` at `step`."""
+        """Writes a report of `values` at `step`."""
         if self.file is None:
             return
         self.file.write(f"{json.dumps({'step': step, **values})}\n".encode())
@@ -57,7 +57,7 @@ class MetricWriter:
             self.events.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Returns when every line is kept."""
+        """Returns when every line is stored."""
         if self.file is not None:
             self.file.flush()
 
@@ -71,24 +71,24 @@ class MetricWriter:
 
 
 class EventsInBuckets(Growing):
-    """An event file in a bucket. tensorboardX's own uploads it once more when Python ends."""
+    """An event file in a bucket; tensorboardX's own class uploads it again when Python exits."""
 
     def __init__(self, path: str):
         super().__init__(epath.Path(path))
 
     def flush(self) -> None:
-        """Uploads it, or warns: an error in tensorboardX's thread would stop the run for ever."""
+        """Uploads it, or warns: an error in tensorboardX's thread would block the run for ever."""
         self.try_flush()
 
     @staticmethod
     def directory_check(path: str) -> None:
-        """A bucket has no folders to make."""
+        """Does nothing: a bucket has no folders to make."""
 
 
 class EventsOnDisk:
-    """An event file of this machine. A full disk ends it with a warning: it is a copy of metrics.
+    """A local event file. A full disk ends it with a warning, as it only duplicates the metrics.
 
-    An error in tensorboardX's thread would stop the run for ever.
+    An error in tensorboardX's thread would block the run for ever.
     """
 
     def __init__(self, path: str):
@@ -99,7 +99,7 @@ class EventsOnDisk:
 
     @contextmanager
     def warned(self) -> Iterator[None]:
-        """Within it, an error is said, and nothing is written any more."""
+        """A context in which an error becomes a warning, after which nothing more is written."""
         try:
             yield
         except OSError as error:
@@ -107,34 +107,34 @@ class EventsOnDisk:
             say(f"warning: {self.path} can't be written: {told(error)}; it ends here")
 
     def write(self, content: bytes) -> None:
-        """Adds to the end."""
+        """Appends to the file."""
         if self.file is not None:
             with self.warned():
                 self.file.write(content)
 
     def flush(self) -> None:
-        """All of it is with the operating system already."""
+        """Does nothing: the file is unbuffered."""
 
     def close(self) -> None:
-        """No more is written."""
+        """Closes the file."""
         if self.file is not None:
             with self.warned():
                 self.file.close()
 
     @staticmethod
     def directory_check(path: str) -> None:
-        """The folder is made with the file."""
+        """Does nothing: the folder is made with the file."""
 
 
 class Opening:
-    """How tensorboardX opens files of a kind: `open` and `directory_check`."""
+    """The interface with which tensorboardX opens files: `open` and `directory_check`."""
 
     def __init__(self, kind: type[EventsInBuckets] | type[EventsOnDisk]):
         self.open, self.directory_check = kind, kind.directory_check
 
 
 def event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter":
-    """tensorboardX's writer, with our files; imported only here, because it takes seconds."""
+    """tensorboardX's writer with our files; imported only here, because that takes seconds."""
     from tensorboardX import SummaryWriter
     from tensorboardX.record_writer import register_writer_factory
 
@@ -144,12 +144,12 @@ def event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter"
 
 
 def kept_lines(path: AnyPath, step: int) -> bytes:
-    """The lines up to `step`, without a last one that was half written."""
+    """The lines up to `step`, without a half-written last one."""
     return b"".join(line for line in lines_of(path) if step_of(line) <= step)
 
 
 def lines_of(path: AnyPath) -> list[bytes]:
-    """The lines of a file; none if it isn't there.
+    """The lines of a file; none if it doesn't exist.
 
     Raises:
       InputError: if it can't be read.
@@ -161,12 +161,12 @@ def lines_of(path: AnyPath) -> list[bytes]:
 
 
 def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
-    """Says so if the metrics have fewer lines than when checkpoint `step` was saved.
+    """Warns if the metrics have fewer lines than when checkpoint `step` was saved.
 
     Args:
-      workdir: of the run.
-      step: of the checkpoint.
-      reports: lines at that time; None if the checkpoint doesn't tell.
+      workdir: the run's workdir.
+      step: the checkpoint's step.
+      reports: the number of lines at that time; None if the checkpoint doesn't record it.
     """
     there = kept_lines(workdir / METRICS_FILE, step).count(b"\n")
     if reports is not None and there < reports:
@@ -177,7 +177,7 @@ def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
 
 
 def step_of(line: bytes) -> float:
-    """The step of a line; infinite if the line is not whole."""
+    """The step of a line; infinite if the line is incomplete."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
@@ -185,6 +185,6 @@ def step_of(line: bytes) -> float:
 
 
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
-    """All reports of a workdir, oldest first."""
+    """All reports in a workdir, oldest first."""
     lines = lines_of(workdir / METRICS_FILE)
     return [json.loads(line) for line in lines if step_of(line) < float("inf")]

@@ -1,4 +1,4 @@
-"""AdamW with the clip, the schedule and the decay of the paper (appendix C)."""
+"""AdamW with the gradient clipping, schedule and weight decay of the paper (appendix C)."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.layers.parameter import ROLES, is_parameter
 
-# The roles that weight decay falls on, for each value of `optimizer.decay`.
+# The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
     "embeddings": {"embedding"},
     "kernels": {"embedding", "kernel", "adapter"},
@@ -37,7 +37,7 @@ def make_optimizer(
     Args:
       optimizer: `config.optimizer`.
       declared: the parameters in their boxes, which say what decays and how it is scaled.
-      schedule: of the learning rate.
+      schedule: the learning rate schedule.
     """
 
     def of_declared(read):
@@ -57,7 +57,7 @@ def make_optimizer(
 
 
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Scales a gradient down to `max_norm`; its `norm` comes with it, for the step knows it."""
+    """Scales a gradient down to `max_norm`; takes its `norm`, which the step has computed."""
 
     def update(
         updates: dict, state: optax.EmptyState, params: dict, *, norm: Array, **_: object

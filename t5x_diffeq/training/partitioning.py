@@ -1,4 +1,4 @@
-"""The device mesh, and shardings from logical axes."""
+"""The device mesh, and the shardings that follow from logical axes."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,17 +36,17 @@ def make_mesh(
 ) -> Mesh:
     """The mesh over all devices.
 
-    An axis of -1 takes the devices that the other axes leave. On one machine it takes only as many
-    as the batch can be divided by. `mesh.data=None` is the number of TPU slices.
+    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
+    divide the batch. `mesh.data=None` means the number of TPU slices.
 
     Args:
       mesh: `config.mesh`.
-      batch_size: global sequences of a batch.
-      devices: of the mesh; None: those that this process sees.
+      batch_size: sequences in a global batch.
+      devices: the devices of the mesh; None: those that this process sees.
 
     Raises:
-      InputError: if the axes don't make up the devices, don't divide the batch, or can't be laid
-        out on the network of the devices.
+      InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
+        can't be laid out on the network of the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(mesh, batch_size, devices)
@@ -58,11 +58,11 @@ def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dic
 
     Args:
       mesh: `config.mesh`.
-      batch_size: global sequences of a batch.
-      devices: what has the attributes `platform`, `process_index` and `slice_index` of one.
+      batch_size: sequences in a global batch.
+      devices: objects with a device's attributes `platform`, `process_index` and `slice_index`.
 
     Raises:
-      InputError: if the axes don't make up the devices or don't divide the batch.
+      InputError: if the axes don't multiply to the number of devices or don't divide the batch.
     """
     sizes = {axis: mesh[axis] for axis in AXES}
     if sizes["data"] is None:
@@ -81,11 +81,11 @@ def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dic
 def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """A mesh whose neighbours are near each other on the network of the devices.
 
-    On a TPU a mesh axis may take a part of a dimension of the torus: `fsdp=16` on 4x4x4 chips takes
+    On a TPU a mesh axis may use part of a dimension of the torus: `fsdp=16` on 4x4x4 chips uses
     two whole dimensions, `fsdp=8` one and a half.
 
     Raises:
-      InputError: if the devices can't be laid out so.
+      InputError: if the devices can't be laid out as this mesh.
     """
     across = axes_across_slices(sizes, devices)
     within = tuple(size // across[axis] for axis, size in sizes.items())
@@ -120,7 +120,7 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     Data crosses slices first, because it communicates once per step; then fsdp; tensor never does.
 
     Raises:
-      InputError: with the numbers, if data and fsdp can't hold the slices.
+      InputError: if the slices don't divide data x fsdp; gives the numbers.
     """
     slices = num_slices(devices)
     data = gcd(sizes["data"], slices)
@@ -136,8 +136,8 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
 def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
-    On one machine it is the largest that the batch can be divided by; of a TPU's chips, whose links
-    form a box, an equal part.
+    On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
+    must also divide what the other axes leave.
 
     Raises:
       InputError: if the other axes alone don't divide the devices.
@@ -158,15 +158,15 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[An
 
 
 def on_many_machines(devices: Sequence[jax.Device]) -> bool:
-    """Whether they belong to several processes, each of which must take part."""
+    """Whether the devices belong to several processes, each of which must take part."""
     return len({device.process_index for device in devices}) > 1
 
 
 def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
-    """The devices suffice and the batch divides.
+    """Checks that there are enough devices, and that the batch can be divided among them.
 
     Raises:
-      InputError: with both numbers, if not.
+      InputError: if either doesn't hold; gives both numbers.
     """
     needed, present = prod(sizes.values()), len(devices)
     if needed > present or (needed < present and on_many_machines(devices)):
@@ -196,8 +196,8 @@ def logical_rules(mesh: ConfigDict) -> Rules:
     """The table of `config.mesh.rules`, as Linen takes it.
 
     Raises:
-      InputError: if it is no such table, names an axis that does not exist, or divides what must
-        stay whole.
+      InputError: if it isn't such a table, names an axis that does not exist, or shards an axis
+        that must not be.
     """
     for rule in mesh.rules:
         if not is_rule(rule):
@@ -236,7 +236,7 @@ def logical_rules(mesh: ConfigDict) -> Rules:
 
 
 def is_rule(rule: object) -> bool:
-    """Whether it is a name, and None, a name or several different names."""
+    """Whether `rule` is a logical axis with None, a mesh axis or several different ones."""
     if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
         return False
     target = rule[1]
@@ -247,16 +247,16 @@ def is_rule(rule: object) -> bool:
 
 @contextlib.contextmanager
 def sharded(mesh: Mesh, rules: Rules) -> Iterator[None]:
-    """The context in which logical axes mean mesh axes.
+    """A context in which logical axes stand for mesh axes.
 
-    Not `with mesh:`, under which every Linen constraint is silently ignored.
+    It is not `with mesh:`, under which every Linen constraint is silently ignored.
     """
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
 
 
 def mesh_spec(names: Sequence[str | None], rules: Rules | None = None) -> PartitionSpec:
-    """The mesh axes of logical ones; without rules, by those of the context."""
+    """The mesh axes of logical axes; without rules, by those of the context."""
     spec = nn.logical_to_mesh_axes(names, rules)
     assert spec is not None  # Linen returns None only where `names` is None
     return spec
@@ -268,10 +268,10 @@ def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
 
 
 def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
-    """A tree of shardings for a tree in which parameters are boxed; all else is replicated.
+    """A tree of shardings for a tree with boxed parameters; all other leaves are replicated.
 
     Raises:
-      InputError: naming both numbers, if a dimension isn't divisible by its mesh axes.
+      InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.
     """
 
     def sharding(path: tuple, leaf: object) -> NamedSharding:
@@ -285,7 +285,7 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
 
 
 def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
-    """Every sharded dimension of `leaf` is a multiple of its mesh axes."""
+    """Checks that every sharded dimension of `leaf` is a multiple of its mesh axes."""
     for size, logical, target in zip(leaf.value.shape, leaf.names, spec, strict=True):
         axes = axes_of(target)
         shards = prod(mesh.shape[axis] for axis in axes)
@@ -297,7 +297,7 @@ def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -
 
 
 def unbox(tree: Tree) -> Tree:
-    """The tree with parameters out of their boxes."""
+    """The tree with its parameters unboxed."""
     return jax.tree.map(
         lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree, is_leaf=is_parameter
     )

@@ -1,4 +1,4 @@
-"""A config made concrete: model, optimizer, mesh and the sharded shape of the train state."""
+"""What a config stands for: model, optimizer, mesh and the sharded shapes of the train state."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -31,20 +31,20 @@ class Setup:
 
     Attributes:
       model: the language model.
-      optimizer: of the parameters that train.
-      trains: whether a part of the parameters, by its name, does.
-      schedule: of the learning rate.
-      mesh: of devices.
-      rules: from logical to mesh axes.
-      rows: sharding of a batch.
+      optimizer: the optimizer of the parameters that train.
+      trains: whether a part of the parameters, given its name, trains.
+      schedule: the learning rate schedule.
+      mesh: the device mesh.
+      rules: the rules from logical to mesh axes.
+      rows: the sharding of a batch.
       abstract_state: shape, dtype and sharding of each array of the train state.
-      dropout_key: decides dropout, with the step.
-      init_key: decides the initial parameters.
-      attention_reason: why the attention kernel is the one it is.
+      dropout_key: determines dropout, together with the optimizer step.
+      init_key: determines the initial parameters.
+      attention_reason: why this attention kernel was chosen.
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser in the loss.
-      microbatches: parts in which a step's batch goes through the model.
-      segments: whether a batch says which document each token is of.
+      microbatches: number of parts in which a batch goes through the model.
+      segments: whether a batch says which document each token belongs to.
     """
 
     model: LanguageModel
@@ -64,11 +64,11 @@ class Setup:
     segments: bool
 
     def context(self) -> AbstractContextManager:
-        """Within it, arrays are sharded by the rules over the mesh."""
+        """A context in which arrays are sharded over the mesh by the rules."""
         return partitioning.sharded(self.mesh, self.rules)
 
     def init_state(self) -> TrainState:
-        """A new state, each array made where it will live; call within `context`."""
+        """A new state, each array created with its sharding; call within `context`."""
         return self.compiled_init(self.init_key)
 
     @cached_property
@@ -80,7 +80,7 @@ class Setup:
             return partitioning.unbox(init_state(self.model, self.optimizer, self.trains, key))
 
         # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
-        # the time of XLA's default and makes the same parameters bit for bit; level 0 does not.
+        # the time of XLA's default and gives the same parameters bit for bit; level 0 does not.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 1} if on_cpu else None
         return jax.jit(init, out_shardings=shardings, compiler_options=options)
@@ -103,7 +103,7 @@ class Setup:
 
 
 def expected_vocab_size(config: ConfigDict) -> int:
-    """The vocabulary that the config's tokenizer will have, before there is one."""
+    """The vocabulary size that the config's tokenizer will have, before there is one."""
     of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
     return config.model.vocab_size or of_tokenizer
 
@@ -114,12 +114,12 @@ def make_setup(
     """The setup of `config`, for a tokenizer with `vocab_size` tokens.
 
     Args:
-      config: of the run.
-      vocab_size: of its tokenizer.
-      devices: to run on; None: those that this process sees.
+      config: the run's config.
+      vocab_size: the vocabulary size of its tokenizer.
+      devices: the devices to run on; None: those that this process sees.
 
     Raises:
-      InputError: if any of its values can't be used, alone or together.
+      InputError: if any values of the config can't be used, alone or together.
     """
     check_values(flatten(config))
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
@@ -163,12 +163,12 @@ def make_setup(
 
 
 def check_new(config: ConfigDict) -> None:
-    """Keys of a run that is to begin don't contradict each other.
+    """Checks that the keys of a new run don't contradict each other.
 
-    Runs that began before this was checked go on.
+    Runs that began before this check existed may continue.
 
     Raises:
-      InputError: with both values, if they do.
+      InputError: if they do; gives both values.
     """
     model = config.model
     name, _, every = model.remat.partition(":")
@@ -185,13 +185,13 @@ def check_new(config: ConfigDict) -> None:
 
 
 def check_fits(setup: Setup, batch_size: int) -> None:
-    """A device has the room for what training cannot do without; nothing is allocated.
+    """Checks that a device has enough memory for the least that training needs; allocates nothing.
 
     This is its part of the train state, of the gradient, of the batch and of one state of the
-    residual stream. A step needs more: `plan` says how much.
+    residual stream. An optimizer step needs more: `plan` says how much.
 
     Raises:
-      InputError: with both numbers, if it hasn't.
+      InputError: if it hasn't; gives both numbers.
     """
     c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
     arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
@@ -211,17 +211,17 @@ def check_fits(setup: Setup, batch_size: int) -> None:
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes that one of these devices may hold; of a CPU, its share of the machine's memory."""
+    """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory."""
     if devices[0].platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
     return (devices[0].memory_stats() or {}).get("bytes_limit")
 
 
 def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
-    """Every device's rows can be divided into the microbatches.
+    """Checks that every device's rows can be divided into the microbatches.
 
     Raises:
-      InputError: with both numbers, if not.
+      InputError: if they can't; gives both numbers.
     """
     shards = partitioning.batch_shards(mesh.shape)
     if train.batch_size % (shards * train.microbatches):

@@ -1,4 +1,4 @@
-"""The train state: made sharded, and described without being made."""
+"""The train state: its sharded initialisation, and its shapes without creating it."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from t5x_diffeq.runtime.errors import InputError
 
 @struct.dataclass
 class TrainState:
-    """All that training changes; also its shapes or shardings, in the same tree.
+    """Everything that training changes; also a tree of its shapes or shardings.
 
     Attributes:
       step: optimizer steps done, an int32 scalar.
       params: the model's parameters, float32.
-      opt_state: the optimizer's state, of the parts that train.
+      opt_state: the optimizer's state for the parts that train.
     """
 
     step: Any
@@ -29,22 +29,22 @@ class TrainState:
 
 
 def declared_params(model: LanguageModel) -> dict:
-    """The parameters' shapes in their boxes of declarations; nothing is computed."""
+    """The parameters' shapes, boxed with their declarations; nothing is computed."""
     tokens = jax.ShapeDtypeStruct((1, model.config.max_length), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
 
 
 def trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
-    """`config.train.trainable` as a function of a part's name: whether it trains.
+    """`config.train.trainable` as a function from a part's name to whether it trains.
 
     "embeddings" are those of tokens and positions.
 
     Args:
-      names: of the config; none: all train.
+      names: the names in the config; if empty, all parts train.
       parts: the names of the model's parts.
 
     Raises:
-      InputError: naming one that the model doesn't have.
+      InputError: if the model doesn't have one of them.
     """
     kinds = {part: "embeddings" if part.endswith("_embedding") else part for part in parts}
     for name in names:
@@ -64,9 +64,9 @@ def init_state(
 
     Args:
       model: the model.
-      optimizer: of the parts that train.
-      trains: whether a part of the parameters, by its name, does.
-      key: decides the parameters.
+      optimizer: the optimizer of the parts that train.
+      trains: whether a part of the parameters, given its name, trains.
+      key: determines the parameters.
     """
     tokens = jnp.zeros((1, model.config.max_length), jnp.int32)
     params = model.init(key, tokens)["params"]

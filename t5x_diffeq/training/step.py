@@ -1,4 +1,4 @@
-"""One step of training, and one of evaluation."""
+"""The train step (one optimizer step) and the eval step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +17,10 @@ from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 
 
-# clu's fields are annotated with classes that a call makes, which mypy does not take as types.
+# clu's fields are annotated with classes that a call returns, which mypy doesn't accept as types.
 @struct.dataclass
 class TrainMetrics(clu_metrics.Collection):
-    """What a step reports: of this very step, never a running mean."""
+    """The metrics of a single optimizer step, never a running mean."""
 
     loss: clu_metrics.LastValue.from_output("loss")  # type: ignore[valid-type]
     grad_norm: clu_metrics.LastValue.from_output("grad_norm")  # type: ignore[valid-type]
@@ -29,7 +29,7 @@ class TrainMetrics(clu_metrics.Collection):
 
 @struct.dataclass
 class EvalMetrics(clu_metrics.Collection):
-    """Sum of token losses and number of tokens of a batch."""
+    """The sum of token losses and the number of tokens of a batch."""
 
     loss: clu_metrics.Average.from_output("loss")  # type: ignore[valid-type]
 
@@ -40,9 +40,9 @@ def make_train_step(
     """The function from a state and a batch to the next state and the step's metrics.
 
     Args:
-      setup: model, optimizer and what goes with them.
-      depths: numbers of steps that the loss is the mean over; None is the model's own.
-      unroll: write the depth's loop out, for counting.
+      setup: the model, the optimizer and what belongs to them.
+      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
+      unroll: unroll the loop over depth, for counting FLOPs.
     """
     of_batch = make_gradient(
         setup.model,
@@ -72,7 +72,7 @@ def make_train_step(
 def compile_train_step(
     setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
 ) -> jax.stages.Compiled:
-    """The train step, compiled for the setup's shardings; the state given is used up."""
+    """The train step, compiled for the setup's shardings; it donates the state."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
     step = jax.jit(
         make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
@@ -81,10 +81,10 @@ def compile_train_step(
 
 
 def unrolled_cost(setup: Setup, batch_size: int) -> dict[str, float]:
-    """The compiler's own count of a step's work: `flops` and `bytes accessed`.
+    """The compiler's own cost of an optimizer step: `flops` and `bytes accessed`.
 
-    It counts the body of a loop once, so loops are written out, and nothing is computed again.
-    FLOPs are those of the program for a TPU, in which the hypernetwork's gradient has no loop.
+    It counts the body of a loop once, so loops are unrolled, and nothing is recomputed. FLOPs are
+    those of the program for a TPU, in which the hypernetwork's gradient has no loop.
     """
     model = LanguageModel(replace(setup.model.config, attention="xla"))
     whole = replace(setup, model=model, loss_chunk=batch_size * model.config.max_length)
@@ -111,16 +111,16 @@ def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], 
 def check_finite(
     step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
 ) -> None:
-    """Stops a run whose state can't be trusted any more.
+    """Stops a run whose values are no longer finite.
 
     Args:
-      step: that the values are of.
-      values: loss and the like.
-      last_checkpoint: the newest that was saved, if any.
-      start: the checkpoint that the run was continued from; 0 if it began anew.
+      step: the optimizer step that the values belong to.
+      values: the loss and other metrics.
+      last_checkpoint: the newest checkpoint that was saved, if any.
+      start: the checkpoint that the run was resumed from; 0 for a new run.
 
     Raises:
-      RunError: with the step, the last good checkpoint, and what to try.
+      RunError: if a value is not finite; names the step, the last good checkpoint, and what to try.
     """
     bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
     if not bad:
