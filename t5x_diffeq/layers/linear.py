@@ -43,8 +43,8 @@ class Linear(nn.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Maps `[..., *inputs]` to `[..., *outputs]`.
 
-        Batch and length are merged into one axis: the gradient of W contracts over them, and over
-        two axes it would first transpose the whole output, on CPU for longer than the product takes.
+        Batch and length are merged into one axis: the gradient of W contracts over them, and with
+        two axes it would first transpose the whole output, which on CPU outlasts the product.
         """
         kernel = declare(
             self,

@@ -67,8 +67,8 @@ class Block(nn.Module):
         """The MLP sub-field."""
         x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
         dropped = self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
-        # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype, and the
-        # next norm's sums, into the MLP's products, which then take up to twice as long.
+        # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
+        # and the next norm's sums, into the MLP's products, which then take up to twice as long.
         return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)
 
     def __call__(self, y: State, places: Places) -> State:

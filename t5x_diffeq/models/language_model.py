@@ -128,7 +128,7 @@ class LanguageModel(nn.Module):
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[num_nodes, ...]`, adapters under their own name.
 
-        With `times`, the weights at those times instead, such as the nodes of several grids in a row.
+        With `times`, the weights at those times instead, such as the nodes of several grids.
         """
         c = self.config
         times = jnp.asarray(nodes(c)) if times is None else times
