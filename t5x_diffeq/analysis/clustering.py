@@ -3,13 +3,13 @@
     dx_i/dt = sum_j softmax_j(x_i^T Q(t)^T K(t) x_j / sqrt(d)) V(t) x_j,   W(t) = a(t) W
 
 for W in {Q, K, V} with standard normal entries. Weights are constant, a(t) = 1, or grow as c t^p.
-The paper takes 200 steps of dt = 1/200 in the depth t of [0, 1]: a horizon of 1. Its range of
-sampling, law of the weights and c are lost from the text at hand. What stands here is a choice, and
-`outcomes` shows how the result depends on it, and on a longer horizon. For c:
+The paper takes 200 steps of dt = 1/200 over the depth t in [0, 1]: a horizon of 1. Its sampling
+range, its law of the weights and its c are missing from our copy of the text. Ours are choices, and
+`outcomes` shows how the result depends on them and on a longer horizon. The choices of c:
 
-    peak   a = 1 at the end: growing weights are never above constant ones, and do 1 / (p + 1) of
-           their work, the integral of a
-    work   the integral of a is that of constant weights: only the shape differs
+    peak   a = 1 at the end: growing weights never exceed constant ones, and do 1 / (p + 1) of
+           their work, which is the integral of a
+    work   the integral of a equals that of constant weights: only the shape differs
     time   c = 1: a = t^p in units of the horizon's time, which soon exceeds all bounds
 """
 
@@ -31,20 +31,20 @@ from t5x_diffeq.runtime.errors import InputError
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 SCALES = ("peak", "work", "time")
-LINK = 0.05  # particles nearer than this times the root mean square of |x| are linked
+LINK = 0.05  # particles closer than this times the root mean square of |x| are linked
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Trajectories and how clustered they are; a seed draws weights and particles.
+    """Trajectories and how clustered they are; each seed draws its own weights and particles.
 
     Attributes:
-      times: in units of the horizon's.
-      states: the particles.
+      times: times of the states, in the units of the horizon.
+      states: positions of the particles.
       clusters: groups of particles linked by distances below `LINK` of the root mean square of |x|;
-        like the others, NaN where a particle is beyond what float32 holds.
-      spread: mean pairwise distance over the root mean square of |x|: 0 if all are one.
-      distance: mean pairwise distance over that at the start.
+        like the other measures, NaN where a particle overflows float32.
+      spread: mean pairwise distance over the root mean square of |x|: 0 if all coincide.
+      distance: mean pairwise distance over its initial value.
     """
 
     times: Float[np.ndarray, " states"]
@@ -65,20 +65,20 @@ def simulate_clustering(
     half_range: float = 1.0,
     scale: str = "peak",
 ) -> Clustering:
-    """Integrates particles from a cube by Euler steps of horizon / steps; seeds 0, 1, ...
+    """Integrates particles that start in a cube by Euler steps of horizon / steps; seeds 0, 1, ...
 
     Args:
-      power: p of a(t) = c t^p; 0: constant weights.
-      seeds: how many draws of weights and particles, the same for every power.
-      tokens: particles.
-      dim: dimensions of the space.
-      steps: of Euler's scheme.
-      horizon: the end of time, in the units in which weights are of size 1; the paper's is 1.
+      power: p of a(t) = c t^p; 0 for constant weights.
+      seeds: number of draws of weights and particles, the same for every power.
+      tokens: number of particles.
+      dim: dimension of the space.
+      steps: number of Euler steps.
+      horizon: the final time, in the units in which weights are of size 1; the paper's is 1.
       half_range: particles start uniformly in [-half_range, half_range]^dim.
-      scale: what c is: "peak", "work" or "time", see the top of this file.
+      scale: the choice of c: "peak", "work" or "time", see the top of this file.
 
     Raises:
-      InputError: if one is out of its range.
+      InputError: if an argument is out of its range.
     """
     check(scale, power, {"horizon": horizon, "half_range": half_range})
     check(scale, 0, {"seeds": seeds, "tokens": tokens, "dim": dim, "steps": steps}, least=1)
@@ -97,10 +97,10 @@ def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.n
 
 
 def check(scale: str, power: int, numbers: dict[str, float], least: float = 1e-9) -> None:
-    """Arguments are in their ranges.
+    """Checks that the arguments are in their ranges.
 
     Raises:
-      InputError: naming one that isn't.
+      InputError: if one is not, naming it.
     """
     if scale not in SCALES:
         raise InputError(f"scale {scale!r} is unknown; there are {', '.join(SCALES)}")
@@ -127,7 +127,7 @@ def simulate(
     scales: Float[Array, " steps"],
     dt: float,
 ) -> Float[Array, "seeds states tokens dim"]:
-    """The trajectories of all seeds, by the integrator that models use."""
+    """The trajectories of all seeds, computed by the models' integrator."""
     field = VectorField(f=attention, g=lambda W, y: jnp.zeros_like(y))
 
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
@@ -139,7 +139,7 @@ def simulate(
 
 
 def attention(W: Weights, y: State) -> State:
-    """One head over all particles, without mask, norm or output kernel."""
+    """Attention of one head over all particles, without mask, norm or output kernel."""
     q, k, v = (y @ matrix.T for matrix in W["qkv"])
     scores = jnp.einsum("bid,bjd->bij", q, k) / y.shape[-1] ** 0.5
     return jax.nn.softmax(scores) @ v
@@ -148,7 +148,7 @@ def attention(W: Weights, y: State) -> State:
 def measures(
     states: Float[np.ndarray, "seeds states tokens dim"],
 ) -> tuple[Float[np.ndarray, "seeds states"], ...]:
-    """Clusters, spread and distance."""
+    """The measures `clusters`, `spread` and `distance`."""
     flat = states.reshape(-1, *states.shape[2:])
     found = np.array([measure(x) for x in flat]).reshape(*states.shape[:2], 3)
     clusters, spread, mean = np.moveaxis(found, -1, 0)
@@ -156,7 +156,7 @@ def measures(
 
 
 def measure(x: Float[np.ndarray, "tokens dim"]) -> tuple[float, float, float]:
-    """Clusters, spread, and mean pairwise distance at one time."""
+    """Clusters, spread and mean pairwise distance of one state."""
     if not np.isfinite(x).all():
         return (np.nan,) * 3
     distances = np.linalg.norm(x[:, None] - x, axis=-1)
@@ -165,7 +165,7 @@ def measure(x: Float[np.ndarray, "tokens dim"]) -> tuple[float, float, float]:
 
 
 def count_clusters(linked: np.ndarray) -> int:
-    """Connected components of a graph, from its symmetric matrix `[tokens, tokens]`."""
+    """The number of connected components of a graph with adjacency matrix `[tokens, tokens]`."""
     label = np.arange(len(linked))
     while True:
         lowest = np.where(linked, label[None], len(label)).min(-1)
@@ -183,7 +183,7 @@ def outcomes(
     seeds: int = 20,
     powers: tuple[int, ...] = POWERS,
 ) -> Iterator[dict[str, Any]]:
-    """How it ends, for every choice, over as many seeds; see `ending`."""
+    """How the particles end up, for every choice, over the seeds; see `ending`."""
     for scale, horizon, half_range in product(scales, horizons, half_ranges):
         for power in powers:
             choice: dict[str, Any] = {"scale": scale, "horizon": horizon, "half_range": half_range}
@@ -195,8 +195,8 @@ def ending(found: Clustering) -> dict[str, float]:
     """Medians over the seeds that stayed finite, and counts of seeds.
 
     Returns:
-      `clusters`, `spread`, `distance`: medians at the end; `finite`: seeds that stayed so; `few`
-      and `one`: seeds that ended in at most 5 clusters, and in a single one.
+      `clusters`, `spread`, `distance`: medians at the end; `finite`: seeds that stayed finite;
+      `few` and `one`: seeds that ended in at most 5 clusters, and in a single one.
     """
     last = found.clusters[:, -1]
     finite = np.isfinite(last)

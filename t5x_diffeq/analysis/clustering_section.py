@@ -20,11 +20,11 @@ HOW = (
     "constant weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean "
     "square of |x|, a cluster what is linked.",
 )
-LONG = 10.0  # the horizon of the figure in which constant weights make clusters
+LONG = 10.0  # the horizon of the figure in which constant weights form clusters
 
 
 def clustering_section(seeds: int) -> Section:
-    """Particles under attention alone, with constant and growing weights."""
+    """The section on particles under attention alone, with constant and growing weights."""
     names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
     with Progress("clustering: trajectories"):
         found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
@@ -57,7 +57,7 @@ def clustering_section(seeds: int) -> Section:
 
 
 def clustering_found(rows: Sequence[dict[str, Any]], seeds: int) -> str:
-    """How many draws end in few clusters at the longest horizon, by the growth of the weights."""
+    """How many seeds end in few clusters at the longest horizon, by the growth of the weights."""
     longest = max(row["horizon"] for row in rows)
     scale, half_range = rows[0]["scale"], rows[0]["half_range"]
     chosen = {"horizon": longest, "scale": scale, "half_range": half_range}
@@ -77,12 +77,12 @@ def clustering_drawings(
     longer: dict[str, clustering.Clustering],
     seeds: int,
 ) -> dict[str, Drawing]:
-    """Trajectories of the first seed, and measures over all.
+    """Trajectories of the first seed, and measures over all seeds.
 
     Args:
-      found: by their names, at the paper's horizon.
-      longer: likewise, at a longer one.
-      seeds: draws of each of `found`.
+      found: the simulations by name, at the paper's horizon.
+      longer: the simulations by name, at a longer horizon.
+      seeds: number of seeds of each simulation in `found`.
     """
     pair = {name: each for name, each in found.items() if name in ("constant", "t^4")}
     return {

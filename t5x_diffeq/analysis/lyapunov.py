@@ -2,18 +2,18 @@
 
 Three conventions, for an output token j and every input token k:
 
-    pair       M <- (I + dt J_jk(y(n), W_n)) M for each step n, M = I at first: only the path that
-               stays between k and j (equation 7). y(n) is the state before the step, W_n the
-               weights that the step uses (t = (n+1)/N for Euler). With other schemes than Euler,
-               dt J_jk is the Jacobian of the step's increment. The exponents are the logarithms of
-               M's singular values.
-    official   the official code's: weights at t = n/N instead, the state after the step, and the
-               exponents are sums over the steps of log |diag R| of the QR factors. Euler alone.
-    full       M = d y_j(1) / d y_k(0), by all paths through all tokens; exponents as for `pair`.
+    pair       M <- (I + dt J_jk(y(n), W_n)) M for each step n, starting from M = I: only the path
+               between k and j (equation 7). y(n) is the state before the step, W_n the weights
+               that the step uses (t = (n+1)/N for Euler). With schemes other than Euler, dt J_jk
+               is the Jacobian of the step's increment. The exponents are the logarithms of M's
+               singular values.
+    official   the official code's: weights at t = n/N instead, the state after the step, and as
+               exponents the sums over the steps of log |diag R| of the QR factors. Euler only.
+    full       M = d y_j(1) / d y_k(0), over all paths through all tokens; exponents as for `pair`.
 
-log |diag R|, summed over few steps, depends on the order of the coordinates, because the frame has
-no time to turn to the growing directions; singular values don't. The two have the same sum,
-log |det M|. Exponents are per unit of depth time: the whole model is 1.
+Summed over few steps, log |diag R| depends on the order of the coordinates, because the frame has
+no time to align with the growing directions; singular values don't. Both have the same sum,
+log |det M|. Exponents are per unit of depth time, in which the whole model is 1.
 """
 
 from collections.abc import Iterator
@@ -41,10 +41,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Exponents:
-    """Of each prompt, for each input token; NaN for those after the output token.
+    """Exponents of each prompt, for each input token; NaN for those after the output token.
 
     Attributes:
-      exponents: per unit of depth time, from the largest down (`official`: in the frame's order).
+      exponents: per unit of depth time, in decreasing order (`official`: in the frame's order).
       by_step: log |diag R| of each step; its sum over steps and D is that of `exponents`. None for
         `full`, which has no frame per pair.
     """
@@ -54,7 +54,7 @@ class Exponents:
 
     @property
     def largest(self) -> Float[np.ndarray, "B L"]:
-        """The largest exponent of each input token: the shade in figure 3."""
+        """The largest exponent of each input token, which is the shade in figure 3."""
         return self.exponents.max(-1)
 
 
@@ -67,19 +67,19 @@ def lyapunov_exponents(
     convention: str = "pair",
     memory: float = 1.0,
 ) -> Exponents:
-    """Finite-time exponents of one output token of each prompt, in each input token; in float32.
+    """Finite-time exponents of each prompt's output token for every input token, in float32.
 
     Args:
       model: the model.
       params: its parameters.
       tokens: prompts, padded at the end to one length.
-      outputs: the output token of each, an index; the last.
+      outputs: index of each prompt's output token; None for the last token.
       convention: "pair", "official" or "full"; see the top of this file.
-      memory: GiB that the tangents and Jacobian products may take at once (about).
+      memory: GiB that the tangents and Jacobian products may take at once, approximately.
 
     Raises:
-      InputError: for an unknown convention, one that the model has no weights for, prompts that
-        are too long, or an index outside.
+      InputError: if the convention is unknown or the model has no weights for it, or a prompt is
+        too long, or an index is out of range.
     """
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
@@ -100,7 +100,7 @@ def lyapunov_exponents(
 
 @lru_cache
 def step_map(config: ModelConfig, length: int) -> Step:
-    """S_n: a step of the model's scheme."""
+    """The step S_n of the model's scheme."""
 
     def step(y: State, W: Weights) -> State:
         places = in_one_document(jnp.zeros((len(y), length), jnp.int32))
@@ -122,11 +122,11 @@ def pair_exponents(
 
     Args:
       step: S_n, given the state and the weights of step n.
-      weights: of all steps, leaves `[N, ...]`.
-      states: at which each step is linearised.
+      weights: weights of all steps, leaves `[N, ...]`.
+      states: states at which the steps are linearised.
       outputs: the output token of each row.
-      memory: GiB, about.
-      convention: whether exponents are singular values of M or sums over the frame.
+      memory: approximate limit in GiB.
+      convention: whether exponents are from singular values of M or from sums over the frame.
     """
     chunks = chunks_for(memory, states, weights)
     logs = np.zeros(states.shape, np.float32)
@@ -146,7 +146,7 @@ def full_exponents(
     outputs: Int[np.ndarray, " B"],
     memory: float = 1.0,
 ) -> Exponents:
-    """The exponents of the convention `full`; arguments as those of `pair_exponents`."""
+    """The exponents of the convention `full`; takes the arguments of `pair_exponents`."""
     width = states.shape[-1]
     products = chunks_for(memory, states, weights).products
     M = np.zeros((*states.shape[1:], width), np.float32)
@@ -159,14 +159,14 @@ def full_exponents(
 
 
 def log_singular_values(M: Float[Array | np.ndarray, "B L D D"]) -> Float[np.ndarray, "B L D"]:
-    """From the largest down, in float64; -inf where M is singular."""
+    """The logarithms of M's singular values, decreasing, in float64; -inf where M is singular."""
     values = [np.linalg.svd(np.asarray(row, np.float64), compute_uv=False) for row in M]
     with np.errstate(divide="ignore"):
         return np.log(np.stack(values)).astype(np.float32)
 
 
 def hidden_after(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
-    """NaN where the input token comes after the output token, which it can't change."""
+    """Sets NaN where the input token comes after the output token, which it can't affect."""
     after = np.arange(found.exponents.shape[1]) > outputs[:, None]
     exponents = np.where(after[..., None], np.nan, found.exponents)
     by_step = found.by_step
@@ -176,7 +176,7 @@ def hidden_after(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
 
 
 def starts(total: int, size: int, title: str) -> Iterator[int]:
-    """Where chunks of one size begin that cover `total`; the last may overlap. Shows progress."""
+    """The first indices of chunks that cover `total`; the last may overlap. Shows progress."""
     with Progress(title, total, "of the prompt") as progress:
         for start in range(0, total, size):
             yield min(start, max(total - size, 0))
@@ -184,10 +184,10 @@ def starts(total: int, size: int, title: str) -> Iterator[int]:
 
 
 def chunks_for(memory: float, states: Float[Array, "N B L D"], weights: StepWeights) -> Chunks:
-    """Chunks that take about `memory` GiB: half for tangents, half for products.
+    """Chunk sizes that take about `memory` GiB: half for tangents, half for products.
 
-    A token has five `[D, D]` at once: the blocks, their rearrangement, Q, R and the product. A
-    product keeps cotangents of the block's inner arrays, whose widths are those of its weights.
+    A token needs five `[D, D]` arrays at once: the blocks, their rearrangement, Q, R and the
+    product. A product stores cotangents of the block's inner arrays, as wide as its weights.
     """
     _, B, L, D = states.shape
     inner = sum(leaf.size // len(leaf) // D for leaf in jax.tree.leaves(weights) if leaf.ndim > 3)
@@ -198,9 +198,9 @@ def chunks_for(memory: float, states: Float[Array, "N B L D"], weights: StepWeig
 
 
 def kaplan_yorke_dimension(exponents: Float[np.ndarray, " D"]) -> float:
-    """j + (sum of the j largest) / |the next|, j the most whose sum isn't negative.
+    """j + (sum of the j largest) / |the next|, for the largest j whose sum isn't negative.
 
-    0 if the largest is negative, D if all together don't contract.
+    It is 0 if the largest is negative, and D if the sum of all isn't negative.
     """
     falling = np.sort(exponents)[::-1]
     sums = np.cumsum(falling)
@@ -219,10 +219,10 @@ def check(
     convention: str,
     memory: float,
 ) -> None:
-    """The question makes sense for this model.
+    """Checks that the exponents are defined for this model and these arguments.
 
     Raises:
-      InputError: if not.
+      InputError: if they are not, saying why.
     """
     length = tokens.shape[1]
     if convention not in CONVENTIONS:

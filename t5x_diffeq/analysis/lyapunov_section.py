@@ -50,15 +50,15 @@ def lyapunov_section(
     convention: str,
     memory: float,
 ) -> Section:
-    """Which tokens the last token's output is sensitive to, of each prompt.
+    """The section on the tokens of each prompt that the last token's output is sensitive to.
 
     Args:
       model: the model.
       params: its parameters.
-      prompts: their tokens.
-      pieces: their tokens' text.
+      prompts: the prompts' tokens.
+      pieces: the text of each token.
       convention: see `lyapunov`.
-      memory: GiB, about.
+      memory: approximate limit in GiB.
     """
     tokens, outputs = padded(prompts)
     found = lyapunov_exponents(
@@ -89,7 +89,7 @@ def lyapunov_section(
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarray, " B"]]:
-    """The prompts at one length, and the last token of each."""
+    """The prompts padded to one length, and the index of each one's last token."""
     outputs = np.array([len(prompt) - 1 for prompt in prompts])
     tokens = np.zeros((len(prompts), max(outputs) + 1), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -108,7 +108,7 @@ def shaded(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " 
 def prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
 ) -> dict[str, Drawing]:
-    """The prompt as a figure, and its exponents over depth."""
+    """Figures of the shaded prompt and of its exponents over depth."""
     figure = plots.shaded_prompt(text, shown)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
     drawings = {f"prompt{p + 1}": drawing(figure, caption)}
@@ -120,7 +120,7 @@ def prompt_drawings(
 
 
 def prompt_found(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) -> str:
-    """The tokens before the last one, to which its output is the most and the least sensitive."""
+    """The tokens to which the last token's output is the most and the least sensitive."""
     if len(text) < 2:
         return f"Prompt {p + 1} has one token: there is no other that its output could depend on."
     others = largest[:-1]
@@ -145,7 +145,7 @@ def prompt_rows(
 def arrays_of(
     tokens: Tokens, outputs: Int[np.ndarray, " B"], found: Exponents, flow: Float[np.ndarray, "B L"]
 ) -> dict[str, tuple[np.ndarray, str]]:
-    """What is saved."""
+    """The arrays that are saved."""
     arrays = {
         "tokens": (np.asarray(tokens), "[prompt, token], padded at the end with 0"),
         "outputs": (outputs, "[prompt]: the token whose output is differentiated"),

@@ -1,4 +1,4 @@
-"""Figures, as one would print them: the only module that needs matplotlib."""
+"""Print-quality figures: the only module that needs matplotlib."""
 
 import io
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ STYLE = {
 matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # the stub lists every key
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
 HEADS_PER_ROW = 4
-MOST_TICKS = 8  # of an axis that names every number of steps
-WIDTH = 7.0  # inches, of a page's text
-FONT, LINE = 7.5, 0.17  # points, of a prompt's letters; inches, of its lines
-COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * FONT))  # a letter of DejaVu Sans Mono is 0.602 wide
+MOST_TICKS = 8  # on an axis that labels every number of steps
+WIDTH = 7.0  # width of a page's text, in inches
+FONT, LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches
+COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * FONT))  # a letter of DejaVu Sans Mono is 0.602 em wide
 
 
 def image(figure: Figure, kind: str = "png") -> bytes:
@@ -50,12 +50,12 @@ def drawing(figure: Figure, caption: str) -> Drawing:
 
 
 def figure_of(height: float) -> Figure:
-    """An empty figure as wide as the text, its height in inches."""
+    """An empty figure as wide as the text; `height` is in inches."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
-    """A figure of so many panels, in rows of at most `HEADS_PER_ROW`."""
+    """A figure of `count` panels, in rows of at most `HEADS_PER_ROW`."""
     columns = min(count, HEADS_PER_ROW)
     rows = -(-count // columns)
     figure = figure_of(height * rows + 0.4)
@@ -76,12 +76,12 @@ def eigenvalues_over_depth(
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
     Args:
-      times: of the curves, or numbers of layers.
+      times: times of the curves, or layer numbers.
       values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
       part: "magnitude" or "real".
-      name: of the product.
-      nodes: times that the model was trained at and their eigenvalues: drawn as dots.
-      depth: label of the axis.
+      name: name of the product.
+      nodes: times at which the model was trained, and the eigenvalues there, drawn as dots.
+      depth: label of the horizontal axis.
     """
     figure, axes = panels(values.shape[1])
     for head, ax in enumerate(axes):
@@ -102,7 +102,7 @@ def eigenvalues_over_depth(
 
 
 def sorted_part(values: Complex[np.ndarray, "N M"], part: str) -> Float[np.ndarray, "N M"]:
-    """|lambda| or Re lambda, falling along the last axis."""
+    """|lambda| or Re lambda, decreasing along the last axis."""
     return -np.sort(-(np.abs(values) if part == "magnitude" else values.real), axis=-1)
 
 
@@ -138,7 +138,7 @@ def tex(name: str) -> str:
 
 
 def shaded_prompt(pieces: Sequence[str], rows: dict[str, Float[np.ndarray, " L"]]) -> Figure:
-    """The prompt as text, each token's background shaded, once for each row (figure 3)."""
+    """The prompt as text with each token's background shaded, once per row (figure 3)."""
     lines = broken(pieces, COLUMNS)
     height = LINE * (len(lines) + 2)
     figure = Figure(figsize=(WIDTH, height * len(rows)))
@@ -161,7 +161,7 @@ def write_tokens(
     pieces: Sequence[str],
     shades: Float[np.ndarray, "L 4"],
 ) -> None:
-    """A line of tokens, one column per character."""
+    """Writes a line of tokens, one column per character."""
     column = 0
     for token in line:
         text = visible(pieces[token])
@@ -172,7 +172,7 @@ def write_tokens(
 
 
 def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
-    """Numbers of tokens by line, of at most so many characters; a line also ends where one does."""
+    """Token indices by line, of at most `width` characters; a newline in the text ends a line."""
     lines: list[list[int]] = [[]]
     used = 0
     for token, piece in enumerate(pieces):
@@ -184,12 +184,12 @@ def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
 
 
 def visible(piece: str) -> str:
-    """A token's text on one line; matplotlib's own sign for mathematics is escaped."""
+    """A token's text on one line, with matplotlib's math delimiter escaped."""
     return piece.replace("\n", "\u21b5").replace("\t", "\u2192").replace("$", r"\$")
 
 
 def scaled(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
-    """From 0 for the smallest to 1 for the largest; what isn't finite is 0."""
+    """The values scaled to [0, 1], from smallest to largest; those that aren't finite become 0."""
     finite = np.isfinite(values)
     if not finite.any():
         return np.zeros(len(values))
@@ -198,7 +198,7 @@ def scaled(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
 
 
 def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[str]) -> Figure:
-    """Accumulated log |diag R| over depth for the most sensitive tokens: largest and mean."""
+    """Cumulative log |diag R| over depth for the most sensitive tokens: largest and mean."""
     total = np.concatenate((np.zeros_like(by_step[:1]), np.cumsum(by_step, axis=0)))
     x = np.arange(len(total)) / (len(total) - 1)
     order = np.argsort(-np.nan_to_num(total[-1].max(-1), nan=-np.inf))[:6]
@@ -216,7 +216,7 @@ def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[s
 def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
     """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
 
-    Each panel is scaled by the largest |x| at its own end.
+    Each panel is scaled by its own largest |x| at the end.
     """
     figure = figure_of(2.1 * -(-len(found) // 3))
     axes = figure.subplots(-(-len(found) // 3), min(len(found), 3), subplot_kw={"projection": "3d"})
@@ -238,7 +238,7 @@ def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
 
 
 def clustering_over_time(found: dict[str, Clustering]) -> Figure:
-    """Medians over the seeds, and the middle half shaded: clusters, spread and distance."""
+    """Clusters, spread and distance: medians over the seeds, with the middle half shaded."""
     figure = figure_of(2.3)
     columns = ("clusters", "spread", "distance")
     axes = figure.subplots(1, len(columns))
@@ -255,11 +255,11 @@ def clustering_over_time(found: dict[str, Clustering]) -> Figure:
 def perplexity_over_depth(
     results: Sequence[dict], trained: tuple[str, int] | None = None
 ) -> Figure:
-    """Perplexity against numbers of steps and against FLOPs, a line per scheme.
+    """Perplexity against the number of solver steps and against FLOPs, a line per scheme.
 
     Args:
       results: dicts with `scheme`, `num_steps`, `flops_per_token` and `eval/perplexity`.
-      trained: scheme and number of steps that the model was trained with; marked by a ring.
+      trained: scheme and number of solver steps of the training, marked by a ring.
     """
     figure = figure_of(2.4)
     axes = figure.subplots(1, 2, sharey=True)
@@ -274,7 +274,7 @@ def perplexity_over_depth(
                 ring = {"markersize": 9, "markerfacecolor": "none", "color": "black"}
                 axis.plot(row[key], row["eval/perplexity"], "o", label="trained grid", **ring)
         axis.set(xlabel=label, yscale="log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # several, also within a decade
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # several ticks per decade
         axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
     if len({row["num_steps"] for row in results}) <= MOST_TICKS:
@@ -291,13 +291,13 @@ def means_with_errors(
     up: str,
     log: bool = False,
 ) -> Figure:
-    """A line per row of a table; points alone, if what lies across isn't numbers.
+    """A line per row of a table, or only points if the horizontal coordinates aren't numbers.
 
     Args:
-      rows: by their names, lists of (place across, mean, standard error or None).
+      rows: by name, lists of (horizontal coordinate, mean, standard error or None).
       across: label of the horizontal axis.
-      up: of the vertical.
-      log: whether what lies across is shown on a logarithmic axis.
+      up: label of the vertical axis.
+      log: whether the horizontal axis is logarithmic.
     """
     figure = figure_of(3.0)
     axes, form = figure.subplots(), "o-"

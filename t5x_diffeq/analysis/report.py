@@ -1,4 +1,4 @@
-"""A page that needs nothing but itself, and the arrays and figures that lie beside it."""
+"""A self-contained page, and the arrays and figures beside it."""
 
 import base64
 import html
@@ -39,7 +39,7 @@ dd { margin: 0; overflow-wrap: anywhere }
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers under a title; floats are shown with three digits."""
+    """A titled table; floats are shown with three digits."""
 
     title: str
     columns: Sequence[str]
@@ -60,14 +60,14 @@ class Section:
     """One analysis.
 
     Attributes:
-      name: of its files.
-      title: of the section.
-      found: what was found, in a sentence or a few: paragraphs of plain text.
-      how: how it was computed, likewise.
-      tables: numbers.
+      name: stem of its files' names.
+      title: title of the section.
+      found: what was found, in one or a few sentences: paragraphs of plain text.
+      how: how it was computed: paragraphs of plain text.
+      tables: tables of numbers.
       drawings: figures by name.
-      arrays: what was computed, by name: the array, and its axes and unit in words.
-      markup: HTML of its own, shown before the figures.
+      arrays: results by name: the array, with its axes and unit in words.
+      markup: additional HTML, shown before the figures.
       numbers: its main results by name, which `analyze` prints.
     """
 
@@ -88,11 +88,11 @@ def write_report(
     """Writes the page, and for each section its arrays, its figures and its manifest.
 
     Args:
-      folder: where to.
+      folder: folder to write to.
       page: name of the page's file.
-      title: of the page.
-      facts: what was analysed; stands at the top and in each manifest.
-      sections: of the page.
+      title: title of the page.
+      facts: what was analysed; shown at the top and in each manifest.
+      sections: sections of the page.
 
     Raises:
       RunError: if a file can't be written.
@@ -104,7 +104,7 @@ def write_report(
 
 
 def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
-    """`NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
+    """Writes `NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
     content = io.BytesIO()
     named = {name: array for name, (array, _) in section.arrays.items()}
     np.savez_compressed(content, **named)  # type: ignore[arg-type]  # none is `allow_pickle`
@@ -129,7 +129,7 @@ def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -
 
 
 def document(title: str, facts: dict[str, object], sections: Sequence[Section]) -> str:
-    """The whole page."""
+    """The whole page in HTML."""
     about = "".join(
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
         for key, value in facts.items()
@@ -144,7 +144,7 @@ def document(title: str, facts: dict[str, object], sections: Sequence[Section]) 
 
 
 def section_markup(section: Section) -> str:
-    """A section: how, numbers, figures, links."""
+    """A section in HTML: how it was computed, numbers, figures, links."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.found)
     how = "".join(f'<p class="how">{typeset(text)}</p>' for text in section.how)
     figures = "".join(
@@ -165,20 +165,20 @@ def section_markup(section: Section) -> str:
 
 
 def typeset(text: str) -> str:
-    """The text in HTML, with `W_Q W_K^T` and the like as they are set in the figures."""
+    """The text in HTML, with `W_Q W_K^T` and the like typeset as in the figures."""
     text = re.sub(r"\b([A-Za-z])_([A-Za-z0-9]+)", r"<i>\1</i><sub>\2</sub>", html.escape(text))
     text = re.sub(r"\b([A-Za-z])\^([A-Za-z0-9]+)", r"<i>\1</i><sup>\2</sup>", text)
     return re.sub(r"</sub>\^([A-Za-z0-9]+)", r"</sub><sup>\1</sup>", text)
 
 
 def embedded(drawing: Drawing) -> str:
-    """The picture inside the page."""
+    """The picture, embedded in the page."""
     data = base64.b64encode(drawing.png).decode()
     return f'<img alt="{html.escape(drawing.caption)}" src="data:image/png;base64,{data}">'
 
 
 def table_markup(table: Table) -> str:
-    """A table that scrolls by itself where the page is narrow."""
+    """A table in HTML, which scrolls by itself if the page is narrow."""
     head = "".join(f"<th>{typeset(column)}</th>" for column in table.columns)
     rows = "".join(
         "<tr>" + "".join(f"<td>{typeset(shown(cell))}</td>" for cell in row) + "</tr>"
@@ -189,7 +189,7 @@ def table_markup(table: Table) -> str:
 
 
 def shown(cell: str | float | int) -> str:
-    """At most three digits of a float."""
+    """A table cell's text, with at most three digits of a float."""
     return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
@@ -200,14 +200,14 @@ def prompt_markup(
     values: Sequence[str],
     output: int,
 ) -> str:
-    """The prompt as text, each token shaded from 0 to 1; its value appears on hovering (figure 3).
+    """The prompt as text with tokens shaded from 0 to 1; hovering shows a token's value (figure 3).
 
     Args:
-      title: above it.
+      title: title above the prompt.
       pieces: the tokens' text.
-      shades: of each.
-      values: of each, in words.
-      output: the token whose sensitivity is shown; outlined.
+      shades: shade of each token.
+      values: value of each token, as text.
+      output: the token whose sensitivity is shown, which is outlined.
     """
     spans = "".join(
         f'<span{" class=output" if k == output else ""} title="{html.escape(value)}" '

@@ -1,6 +1,6 @@
-"""Attention rollout, the usual explanation by attention alone (Abnar and Zuidema 2020).
+"""Attention rollout, the usual explanation from attention weights (Abnar and Zuidema 2020).
 
-Beside Lyapunov exponents it shows what the values and the MLP add (paper, appendix B.2).
+Compared with Lyapunov exponents, it shows what the values and the MLP add (paper, appendix B.2).
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ def attention_rollout(
 ) -> Float[np.ndarray, "B L"]:
     """How much of each input token attention carries to the output token; a row sums to 1.
 
-    The product over the steps of (A + I) / 2, A the mean over heads, at the weights and states with
-    which each step begins.
+    It is the product over the steps of (A + I) / 2, with A the mean over heads, at the weights and
+    states with which each step begins.
 
     Args:
       model: the model.
       params: its parameters.
       tokens: prompts, padded at the end to one length.
-      outputs: the output token of each, an index.
+      outputs: index of each prompt's output token.
     """
     config = replace(model.config.in_float32(), attention="xla", remat="none")
     model, nodes = LanguageModel(config), len(SCHEMES[config.scheme].nodes)
@@ -50,7 +50,7 @@ def attention_rollout(
 
 
 def attention_matrix(config: ModelConfig, W: Weights, y: State) -> Float[Array, "B H L L"]:
-    """softmax(q k^T / sqrt(G)) of the block at one state, from its own projections."""
+    """The block's softmax(q k^T / sqrt(G)) at one state, from its own projections."""
     block = Block(config, parent=None)
     places = in_one_document(jnp.zeros(y.shape[:2], jnp.int32))
     q, k = projected(block, W, y, places)
@@ -65,7 +65,7 @@ def attention_matrix(config: ModelConfig, W: Weights, y: State) -> Float[Array, 
 def projected(
     block: Block, W: Weights, y: State, places: Places
 ) -> tuple[Float[Array, "B L H G"], Float[Array, "B L K G"]]:
-    """The block's queries and keys, before any rotation."""
+    """The block's queries and keys, before rotary positions."""
 
     def is_projection(module: nn.Module, method: str) -> bool:
         return module.name in PROJECTIONS and method == "__call__"

@@ -1,12 +1,12 @@
 """Eigenvalues of attention's and the MLP's products over depth (paper, section 5.1, appendix E).
 
-    QK   W_Q W_K^T   who attends to whom: x_i^T W_Q W_K^T x_j is a score before 1 / sqrt(G)
+    QK   W_Q W_K^T   which tokens attend to which: x_i^T W_Q W_K^T x_j is a score before 1 / sqrt(G)
     OV   W_V W_O     what is moved: positive eigenvalues copy, negative ones repel
     MLP  W_up W_down
 
-States are rows, y W. Biases, the scales of the norms before, and a gated MLP's gate are left out.
-With rotary positions, QK is the interaction of tokens at the same position. The eigenvalues are
-complex in general, and stay so.
+States are rows, y W. Biases, the scales of the preceding norms, and a gated MLP's gate are left
+out. With rotary positions, QK is the interaction of tokens at the same position. The eigenvalues
+are complex in general, and are kept complex.
 
 QK and OV are `[D, D]` of rank G, the width of a head. A B and B A have the same nonzero
 eigenvalues, so those of the `[G, G]` product in the other order are all of them.
@@ -29,12 +29,12 @@ KINDS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 
 @dataclass(frozen=True)
 class Spectra:
-    """Eigenvalues, from the largest magnitude down; N times or layers.
+    """Eigenvalues by decreasing magnitude, at N times or layers.
 
     Attributes:
-      qk: of W_Q W_K^T, for each query head (which may share its key head).
-      ov: of W_V W_O, likewise.
-      mlp: of W_up W_down, the min(D, F) largest.
+      qk: those of W_Q W_K^T, for each query head (which may share its key head).
+      ov: those of W_V W_O, for each query head.
+      mlp: those of W_up W_down, the min(D, F) largest.
     """
 
     qk: Complex[np.ndarray, "N H G"]
@@ -46,8 +46,8 @@ def spectra(weights: Weights) -> Spectra:
     """The spectra of stacked weights, in float64 on the host.
 
     Args:
-      weights: a block's tree with leaves `[N, ...]`, as `LanguageModel.weights` and `weights_at`
-        give them; of GPT's or Llama's block. Dimensionless, as the eigenvalues are.
+      weights: tree of GPT's or Llama's block with leaves `[N, ...]`, from `LanguageModel.weights`
+        or `weights_at`. Weights and eigenvalues are dimensionless.
 
     Raises:
       InputError: if a weight is not finite.
@@ -67,15 +67,15 @@ def spectra(weights: Weights) -> Spectra:
 def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> Weights:
     """W(t) at any times in [0, 1]: a block's tree with leaves `[N, ...]`.
 
-    A model trained on one grid has weights that mean something at that grid's nodes alone.
+    The weights of a model trained on one grid are meaningful only at that grid's nodes.
 
     Args:
-      config: of the model, with time-dependent or shared weights.
-      params: of the model.
-      times: in units of the whole depth.
+      config: config of the model, with time-dependent or shared weights.
+      params: parameters of the model.
+      times: times in units of the whole depth.
 
     Raises:
-      InputError: for per-layer weights at other times than their own grid has.
+      InputError: if the weights are per-layer and their grid doesn't have these times.
     """
     source = make_source(config, parent=None)
     apply = jax.jit(lambda params, times: source.apply({"params": params}, times))
@@ -83,7 +83,7 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> 
 
 
 def heads(attention: dict) -> tuple[Float[np.ndarray, "N D H G"], ...]:
-    """W_Q, W_K and W_V by query head, from a fused linear (GPT) or one each (Llama)."""
+    """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
     if "qkv" in attention:
         kernel = attention["qkv"]["kernel"]
         return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
@@ -100,9 +100,9 @@ def smaller_product(
 
 
 def eigenvalues(A: Float[np.ndarray, "... M M"]) -> Complex[np.ndarray, "... M"]:
-    """Those of each matrix, by falling magnitude; of a complex pair, the one above the axis first.
+    """The eigenvalues of each matrix by decreasing magnitude, of a pair the upper one first.
 
-    Rounded magnitudes are compared, so that the two of a pair stay together.
+    Rounded magnitudes are compared, so that complex conjugate pairs stay together.
     """
     values = np.linalg.eigvals(A).astype(np.complex128)
     size = np.abs(values)
@@ -117,7 +117,7 @@ def magnitude(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*res
 
 
 def positive_fraction(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
-    """The part of the eigenvalues whose real part is positive."""
+    """The fraction of the eigenvalues whose real part is positive."""
     return (values.real > 0).mean(-1)
 
 
@@ -128,12 +128,12 @@ def copying(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"
 
 
 def growth(values: Complex[np.ndarray, "N *rest"]) -> dict[str, float]:
-    """How magnitudes change over depth, to hold against the paper's claim that they grow.
+    """How magnitudes change over depth, to compare with the paper's claim that they grow.
 
     Returns:
       `first`, `last`: mean |lambda| over the first and the last third of the depth (at least one
-      time); `ratio`: of the two; `rank_correlation`: Spearman's, of mean |lambda| with depth;
-      `radius_ratio`: as `ratio`, of the largest |lambda|.
+        time); `ratio`: of the two; `rank_correlation`: Spearman's, of mean |lambda| with depth;
+        `radius_ratio`: the same ratio for the largest |lambda|.
     """
     flat = np.abs(values).reshape(len(values), -1)
     third = max(len(flat) // 3, 1)
@@ -149,7 +149,7 @@ def growth(values: Complex[np.ndarray, "N *rest"]) -> dict[str, float]:
 
 
 def rank_correlation(x: Float[np.ndarray, " N"]) -> float:
-    """Spearman's, of a sequence with its index; 0 for one that doesn't change or is too short."""
+    """Spearman's rank correlation of a sequence with its index; 0 if constant or too short."""
     if len(x) < 2 or np.ptp(x) == 0:
         return 0.0
     return float(np.corrcoef(np.argsort(np.argsort(x)), np.arange(len(x)))[0, 1])

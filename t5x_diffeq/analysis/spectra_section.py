@@ -19,13 +19,13 @@ COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
 def spectra_section(
     model: LanguageModel, params: dict, times: int, perplexities: dict[int, float]
 ) -> Section:
-    """Eigenvalues at the model's own nodes or layers; for an ODE also at many times between.
+    """The section on eigenvalues at the model's nodes or layers; for an ODE also between nodes.
 
     Args:
       model: the model.
       params: its parameters.
-      times: how many between 0 and 1.
-      perplexities: of the model by number of steps: its own and one whose nodes lie between.
+      times: number of times between 0 and 1.
+      perplexities: by number of solver steps: the model's own and one with nodes in between.
     """
     config = model.config
     layers = config.weights == "per_layer"
@@ -60,7 +60,7 @@ def spectra_section(
 
 
 def spectra_found(own: spectra.Spectra) -> list[str]:
-    """Whether magnitudes grow over the depth, of each product of weights."""
+    """Whether magnitudes grow over depth, for each product of weights."""
     found = []
     for kind, name in spectra.KINDS.items():
         grown = spectra.growth(getattr(own, kind))
@@ -75,7 +75,7 @@ def spectra_found(own: spectra.Spectra) -> list[str]:
 
 
 def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
-    """In words."""
+    """How the spectra were computed, in words."""
     how = [
         "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
         "of a head from the product of the size of a head, which has the same nonzero ones. "
@@ -97,7 +97,7 @@ def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> l
 
 
 def growth_table(own: spectra.Spectra) -> Table:
-    """The paper's claim that spectra grow with depth."""
+    """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
         (name, *spectra.growth(getattr(own, kind)).values()) for kind, name in spectra.KINDS.items()
     ]
@@ -110,7 +110,7 @@ def growth_table(own: spectra.Spectra) -> Table:
 
 
 def heads_table(own: spectra.Spectra) -> Table:
-    """Positive fraction and copying score of each head, at the first and last node."""
+    """The positive fraction and copying score of each head, at the first and last node."""
     scores = [f(x) for f in (spectra.positive_fraction, spectra.copying) for x in (own.qk, own.ov)]
     rows: list[Row] = [
         (f"head {h + 1}", *(float(score[n, h]) for score in scores for n in (0, -1)))

@@ -1,8 +1,8 @@
-"""Products of Jacobian blocks along a trajectory, a chunk of tokens and vectors at a time.
+"""Products of Jacobian blocks along a trajectory, by chunks of tokens and vectors.
 
-A step is y(n+1) = S_n(y(n)), of any scheme. Its Jacobian between all tokens is `[L D, L D]`. For
-one output token j, a vector-Jacobian product gives a row of the blocks of all input tokens at once:
-D products per step are all that is needed, whatever the length.
+A step of any scheme is y(n+1) = S_n(y(n)). Its Jacobian between all tokens is `[L D, L D]`. For
+one output token j, a vector-Jacobian product gives a row of the blocks of all input tokens at once,
+so D products per step suffice, whatever the length.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import State
 
-StepWeights = Any  # a tree with leaves `[N, ...]`: of a block, or of any other field
+StepWeights = Any  # a tree with leaves `[N, ...]`, of a block or any other field
 Step = Callable[[State, StepWeights], State]
 Tangents = Float[Array, "B K D D"]
 
 
 class Chunks(NamedTuple):
-    """What exists at once.
+    """What is held in memory at once.
 
     Attributes:
-      tokens: input tokens whose `[D, D]` tangents are carried along together.
-      products: vector-Jacobian products made together.
+      tokens: number of input tokens whose `[D, D]` tangents are carried together.
+      products: number of vector-Jacobian products computed together.
     """
 
     tokens: int
@@ -40,15 +40,15 @@ def blocks(
     start: Int[Array, ""],
     chunks: Chunks,
 ) -> Tangents:
-    """d S(y)_j / d y_k for the output token j of each row, and the tokens k of one chunk.
+    """d S(y)_j / d y_k for the output token j of each row and the tokens k of one chunk.
 
     Args:
       step: S, given a state and the step's weights.
       W: the step's weights.
-      y: the state that S is linearised at.
-      outputs: j, of each row.
-      start: the chunk's first token.
-      chunks: how much at once.
+      y: the state at which S is linearised.
+      outputs: the output token j of each row.
+      start: first token of the chunk.
+      chunks: sizes of the chunks.
     """
     rows = jnp.arange(len(y))
     _, pull_back = jax.vjp(lambda y: step(y, W)[rows, outputs], y)
@@ -71,17 +71,17 @@ def pair_growth(
     start: Int[Array, ""],
     chunks: Chunks,
 ) -> tuple[Float[Array, "N B K D"], Tangents]:
-    """M <- (I + (dS_n - I)_jk) M from M = I, by QR at each step.
+    """M <- (I + (dS_n - I)_jk) M from M = I, with a QR decomposition at each step.
 
     For Euler's step (dS_n - I)_jk is dt J_jk, J the field's Jacobian (paper, equation 7).
 
     Args:
       step: S_n, given the state and the weights of step n.
-      weights: of all steps, leaves `[N, ...]`.
-      states: at which each step is linearised.
-      outputs: j, of each row.
+      weights: weights of all steps, leaves `[N, ...]`.
+      states: states at which the steps are linearised.
+      outputs: the output token j of each row.
       start: first token of the chunk.
-      chunks: how much at once.
+      chunks: sizes of the chunks.
 
     Returns:
       log |diag R| of each step; and R_N ... R_1, whose singular values are those of M.
@@ -114,15 +114,15 @@ def full_tangent(
     units: Float[Array, "C D"],
     products: int,
 ) -> Float[Array, "C B L D"]:
-    """Rows of d y_j(1) / d y(0) by all paths through all tokens, backwards along the trajectory.
+    """Rows of d y_j(1) / d y(0) over all paths through all tokens, backwards along the trajectory.
 
     Args:
       step: S_n.
-      weights: of all steps, leaves `[N, ...]`.
-      states: before each step.
-      outputs: j, of each row.
-      units: which rows: vectors that the output token's state is multiplied by.
-      products: vector-Jacobian products made together.
+      weights: weights of all steps, leaves `[N, ...]`.
+      states: states before each step.
+      outputs: the output token j of each row.
+      units: the rows, as vectors by which the output token's state is multiplied.
+      products: number of vector-Jacobian products computed together.
     """
     rows = jnp.arange(len(outputs))
 

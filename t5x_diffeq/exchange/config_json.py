@@ -1,4 +1,4 @@
-"""`config.json` of a Hugging Face folder: from a model's config, and back with every check."""
+"""`config.json` of a Hugging Face folder: written from a model's config, and read with checks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.config_keys import INT32, Key
 from t5x_diffeq.runtime.errors import InputError
 
-ROTARY_BASE = 10_000.0  # the one that layers/rotary.py has
+ROTARY_BASE = 10_000.0  # the base in layers/rotary.py
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
-# What a folder's config.json must say for the model to be one of ours; a key that it lacks is at
-# the library's default, which is the first value.
+# The values that a folder's config.json must have for the model to be one of ours. A missing key
+# has the library's default, which is the first value.
 REQUIRED: dict[str, dict[str, tuple]] = {
     "llama": {
         "hidden_act": ("silu", "swish"),
@@ -31,7 +31,7 @@ REQUIRED: dict[str, dict[str, tuple]] = {
 }
 
 
-# What must be a number greater than 0, and of which type.
+# Keys whose values must be numbers greater than 0, and their types.
 NUMBERS = {
     "llama": dict.fromkeys(
         (
@@ -55,10 +55,10 @@ NUMBERS = {
 
 
 def plain_layout(config: ModelConfig) -> Layout | None:
-    """The library's own class that computes what this model does, or None.
+    """The layout of the library's own class that computes what this model does, or None.
 
-    Such is every model of the classical residual block: Lie-Trotter, with the step size in the
-    weights; with one epsilon, and norms as that class has them.
+    Every model of the classical residual block has one (Lie-Trotter, with the step size in the
+    weights) if its norms are that class's, with a single epsilon.
     """
     if config.scheme != "lie_trotter" or config.mlp_input != "state":
         return None
@@ -73,7 +73,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
     """`config.json` of `LlamaForCausalLM` or `GPT2LMHeadModel`."""
     common = {
         "vocab_size": config.vocab_size,
-        "bos_token_id": end_of_text,  # it opens every document, too
+        "bos_token_id": end_of_text,  # it also opens every document
         "eos_token_id": end_of_text,
         "tie_word_embeddings": config.architecture == "gpt",
         "torch_dtype": "float32",
@@ -102,7 +102,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
         "rms_norm_eps": config.norm_eps,
         "attention_bias": False,
         "mlp_bias": False,
-        "rope_theta": ROTARY_BASE,  # version 4 of the library reads this, version 5 the next
+        "rope_theta": ROTARY_BASE,  # version 4 of the library reads this key, version 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
         **common,
     }
@@ -135,7 +135,7 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
 
 
 def shape_keys(config: ModelConfig) -> dict:
-    """Shapes under the library's usual names."""
+    """The model's shapes under the library's usual names."""
     return {
         "hidden_size": config.embed_dim,
         "intermediate_size": config.mlp_dim,
@@ -151,7 +151,7 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, Tables]:
     """Our `config.model` keys and the folder's tables, from its `config.json`.
 
     Raises:
-      InputError: if the folder holds another architecture, or a variant that we don't have.
+      InputError: if the folder holds another architecture, or a variant that we don't support.
     """
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in REQUIRED:
@@ -175,10 +175,10 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, Tables]:
 
 
 def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> None:
-    """What must be a number greater than 0 is one, if it is there and not null.
+    """Checks that each of these keys, unless it is missing or null, is a number greater than 0.
 
     Raises:
-      InputError: naming the one that isn't.
+      InputError: if one is not, naming it.
     """
     for key, kind in numbers.items():
         value = found.get(key)
@@ -191,10 +191,10 @@ def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> N
 
 
 def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
-    """Those of a Llama.
+    """The `config.model` keys and the number of positions of a Llama.
 
     Raises:
-      InputError: if its heads or rotary positions are others than ours.
+      InputError: if its heads or rotary positions differ from ours.
       KeyError: if a key is missing.
     """
     width, heads = found["hidden_size"], found["num_attention_heads"]
@@ -217,10 +217,10 @@ def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
 
 
 def check_rotary(found: Mapping[str, object]) -> None:
-    """Positions turn the heads as `layers/rotary.py` does.
+    """Checks that rotary positions are those of `layers/rotary.py`.
 
     Raises:
-      InputError: with both values, if not.
+      InputError: if they differ, naming both values.
     """
     rope = found.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
@@ -235,7 +235,7 @@ def check_rotary(found: Mapping[str, object]) -> None:
 
 
 def gpt2_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
-    """Those of a GPT-2.
+    """The `config.model` keys and the number of positions of a GPT-2.
 
     Raises:
       KeyError: if a key is missing.

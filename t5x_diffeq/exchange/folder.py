@@ -22,10 +22,10 @@ SHARD_BYTES = 5 * 10**9
 
 
 def need_safetensors(verb: str) -> None:
-    """The library is there.
+    """Checks that safetensors is installed.
 
     Raises:
-      InputError: if not.
+      InputError: if it is not installed.
     """
     try:
         importlib.import_module("safetensors")
@@ -34,10 +34,10 @@ def need_safetensors(verb: str) -> None:
 
 
 def local(path: object, flag: str) -> Path:
-    """The path, which must be one of this machine.
+    """The path, which must be on this machine.
 
     Raises:
-      InputError: if it is of another kind.
+      InputError: if the path is in a bucket.
     """
     if not isinstance(path, Path):
         raise InputError(f"--{flag}={path}: only a folder of this machine (or mounted) will do")
@@ -45,10 +45,10 @@ def local(path: object, flag: str) -> Path:
 
 
 def check_new(path: Path, flag: str) -> None:
-    """The folder doesn't exist, or is empty.
+    """Checks that the folder doesn't exist, or is empty.
 
     Raises:
-      InputError: if not.
+      InputError: if it is a file, or a folder that is not empty.
     """
     if path.exists() and not path.is_dir():
         raise InputError(f"--{flag}={path} is a file; name a folder")
@@ -60,14 +60,14 @@ def check_new(path: Path, flag: str) -> None:
 
 @contextmanager
 def new_folder(path: Path, flag: str) -> Iterator[Path]:
-    """A folder to fill, beside `path`, that becomes `path` when all went well; else it is removed.
+    """Yields a folder to fill beside `path`; renames it to `path` on success, else removes it.
 
     Args:
-      path: which must not exist, or be empty.
-      flag: names it in messages.
+      path: the final folder, which must not exist or must be empty.
+      flag: the flag that messages name.
 
     Raises:
-      InputError: if something is there already, or nothing can be made there.
+      InputError: if something is there already, or the folder can't be made.
     """
     check_new(path, flag)
     absolute = path.absolute()
@@ -88,8 +88,8 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
 
 
 def settle(folder: Path) -> None:
-    """All that is in the folder reaches the disk, with the permissions of any new file."""
-    umask = os.umask(0)  # it can only be read by setting it
+    """Syncs everything in the folder to disk, with the permissions of any new file."""
+    umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
     for path in (folder, *folder.rglob("*")):
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
@@ -99,7 +99,7 @@ def settle(folder: Path) -> None:
 
 
 def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES) -> int:
-    """Writes safetensors: one file, or several of at most `shard_bytes` and an index.
+    """Writes safetensors: one file, or several files of at most `shard_bytes` and an index.
 
     Returns:
       The number of parameters.
@@ -122,7 +122,7 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES
 def grouped(
     folder: Path, tensors: Tensors, shard_bytes: int
 ) -> Iterator[tuple[str, list[str], int]]:
-    """Writes shards as they fill; yields the file's name, its tensors' and its size in bytes."""
+    """Writes shards as they fill; yields each file's name, its tensors' names and its bytes."""
     from safetensors.numpy import save_file
 
     pending: dict[str, np.ndarray] = {}
@@ -130,7 +130,7 @@ def grouped(
 
     def flush() -> tuple[str, list[str], int]:
         name = f"shard-{number}"
-        # The library takes files of this format alone for PyTorch's.
+        # The library only recognises files with this metadata as PyTorch's.
         save_file(pending, folder / name, metadata={"format": "pt"})
         return name, list(pending), size
 
@@ -147,10 +147,10 @@ class TensorFiles:
     """The tensors of a folder, read one at a time.
 
     Args:
-      folder: with `model.safetensors`, or several files and their index.
+      folder: holds `model.safetensors`, or several files and their index.
 
     Raises:
-      InputError: if there are none, or a file is missing or cut off.
+      InputError: if there are none, or a file is missing or truncated.
     """
 
     def __init__(self, folder: Path):
@@ -161,7 +161,7 @@ class TensorFiles:
             self.files |= dict.fromkeys(file.keys(), file)
 
     def paths(self) -> list[Path]:
-        """The files."""
+        """The paths of the files."""
         if (self.folder / SINGLE).exists():
             return [self.folder / SINGLE]
         if not (self.folder / INDEX).exists():
@@ -181,7 +181,7 @@ class TensorFiles:
         return [self.folder / name for name in names]
 
     def stored_name(self, name: str) -> str | None:
-        """The name under which a tensor is stored; the base model alone has no prefix."""
+        """The name under which a tensor is stored; a base model saved alone has no prefix."""
         shorter = name.partition(".")[2]
         return next((each for each in (name, shorter) if each in self.files), None)
 
@@ -189,7 +189,7 @@ class TensorFiles:
         """The tensor in float32.
 
         Raises:
-          InputError: if it is missing, or of another shape.
+          InputError: if it is missing or has another shape.
         """
         stored = self.stored_name(name)
         if stored is None:
@@ -204,15 +204,15 @@ class TensorFiles:
         return tensor.astype(np.float32)
 
     def unused(self) -> list[str]:
-        """Names of tensors that were not read."""
+        """The names of the tensors that were not read."""
         return sorted(self.files.keys() - self.used)
 
 
 def opened(path: Path) -> Any:
-    """A safetensors file.
+    """Opens a safetensors file.
 
     Raises:
-      InputError: if it is none, or cut off.
+      InputError: if it is not a safetensors file, or is truncated.
     """
     from safetensors import SafetensorError, safe_open
 

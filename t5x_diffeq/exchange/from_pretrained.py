@@ -1,4 +1,4 @@
-"""A Hugging Face folder as config, tokenizer and parameters of ours."""
+"""Reads a Hugging Face folder as our config, tokenizer and parameters."""
 
 import json
 from dataclasses import replace
@@ -15,14 +15,14 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
 
 LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
-TRAINED = "sentencepiece"  # the value of data.tokenizer that names no file
-MULTIPLES = (1, 8, 64, 128)  # of which a vocabulary is usually padded to one
+TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
+MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
 # Buffers that other versions of the library stored beside the weights.
 BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
 
 
 def read_config_json(folder: Path) -> dict:
-    """`config.json`.
+    """The content of `config.json`.
 
     Raises:
       InputError: if there is none.
@@ -45,12 +45,12 @@ def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
     """Sets `config.model` and the length to the folder's.
 
     Args:
-      config: of the run to be.
+      config: config of the run to make.
       found: the folder's config.json.
-      length: a shorter one than the folder's; None: the folder's.
+      length: a sequence length no longer than the folder's; None for the folder's.
 
     Raises:
-      InputError: if it is of another architecture, or the length is not shorter.
+      InputError: if the architecture is not supported, or the length exceeds the folder's.
     """
     keys, tables = model_keys(found)
     length = tables.positions if length is None else length
@@ -64,7 +64,7 @@ def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
 
 
 def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
-    """Sets `config.data` to the folder's tokenizer, unless it names one; returns it.
+    """Sets `config.data` to the folder's tokenizer, unless the config names one; returns it.
 
     Raises:
       InputError: if there is none.
@@ -85,13 +85,13 @@ def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:
-    """The model has a row for each token, and beyond them no more than usual padding.
+    """Checks that the model has a row per token, and beyond those no more than usual padding.
 
     Returns:
-      How many rows are padding.
+      The number of rows that are padding.
 
     Raises:
-      InputError: with both numbers, if not.
+      InputError: if it has not, naming both numbers.
     """
     tokens = tokenizer.vocab_size
     if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in MULTIPLES):
@@ -106,13 +106,13 @@ def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Ta
     """The parameters of the per-layer model.
 
     Args:
-      folder: with the tensors.
+      folder: the folder that holds the tensors.
       found: its config.json.
-      config: of the model.
-      tables: rows of the folder's.
+      config: the model's config.
+      tables: number of rows of the folder's tables.
 
     Raises:
-      InputError: if a tensor is missing, left over or of another shape.
+      InputError: if a tensor is missing, left over or has another shape.
     """
     files, layout = TensorFiles(folder), LAYOUTS[config.architecture]
     if config.architecture == "llama" and tied(found, config):
@@ -133,5 +133,5 @@ def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Ta
 
 
 def tied(found: dict, config: ModelConfig) -> bool:
-    """Whether the head is the embedding; GPT-2's is unless its config says otherwise."""
+    """Whether the head is tied to the embedding; GPT-2's is unless its config says otherwise."""
     return found.get("tie_word_embeddings", config.architecture == "gpt")

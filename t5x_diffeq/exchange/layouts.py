@@ -1,12 +1,12 @@
-"""Where each of our parameters lies in a Hugging Face folder: names, shapes, both directions.
+"""Where a Hugging Face folder holds each of our parameters: names and shapes, in both directions.
 
     ours                                    transformers' Linear         GPT-2's Conv1D
     kernel [*inputs, *outputs]              weight [outputs, inputs]     weight [inputs, outputs]
     bias   [*outputs]                       bias [outputs]               bias [outputs]
     norm scale, shift [D]                   weight, bias [D]
 
-Rotary positions turn the pairs (i, i + G/2) of a head here as there, so q and k need no
-permutation; the vocabulary is padded here to a multiple of 128 and not there.
+Both rotate the pairs (i, i + G/2) of a head by rotary positions, so q and k need no permutation.
+Our vocabulary is padded to a multiple of 128, theirs is not.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ class Layout:
     """A kind of folder.
 
     Attributes:
-      layer: what the names of layer n's tensors begin with, with `{n}`.
+      layer: prefix of the names of layer n's tensors, with `{n}` for n.
       leaves: the name of each leaf of the block.
       outer: the name of each parameter outside the block.
       transposed: whether matrices are `[outputs, inputs]`.
@@ -92,11 +92,11 @@ GPT2 = Layout(
 
 
 class Tables(NamedTuple):
-    """Rows of a folder's tables.
+    """Numbers of rows of a folder's tables.
 
     Attributes:
-      tokens: of the embedding and the head.
-      positions: of the learned positions, or the longest sequence.
+      tokens: rows of the embedding and the head.
+      positions: rows of the learned positions, or the longest sequence.
     """
 
     tokens: int
@@ -107,7 +107,7 @@ TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "
 
 
 def own_layout(config: ModelConfig) -> Layout:
-    """That of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
+    """The layout of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
     leaves = {path: torch_name(path) for path in declared_leaves(config)}
     outer: dict[Path, str] = {
         ("token_embedding", "table"): "token_embedding.weight",
@@ -127,20 +127,20 @@ def torch_name(path: Path) -> str:
 
 
 def declared_leaves(config: ModelConfig) -> dict[Path, Parameter]:
-    """The block's parameters by path, with shapes for values."""
+    """The block's parameters by path, with shapes in place of arrays."""
     block = Block(replace(config, attention="xla"), parent=None)
     return block_parameters(block, block.input_shapes())
 
 
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
-    """Names and arrays of a folder.
+    """The tensors of a folder: names and arrays.
 
     Args:
       layout: the kind of folder.
-      config: of the model.
-      params: its parameters, of which those outside the source are taken.
-      weights: the block's tree, leaves `[N, ...]`; what writes to the residual stream has the
-        step size in it.
+      config: the model's config.
+      params: the model's parameters, of which those outside the source are used.
+      weights: the block's tree, leaves `[N, ...]`; those that write to the residual stream
+        include the step size.
     """
     outer = flatten_dict(params)
     for path, name in layout.outer.items():
@@ -157,9 +157,9 @@ def params_of(layout: Layout, config: ModelConfig, tables: Tables, read: Read) -
 
     Args:
       layout: the kind of folder.
-      config: of the model.
-      tables: how many rows the folder's have, at least as many as are taken.
-      read: the tensor of a name, which must have that shape.
+      config: the model's config.
+      tables: number of rows of the folder's tables, at least as many as are used.
+      read: reads the tensor of a given name, which must have the given shape.
     """
     flat = {
         path: outer_from_torch(path, read, name, config, tables)
@@ -175,7 +175,7 @@ def params_of(layout: Layout, config: ModelConfig, tables: Tables, read: Read) -
 
 
 def matrix_shape(leaf: Parameter) -> tuple[int, ...]:
-    """`[inputs, outputs]` of a kernel, the size of all else."""
+    """`[inputs, outputs]` for a kernel; for other leaves, their size."""
     size = int(np.prod(leaf.value.shape))
     return (leaf.fan_in, size // leaf.fan_in) if leaf.role == "kernel" else (size,)
 
@@ -183,7 +183,7 @@ def matrix_shape(leaf: Parameter) -> tuple[int, ...]:
 def to_torch(
     leaf: Float[np.ndarray, "..."], declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
-    """A leaf of one layer as the folder has it."""
+    """Converts a leaf of one layer from our form to the folder's."""
     matrix = leaf.reshape(matrix_shape(declared))
     return matrix.T if transposed else matrix
 
@@ -191,7 +191,7 @@ def to_torch(
 def from_torch(
     read: Read, name: str, declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
-    """A leaf of one layer as we have it."""
+    """Reads a leaf of one layer and converts it to our form."""
     shape = matrix_shape(declared)
     matrix = read(name, shape[::-1] if transposed else shape)
     return (matrix.T if transposed else matrix).reshape(declared.value.shape)
@@ -200,7 +200,7 @@ def from_torch(
 def outer_to_torch(
     path: Path, array: Float[np.ndarray, "..."], vocab_size: int
 ) -> Float[np.ndarray, "..."]:
-    """A parameter outside the block, its vocabulary cut to the real one."""
+    """A parameter outside the block, without the vocabulary's padding."""
     if path == ("head",):
         return array[:, :vocab_size].T
     return array[:vocab_size] if path == ("token_embedding", "table") else array
@@ -209,7 +209,7 @@ def outer_to_torch(
 def outer_from_torch(
     path: Path, read: Read, name: str, config: ModelConfig, tables: Tables
 ) -> Float[np.ndarray, "..."]:
-    """A parameter outside the block, its vocabulary padded with zeros."""
+    """A parameter outside the block, with its vocabulary padded with zeros."""
     width = config.embed_dim
     if path not in (("head",), ("token_embedding", "table")):
         if path[0] == "position_embedding":

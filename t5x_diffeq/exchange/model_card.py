@@ -6,18 +6,18 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.console import count
 
-SECTIONS = ("model", "train", "optimizer")  # those of data and mesh name places of one machine
+SECTIONS = ("model", "train", "optimizer")  # data and mesh name places of one machine
 
 
 def model_card(run: Run, as_run: dict, reports: list[dict], plain: bool, notes: list[str]) -> str:
     """Markdown, with the library's front matter.
 
     Args:
-      run: on the grid that was exported.
-      as_run: the config that the workdir holds.
-      reports: its metrics, oldest first.
-      plain: whether transformers' own classes load it.
-      notes: what a user must know besides.
+      run: the run, on the grid that was exported.
+      as_run: the config in the workdir.
+      reports: the run's metrics, oldest first.
+      plain: whether transformers' own classes load the model.
+      notes: what else a user must know.
     """
     model = run.setup.model.config
     how = "" if plain else ", trust_remote_code=True"
@@ -66,7 +66,7 @@ def model_card(run: Run, as_run: dict, reports: list[dict], plain: bool, notes: 
 
 
 def describe(c: ModelConfig) -> str:
-    """`llama, 12 steps of euler, time_dependent weights`."""
+    """The model in words: `llama, 12 steps of euler, time_dependent weights`."""
     return (
         f"{c.architecture}, {c.num_steps} steps of {c.scheme} with step size {c.step_size}, "
         f"{c.weights} weights, width {c.embed_dim}"
@@ -74,7 +74,7 @@ def describe(c: ModelConfig) -> str:
 
 
 def training_facts(step: int, as_run: dict) -> dict[str, str]:
-    """On how much it was trained."""
+    """How long and on how many tokens it was trained."""
     train, data = as_run["train"], as_run["data"]
     return {
         "optimizer steps": f"{step} of {train['total_steps']}",
@@ -84,7 +84,7 @@ def training_facts(step: int, as_run: dict) -> dict[str, str]:
 
 
 def evaluation(reports: list[dict], step: int) -> dict[str, str]:
-    """The last evaluation that the run made, up to this checkpoint."""
+    """The run's last evaluation up to this checkpoint."""
     last = [each for each in reports if "eval/loss" in each and each["step"] <= step][-1:]
     return {
         f"validation at step {each['step']}": f"loss {each['eval/loss']:.4f} nats per token, "

@@ -1,4 +1,4 @@
-"""A workdir made from parameters instead of training: complete, at step 0."""
+"""A complete workdir at step 0, made from given parameters instead of by training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,17 @@ from t5x_diffeq.training.setup import make_setup
 
 
 def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: Path) -> None:
-    """Writes config, data, tokenizer and checkpoint, all of them or nothing.
+    """Writes config, data, tokenizer and checkpoint: all of them or nothing.
 
     Args:
-      config: of the run.
-      tokenizer: of the model.
-      params: of the model.
+      config: the run's config.
+      tokenizer: the model's tokenizer.
+      params: the model's parameters.
       workdir: the folder, new or empty.
 
     Raises:
-      InputError: if config, data or folder can't be used.
-      RunError: if it can't be written.
+      InputError: if the config, the data or the folder can't be used.
+      RunError: if the workdir can't be written.
     """
     one_device = jax.devices()[:1]
     setup = make_setup(config, tokenizer.vocab_size, one_device)
@@ -47,10 +47,10 @@ def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: P
 
 
 def check_tree(params: dict, expected: dict) -> None:
-    """The parameters are those that the model has, in shape.
+    """Checks that the parameters have the paths and shapes of the model's.
 
     Raises:
-      ValueError: if not, which is a mistake of this package.
+      ValueError: if they have not, which is a bug in this package.
     """
     shapes = [jax.tree.map(lambda x: x.shape, tree) for tree in (params, expected)]
     if shapes[0] != shapes[1]:

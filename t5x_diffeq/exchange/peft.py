@@ -1,10 +1,10 @@
-"""Adapters as PEFT has them: a folder of two files beside the base that they were trained on.
+"""Adapters in PEFT's form: a folder of two files inside that of the base model.
 
     ours                    PEFT's
     a [*inputs, r]          lora_A.weight [r, inputs]
-    b [r, *outputs]         lora_B.weight [outputs, r], the step size in it as in the base's kernel
+    b [r, *outputs]         lora_B.weight [outputs, r], including the step size, as base kernels do
 
-The product counts alpha / r times here as there.
+Both scale the product by alpha / r.
 """
 
 import json
@@ -16,15 +16,15 @@ from t5x_diffeq.exchange.layouts import Layout, Tensors, declared_leaves
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
 
-FOLDER = "adapter"  # in the base's
+FOLDER = "adapter"  # inside the base's folder
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def check_adapters(config: ModelConfig) -> None:
-    """There are adapters.
+    """Checks that the model has adapters.
 
     Raises:
-      InputError: if not.
+      InputError: if it has none.
     """
     if not config.adapter_rank:
         raise InputError(
@@ -36,14 +36,14 @@ def check_adapters(config: ModelConfig) -> None:
 def write_adapters(
     layout: Layout, config: ModelConfig, params: dict, folder: Path, base: str
 ) -> None:
-    """Writes them into `folder`, which is made.
+    """Makes `folder` and writes the adapters into it.
 
     Args:
-      layout: of the base's folder.
-      config: of the model.
-      params: its parameters.
-      folder: `adapter` in the base's.
-      base: where the base's folder will be.
+      layout: layout of the base's folder.
+      config: the model's config.
+      params: the model's parameters.
+      folder: `adapter` inside the base's folder.
+      base: final path of the base's folder.
     """
     from safetensors.numpy import save_file
 
@@ -58,7 +58,7 @@ def write_adapters(
 
 
 def adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
-    """Names and arrays of `adapter_model.safetensors`."""
+    """The names and arrays of `adapter_model.safetensors`."""
     declared = declared_leaves(config)
     for linear, factors in params["adapters"].items():
         path = tuple(linear.split("."))
@@ -70,7 +70,7 @@ def adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensor
 
 
 def adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:
-    """`adapter_config.json`; `base` is where the base's folder will be."""
+    """The content of `adapter_config.json`; `base` is the final path of the base's folder."""
     modules = {module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
     return {
         "peft_type": "LORA",
@@ -88,5 +88,5 @@ def adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str)
 
 
 def module_name(layout: Layout, path: tuple[str, ...]) -> str:
-    """`self_attn.q_proj`, of the folder's layer."""
+    """A linear's name within a layer of the folder, such as `self_attn.q_proj`."""
     return layout.leaves[*path, "kernel"].removesuffix(".weight")

@@ -28,11 +28,11 @@ EXPORTED_SCHEMES = ("euler", "lie_trotter")
 
 
 class Summary(NamedTuple):
-    """What there is to tell of a folder.
+    """The facts of a folder that the verb prints.
 
     Attributes:
       model_class: the library's class that reads it.
-      parameters: how many it holds.
+      parameters: number of parameters.
       notes: what a user must know.
     """
 
@@ -42,10 +42,10 @@ class Summary(NamedTuple):
 
 
 def check_scheme(config: ModelConfig) -> None:
-    """A step of the scheme is a layer: it evaluates each sub-field once.
+    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
 
     Raises:
-      InputError: if not.
+      InputError: if a step evaluates a sub-field more than once.
     """
     if config.scheme not in EXPORTED_SCHEMES:
         raise InputError(
@@ -55,12 +55,12 @@ def check_scheme(config: ModelConfig) -> None:
 
 
 def discretised(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
-    """The weights of the grid in float32, the step size in what writes to the residual stream.
+    """The weights of the grid in float32; those that write to the residual stream include dt.
 
     Args:
       model: the model.
       params: its parameters.
-      merged: adapters are in the kernels; else they are left out.
+      merged: whether adapters are merged into the kernels; otherwise they are left out.
     """
     exact = LanguageModel(model.config.in_float32())
     method = "merged_weights" if merged else "weights"
@@ -84,19 +84,19 @@ def save_pretrained(
     output: Path,
     peft: bool = False,
 ) -> Summary:
-    """Writes the folder, whole or not at all; returns what there is to tell of it.
+    """Writes the folder, whole or not at all; returns a summary of it.
 
     Args:
-      run: on the grid to export.
-      as_run: the config that the workdir holds.
-      tokenizer: of the run.
-      reports: its metrics, oldest first.
+      run: the run, on the grid to export.
+      as_run: the config in the workdir.
+      tokenizer: the run's tokenizer.
+      reports: the run's metrics, oldest first.
       output: the folder, new or empty.
-      peft: adapters are not merged, but kept as PEFT's in a folder of their own inside.
+      peft: write the adapters in PEFT's form to a subfolder instead of merging them.
 
     Raises:
       InputError: if the model or the folder can't be used.
-      RunError: if it can't be written.
+      RunError: if the folder can't be written.
     """
     config = run.setup.model.config
     check_scheme(config)

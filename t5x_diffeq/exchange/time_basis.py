@@ -1,16 +1,16 @@
-"""A time embedding whose values at N nodes are as good a basis as there can be.
+"""A time embedding whose values at N nodes are as well conditioned a basis as possible.
 
     e(t) = Linear2(SiLU(Linear1(gamma(t)))),   gamma(t) = [t, sin(pi t), cos(pi t)]
 
-Linear1 reads t alone: SiLU(c (t - t_k)) is a ramp that begins at t_k, and ramps that begin at the
-nodes span the functions that are almost linear between them. Of the functions in that span which
-are 1 at one node and 0 at the others, Linear2 mixes those that change least, |d/dt|^2 integrated
-over [0, 1]: with them W(t) goes about straight from node to node. It mixes them by the
-discrete cosine transform, so that e(t_n) are rows of an orthogonal matrix, at unit scale, and the
-first entry of e is constant. What is left of T are functions that vanish at all nodes.
+Linear1 reads only t: SiLU(c (t - t_k)) is a ramp that begins at t_k, and ramps that begin at the
+nodes span functions that are almost linear between them. Of the functions in that span which are 1
+at one node and 0 at the others, Linear2 mixes those that change least (|d/dt|^2 integrated over
+[0, 1]): with them W(t) goes almost straight from node to node. It mixes them by the discrete cosine
+transform, so that the e(t_n) are rows of an orthogonal matrix, at unit scale, and the first entry
+of e is constant. The remaining entries of e, up to T, are functions that vanish at all nodes.
 
-Sinusoids of 1000 t, with random linears, would be noise between the nodes; slow ones of 10 t have
-at 24 nodes values that are as good as linearly dependent (condition number 1e9).
+Sinusoids of 1000 t, with random linears, would be noise between the nodes; the values of slow ones,
+of 10 t, at 24 nodes are nearly linearly dependent (condition number 1e9).
 """
 
 from math import pi
@@ -26,21 +26,21 @@ from t5x_diffeq.runtime.errors import InputError
 
 FREQUENCIES = 1  # S; the sinusoids' rows of Linear1 are zero until they are trained
 TIME_SCALE = pi
-SHARPNESS = 4.0  # of a ramp's bend: it takes about 1/4 of the way between two nodes
-FINE = 32  # points per node at which change is measured
+SHARPNESS = 4.0  # of a ramp's bend, which takes about 1/4 of the interval between two nodes
+FINE = 32  # points per node at which the change is measured
 WORST_CONDITION = 1e5  # times the rounding of float32, 6e-8, is 6e-3 of the weights
 
 Matrix = Float[np.ndarray, "_ _"]
 
 
 class TimeBasis(NamedTuple):
-    """A time embedding and what it is at the nodes.
+    """A time embedding and its values at the nodes.
 
     Attributes:
-      parameters: of the `TimeEmbedding`, float32.
-      at_nodes: `[N, T]`, what the model computes from them in float32.
-      mixed: condition number of what Linear2 mixes, by which rounding grows.
-      condition: of `at_nodes`.
+      parameters: parameters of the `TimeEmbedding`, float32.
+      at_nodes: `[N, T]`, the values that the model computes from them in float32.
+      mixed: condition number of the functions that Linear2 mixes, which amplifies rounding.
+      condition: condition number of `at_nodes`.
     """
 
     parameters: dict[str, Float[np.ndarray, "..."]]
@@ -53,11 +53,11 @@ def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
     """The basis for N nodes.
 
     Args:
-      num_nodes: N.
-      width: T.
+      num_nodes: number of nodes N.
+      width: width T of the embedding.
 
     Raises:
-      InputError: if T is less than N, or the condition number is too bad for float32.
+      InputError: if T is less than N, or the condition number is too large for float32.
     """
     if width < num_nodes:
         raise InputError(
@@ -86,10 +86,10 @@ def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
 
 
 def check_condition(basis: TimeBasis) -> None:
-    """Rounding doesn't spoil the weights.
+    """Checks that rounding doesn't spoil the weights.
 
     Raises:
-      InputError: with the condition number, if it does.
+      InputError: if it does, naming the condition number.
     """
     worst = max(basis.mixed, basis.condition)
     if not worst < WORST_CONDITION:
@@ -100,13 +100,13 @@ def check_condition(basis: TimeBasis) -> None:
 
 
 def ramps(times: Float[np.ndarray, " _"], centres: Float[np.ndarray, " _"], slope: float) -> Matrix:
-    """`[times, T + 1]`: SiLU(c (t - t_k)), and 1."""
+    """The ramps SiLU(c (t - t_k)), and 1, as `[times, T + 1]`."""
     x = slope * (times[:, None] - centres)
     return np.column_stack((x / (1 + np.exp(-x)), np.ones(len(times))))
 
 
 def mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
-    """`[T + 1, T]`: Linear2, its bias last.
+    """Linear2 as a matrix `[T + 1, T]`, with its bias in the last row.
 
     Args:
       at_nodes: the ramps at the nodes, `[N, T + 1]`.
@@ -123,13 +123,13 @@ def mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
 
 
 def cosines(size: int) -> Matrix:
-    """The orthogonal matrix of the discrete cosine transform (DCT-II), a constant column first."""
+    """The orthogonal matrix of the discrete cosine transform (DCT-II), constant column first."""
     n, k = np.arange(size)[:, None] + 0.5, np.arange(size)
     return np.cos(pi * n * k / size) * np.where(k == 0, 1, np.sqrt(2)) / np.sqrt(size)
 
 
 def embed(parameters: dict[str, Float[np.ndarray, "..."]], num_nodes: int) -> Matrix:
-    """e(t) at the nodes of so many Lie-Trotter steps, as the model computes it: `[N, T]`."""
+    """e(t) at the nodes of N Lie-Trotter steps, as the model computes it: `[N, T]`."""
     times = jnp.asarray(grid("lie_trotter", num_nodes).reshape(-1))
     features = time_features(times, FREQUENCIES, TIME_SCALE)
     embedding = TimeEmbedding(parameters["output_bias"].size)

@@ -1,12 +1,12 @@
-"""A per-layer model turned into a neural ODE that is the same on its own grid.
+"""Turns a per-layer model into a neural ODE that computes the same on the model's grid.
 
 The classical residual block is a step of Lie-Trotter with dt = 1. With dt = 1/N it is the same if
-what writes to the residual stream, attention's and MLP's last linear and their biases, is N times
-as large. The layers then are values of W(t) at t_n = n/N, through which
+what writes to the residual stream, the last linears of attention and MLP with their biases, is N
+times as large. The layers are then values of W(t) at t_n = n/N. They are interpolated by
 
     kernel(t) = W0 + P e(t)      bias(t) = P e(t)      scale(t) = 1 + P e(t)
 
-is put by the P of minimum norm, around the mean over layers for W0, in float64.
+with P of minimum norm and W0 the mean over the layers, computed in float64.
 """
 
 from dataclasses import replace
@@ -20,15 +20,15 @@ from t5x_diffeq.exchange.time_basis import FREQUENCIES, TIME_SCALE, TimeBasis, m
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import OFFSET
 
-EMBEDDING = "time_embedding"  # under which each generated layer, or all of them, have it
+EMBEDDING = "time_embedding"  # its name in each generated layer, or beside all of them
 
 
 def ode_config(config: ModelConfig, width: int | None) -> ModelConfig:
     """The config of the ODE.
 
     Args:
-      config: of the per-layer model.
-      width: T; None: one for each layer.
+      config: config of the per-layer model.
+      width: T; None for the number of layers.
     """
     return replace(
         config,
@@ -45,11 +45,11 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
     """Parameters of the ODE from those of the per-layer model, and its time embedding.
 
     Args:
-      config: of the ODE.
-      params: of the per-layer model; its stacked weights are taken out, leaf by leaf.
+      config: config of the ODE.
+      params: parameters of the per-layer model; its stacked weights are removed, leaf by leaf.
 
     Raises:
-      InputError: if there is no good time embedding for it.
+      InputError: if no time embedding is well conditioned for its layers.
     """
     basis = make_time_basis(config.num_steps, config.time_embed_dim)
     inverse = np.linalg.pinv(basis.at_nodes)
@@ -76,17 +76,17 @@ def fit(
     has_base: bool,
     inverse: Float[np.ndarray, "T N"],
 ) -> tuple[Float[np.ndarray, "T ..."], Float[np.ndarray, "..."] | None]:
-    """P of minimum norm, and W0 if there is one: `offset + W0 + e(t_n) P = scale * leaf_n`.
+    """Solves `offset + W0 + e(t_n) P = scale * leaf_n` for P of minimum norm, and W0 if any.
 
     Args:
-      leaf: of all layers.
-      scale: see above.
-      offset: see above.
+      leaf: the leaf of all layers.
+      scale: factor on the leaf.
+      offset: value of the leaf where W0 and P are zero.
       has_base: whether there is a W0.
       inverse: pseudo-inverse of e at the nodes.
     """
     wanted = leaf.astype(np.float64) * scale - offset
     base = wanted.mean(0).astype(np.float32) if has_base else None
-    rest = wanted if base is None else wanted - base  # of W0 as it is stored: what it lacks, P has
+    rest = wanted if base is None else wanted - base  # W0 as stored: P makes up for its rounding
     P = inverse @ rest.reshape(len(rest), -1)
     return P.reshape(-1, *rest.shape[1:]).astype(np.float32), base

@@ -1,7 +1,7 @@
-"""Tokenizers as Hugging Face's library reads them, and as it leaves them.
+"""Tokenizers in the files that Hugging Face's library reads and writes.
 
-Whatever the tokenizer, a `tokenizer.json` is made for it where one can say the same, so that
-reading it takes no other library. A sentencepiece model goes along as `tokenizer.model`.
+Every tokenizer that a `tokenizer.json` can express is written as one, so that reading it takes no
+other library. A sentencepiece model is also written as `tokenizer.model`.
 """
 
 import json
@@ -20,8 +20,8 @@ from t5x_diffeq.runtime.errors import InputError
 MODEL_FILE = "tokenizer.model"
 JSON_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-SPACE = "\u2581"  # sentencepiece's sign for it
-BPE = 2  # sentencepiece's number for byte-pair encoding
+SPACE = "\u2581"  # sentencepiece's sign for a space
+BPE = 2  # sentencepiece's enum value for byte-pair encoding
 
 
 class Files(NamedTuple):
@@ -30,8 +30,8 @@ class Files(NamedTuple):
     Attributes:
       json: content of `tokenizer.json`, if there can be one.
       model: content of `tokenizer.model`, if it is a sentencepiece model.
-      settings: of `tokenizer_config.json`, besides those of every tokenizer.
-      lacking: what a user must know.
+      settings: keys of `tokenizer_config.json` besides those that every tokenizer has.
+      lacking: what these files can't express, for the user.
     """
 
     json: bytes | None = None
@@ -60,7 +60,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
 
 
 def end_of_text(tokenizer: Tokenizer) -> str | None:
-    """The token that ends a document, by name; bytes have none that text couldn't hold."""
+    """The name of the end-of-document token; bytes have none that no text could contain."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer.processor.id_to_piece(tokenizer.end_of_text)
     if isinstance(tokenizer, HuggingFaceTokenizer):
@@ -107,7 +107,7 @@ def _(tokenizer: ByteTokenizer) -> Files:
 
 @files_of.register
 def _(tokenizer: SentencePieceTokenizer) -> Files:
-    from sentencepiece import sentencepiece_model_pb2 as pb2  # it brings protobuf with it
+    from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
 
     proto = pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
     rules = proto.normalizer_spec
@@ -156,7 +156,7 @@ def sentencepiece_json(proto: Any) -> dict:
                 "special": piece.type in special,
             }
             for number, piece in enumerate(pieces)
-            # A single character needs no place apart: nothing merges with it.
+            # A single character needs no entry of its own: nothing merges with it.
             if piece.type in special or (piece.type == kind.USER_DEFINED and len(piece.piece) > 1)
         ],
         "normalizer": {
@@ -178,7 +178,7 @@ def sentencepiece_json(proto: Any) -> dict:
 
 
 def merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
-    """The merges of a byte-pair encoding, best first: every pair of pieces that makes a piece."""
+    """The merges of a byte-pair encoding, best first: every pair of pieces that forms a piece."""
     known = {piece for piece, _ in pieces}
     best_first = sorted(pieces, key=lambda piece: -piece[1])
     return [
@@ -190,7 +190,7 @@ def merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
 
 
 def bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
-    """A `model` of `tokenizer.json`."""
+    """The `model` section of `tokenizer.json`."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -206,27 +206,27 @@ def bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
 
 
 def byte_signs() -> list[str]:
-    """The printable sign that stands for each byte in byte-level encodings (GPT-2)."""
+    """The printable character that stands for each byte in byte-level encodings (GPT-2)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (chr(0x100 + n) for n in range(0x100))
     return [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
 
 
 def as_bytes(content: dict) -> bytes:
-    """JSON in UTF-8."""
+    """The content as JSON in UTF-8."""
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The file of a folder that `data.tokenizer` can name."""
+    """The folder's tokenizer file, which `data.tokenizer` can name; None if it has none."""
     return next((folder / n for n in (MODEL_FILE, JSON_FILE) if (folder / n).exists()), None)
 
 
 def token_of_id(file: Path, number: int) -> str:
-    """The name of a token in a tokenizer's file, by its number.
+    """The name of the token with this number in a tokenizer's file.
 
     Raises:
-      InputError: if it has no such token, or is no such file.
+      InputError: if the file has no such token, or is not a tokenizer's.
     """
     try:
         if file.suffix == ".json":

@@ -1,1 +1,1 @@
-"""Experiments: several runs, done once each, and the tables and figures that come of them."""
+"""Experiments: sets of runs, each done once, and the tables and figures made from them."""

@@ -1,4 +1,4 @@
-"""What `analyze` says of trained models: figures 2, 3 and 13, appendices E and F of the paper."""
+"""Analyses of trained models by `analyze`: figures 2, 3 and 13, appendices E and F of the paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ GROWTH_LAYOUTS = tuple(Layout(("text", "size"), "model", value) for value in GRO
 
 
 def analysis(trained: Run, kind: str, prompts: Sequence[str] = (), times: int = 201) -> Run:
-    """`analyze KIND` of a trained run, labelled as that is."""
+    """The run of `analyze KIND` on a trained run, with that run's labels."""
     name = f"{trained.name}-{kind}" + (f"-{len(prompts)}-prompts" if prompts else "")
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     given = tuple(f"--prompt={prompt}" for prompt in prompts)
@@ -28,7 +28,7 @@ def analysis(trained: Run, kind: str, prompts: Sequence[str] = (), times: int = 
 
 
 def pages(outcomes: Sequence[dict]) -> list[str]:
-    """Where the pages of the analyses are, as one paragraph."""
+    """The paths of the analyses' pages, as one paragraph."""
     found = [f"- {outcome['page']}" for outcome in outcomes if "page" in outcome]
     return ["Pages, with figures and arrays beside them:\n\n" + "\n".join(found)] if found else []
 
@@ -38,8 +38,8 @@ class Analyses(Comparison):
     """Analyses of the models of a comparison.
 
     Attributes:
-      kinds: of `analyze`; clustering is of particles and needs no model.
-      prompts: for Lyapunov exponents.
+      kinds: kinds of `analyze`; clustering simulates particles and needs no model.
+      prompts: prompts for Lyapunov exponents.
     """
 
     kinds: tuple[str, ...]
@@ -66,14 +66,14 @@ class Analyses(Comparison):
         return pages(outcomes)
 
 
-# Models of the study, small enough that all of its runs take about two hours of one core.
+# The study's models, small enough that all of its runs take about two hours on one core.
 SMALL: Keys = {
     "model.embed_dim": 64,
     "model.mlp_dim": 256,
     "train.total_steps": 600,
     "train.batch_size": 4,
 }
-# With the paper's initialisation W(t) moves faster, and embeddings alone decay, as in its runs.
+# With the paper's initialisation W(t) moves faster; only embeddings decay, as in the paper's runs.
 OF_INIT: dict[str, Keys] = {
     "invariant": {},
     "paper": {
@@ -86,9 +86,9 @@ OF_INIT: dict[str, Keys] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpectraStudy(Experiment):
-    """Do the spectra of attention and the MLP grow with depth? Appendix E on a laptop.
+    """Whether the spectra of attention and the MLP grow with depth: appendix E on a laptop.
 
-    GPT's and Llama's block, 12 and 16 steps, both initialisations, and the baseline.
+    GPT's and Llama's block, 12 and 16 solver steps, both initialisations, and the baseline.
     """
 
     layouts: tuple[Layout, ...] = tuple(

@@ -1,4 +1,4 @@
-"""ODE against baseline at equal steps, equal time and equal parameters."""
+"""ODE against baseline at equal optimizer steps, equal time and equal parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from t5x_diffeq.runtime.config_files import config_of
 
 @dataclass(frozen=True)
 class Contender:
-    """A model and how long it trains.
+    """A model and how long it is trained.
 
     Attributes:
-      name: in the tables.
-      variant: of the config.
-      lengths: of its trainings, in the config's own; each has a whole schedule of its own.
-      keys: of the config.
+      name: its name in the tables.
+      variant: variant of the config.
+      lengths: lengths of its trainings, as multiples of the config's; each has a full schedule.
+      keys: keys of the config that it sets.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Contender:
 
 
 def contenders(N: int, T: int) -> tuple[Contender, ...]:
-    """The baseline, and ODEs: the config's, narrower, narrower and growing deeper as it trains, and
-    with a baseline's parameters.
+    """The baseline, and four ODEs: the config's own, a narrower one, a narrower one whose depth
+    grows during training, and one with as many parameters as the baseline.
 
-    W0 and T matrices of P make N layers' parameters if T = N - 1.
+    W0 and the T matrices of P have as many parameters as N layers if T = N - 1.
     """
     narrow = {"model.time_embed_dim": T // 3}
     growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.5}
@@ -46,10 +46,10 @@ def contenders(N: int, T: int) -> tuple[Contender, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets(Experiment):
-    """Every contender at each of its lengths; those of one seed in turns, for their times.
+    """Every contender at each of its lengths, seed by seed so that times are comparable.
 
     Attributes:
-      config: its file; None: the text's own laptop config.
+      config: the config's file; None for the text's own laptop config.
     """
 
     config: str | None = None

@@ -1,4 +1,4 @@
-"""Trainings of a few models on one text that differ in a few keys: most experiments are such."""
+"""Trainings that differ in a few keys of the config, as in most experiments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from t5x_diffeq.experiments.runs import Label, Run, flags
 from t5x_diffeq.experiments.tokenizers import with_tokenizer
 from t5x_diffeq.runtime.config_files import config_of, flatten
 
-Choices = dict[str, tuple[Label, ...]]  # the values of a key in which runs differ
+Choices = dict[str, tuple[Label, ...]]  # the values of each key in which runs differ
 
 WIDTH = "model.time_embed_dim"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Experiment):
-    """Every choice of every variant, on every text and model, by every seed.
+    """Every choice of every variant, on every text and model, with every seed.
 
     Attributes:
-      variants: of the config (ode, baseline, shared), and the choices of each.
-      models: by config file, keys that all its runs set; empty: the text's own laptop config.
-      models_of: by the name of a text, its models where they are others.
+      variants: variants of the config (ode, baseline, shared), and the choices of each.
+      models: by config file, the keys that all its runs set; empty for the text's laptop config.
+      models_of: by the name of a text, its models where they differ.
     """
 
     variants: dict[str, Choices]
@@ -46,7 +46,7 @@ class Comparison(Experiment):
 
 
 def every(choices: Choices) -> list[Keys]:
-    """Every choice with every other."""
+    """All combinations of the choices."""
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
@@ -59,18 +59,18 @@ def training(
     seed: int,
     model: str | None = None,
 ) -> Run:
-    """One training, named by all that makes it what it is: experiments share runs of one name.
+    """One training, named after everything that sets it apart, so experiments can share it.
 
-    Its labels are text, size, model, seed, T, and the last words of the keys that it sets.
+    Its labels are text, size, model, seed, T, and the last part of each key that it sets.
 
     Args:
-      config: its file, such as "gpt_small.py".
-      text: its name.
-      of_text: its keys of the config.
-      variant: of the config.
-      choice: keys that it sets; what the file says anyhow is left out of command and name.
-      seed: of the config.
-      model: in tables, instead of the variant.
+      config: the config's file, such as "gpt_small.py".
+      text: the text's name.
+      of_text: keys of the config for the text.
+      variant: variant of the config.
+      choice: keys that it sets; the file's own values are left out of command and name.
+      seed: seed of the config.
+      model: the model's name in tables, instead of the variant.
     """
     own: Keys = flatten(config_of(config, variant))
     generated = own["model.weights"] == "time_dependent"
@@ -98,15 +98,15 @@ def training(
 
 
 def last_word(key: str) -> str:
-    """`optimizer.beta2` is beta2."""
+    """The last part of a key: `beta2` of `optimizer.beta2`."""
     return key.rpartition(".")[2]
 
 
 def in_name(value: object) -> str:
-    """A value of a key, as a part of a file's name."""
+    """A key's value, in a form that file names can contain."""
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def laptop_config(text: str) -> str:
-    """The text's own benchmark, if it has one."""
+    """The config file for a text on a laptop: its own, if it has one."""
     return "shakespeare.py" if text == "shakespeare" else "laptop.py"

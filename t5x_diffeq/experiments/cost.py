@@ -7,7 +7,7 @@ from t5x_diffeq.experiments.experiment import Experiment, Texts
 from t5x_diffeq.experiments.present import Layout
 from t5x_diffeq.experiments.runs import Run, flags
 
-WIDTHS = (20, 48, 72, 96, 120, 144)  # of table 6
+WIDTHS = (20, 48, 72, 96, 120, 144)  # the values of T in table 6
 VALUES = (
     *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
     "model: parameters",
@@ -16,10 +16,10 @@ VALUES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cost(Experiment):
-    """The step of the ODE model against its baseline's, in turns, for each T.
+    """The ODE model's optimizer step against its baseline's, timed alternately, for each T.
 
     Attributes:
-      config: its file, such as "gpt_medium.py".
+      config: the config's file, such as "gpt_medium.py".
       widths: the values of T.
     """
 

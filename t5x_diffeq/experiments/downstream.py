@@ -14,15 +14,15 @@ from t5x_diffeq.runtime.files import AnyPath
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores(Experiment):
-    """The paper's eleven tasks with no and with five examples; on a laptop, the text's own two.
+    """The paper's eleven tasks, zero-shot and five-shot; on a laptop, the text's own two tasks.
 
-    Figures 9 to 12 show the same numbers. A score has the harness's standard error over documents
-    in brackets, and over seeds after ±, if there are several; a paired test follows.
+    Figures 9 to 12 show the same numbers. A score is followed by its standard error over seeds
+    after ±, if there are several, and the harness's over documents in brackets, then a paired test.
 
     Attributes:
-      config: of the trainings; None: the text's own laptop config, and the text's own tasks.
-      variants: of the config.
-      keys: of the config.
+      config: config of the trainings; None for the text's own laptop config and own tasks.
+      variants: variants of the config.
+      keys: keys of the config that all trainings set.
     """
 
     config: str | None = None
@@ -54,14 +54,14 @@ class TaskScores(Experiment):
 
 
 def asked_run(trained: Run, name: str, shots: int, *arguments: str) -> Run:
-    """`evaluate` on tasks; its JSON, with every document's score, lies in a folder of its name."""
+    """The run of `evaluate` on tasks; its folder holds a JSON with every document's score."""
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     labels = {**trained.labels, "shots": shots}
     return Run(name, "evaluate", (*folders, *arguments), labels, trained.name)
 
 
 def own_tasks(trained: Run) -> list[Run]:
-    """The tasks of a run's own text, made and asked."""
+    """Runs that make the tasks of a run's own text and evaluate on them."""
     needs = trained.name
     tasks = f"{needs}-tasks"
     folder = f"{{output}}/{tasks}"
@@ -74,7 +74,7 @@ def own_tasks(trained: Run) -> list[Run]:
 
 
 def papers_tasks(trained: Run) -> list[Run]:
-    """The paper's, without and with five examples."""
+    """Runs that evaluate on the paper's tasks, zero-shot and five-shot."""
     return [
         asked_run(
             trained,

@@ -1,4 +1,4 @@
-"""Figures of outcomes: the table's numbers, and losses over the steps of training."""
+"""Figures of outcomes: the table's numbers, and losses over optimizer steps."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from t5x_diffeq.experiments.present import Layout, cells, grouped, in_order
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
-# Of each point the place across, the mean, and the standard error or None.
+# For each point its horizontal coordinate, the mean, and the standard error or None.
 Line = Sequence[tuple[float | str, float, float | None]]
 
 
@@ -21,14 +21,14 @@ def draw(
     output: AnyPath,
     comparable: bool = True,
 ) -> None:
-    """The layout's figures, .png and .pdf, if matplotlib is installed.
+    """Writes the layout's figures as .png and .pdf, if matplotlib is installed.
 
     Args:
-      outcomes: of the runs.
-      layout: of the figure.
-      path: of its files, without their endings; a figure over steps adds `_over_steps`.
+      outcomes: outcomes of the runs.
+      layout: layout of the figure.
+      path: path of its files without suffix; a figure over optimizer steps adds `_over_steps`.
       output: the folder of the runs.
-      comparable: with the paper's; else the figures say that they aren't.
+      comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
     caveat = "" if comparable else " (not comparable with the paper's)"
     try:
@@ -46,7 +46,7 @@ def draw(
 def write(
     plots: ModuleType, lines: dict[str, Line], across: str, up: str, log: bool, path: AnyPath
 ) -> None:
-    """Both files of a figure."""
+    """Writes both files of a figure."""
     figure = plots.means_with_errors(lines, across, up, log)
     for kind in ("png", "pdf"):
         write_whole(path.with_name(f"{path.name}.{kind}"), plots.image(figure, kind))
@@ -65,11 +65,11 @@ def lines_of_table(outcomes: Sequence[dict], layout: Layout) -> dict[str, Line]:
 
 
 def losses_over_steps(outcomes: Sequence[dict], layout: Layout, output: AnyPath) -> dict[str, Line]:
-    """The validation loss over the steps of training: a line for each cell, the mean over seeds.
+    """The validation loss over optimizer steps: a line for each cell, the mean over seeds.
 
     Args:
-      outcomes: of trainings, each with the name of its `run`.
-      layout: of the cells.
+      outcomes: outcomes of trainings, each with the name of its `run`.
+      layout: layout of the cells.
       output: the folder of the runs, whose metrics.jsonl are read.
     """
     lines = {}
@@ -84,13 +84,13 @@ def losses_over_steps(outcomes: Sequence[dict], layout: Layout, output: AnyPath)
 
 
 def losses(workdir: AnyPath) -> dict[int, float]:
-    """Validation losses by step; {} where the workdir is gone."""
+    """Validation losses by optimizer step; {} if the workdir is gone."""
     path = workdir / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; None of one value."""
+    """The mean and its standard error, which is None for a single value."""
     n = len(values)
     return mean(values), stdev(values) / n**0.5 if n > 1 else None

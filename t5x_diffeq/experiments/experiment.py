@@ -1,4 +1,4 @@
-"""What every experiment has: its runs, and what is shown of their outcomes."""
+"""The base class of experiments: the runs, and what is shown of their outcomes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
 Keys = Mapping[str, Any]  # values by key of the config
-Texts = Mapping[str, Keys]  # by the text's name, its keys of the config
+Texts = Mapping[str, Keys]  # by the text's name, the keys of the config for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Runs, and the tables and figures that are made of their outcomes.
+    """Runs, and the tables and figures made from their outcomes.
 
     Attributes:
       layouts: the tables, each with its figure.
-      seeds: how many seeds each training has, unless --seeds says otherwise.
+      seeds: number of seeds of each training, unless --seeds says otherwise.
     """
 
     layouts: tuple[Layout, ...] = ()
     seeds: int = 3
 
     def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
-        """All runs, or as many as the outcomes of those that are done determine.
+        """All runs, or those that can be known from the outcomes so far.
 
         Args:
-          texts: what to train on.
-          seeds: of the trainings.
-          done: outcomes by the name of their run.
+          texts: the texts to train on.
+          seeds: seeds of the trainings.
+          done: outcomes so far, by the name of their run.
 
         Raises:
           InputError: if there are too few texts, or too many.
@@ -42,17 +42,17 @@ class Experiment:
         """Further paragraphs in Markdown, shown after the tables.
 
         Args:
-          outcomes: of the runs that have labels.
+          outcomes: outcomes of the runs that have labels.
           output: the folder of the runs.
         """
         return []
 
 
 def need_text(texts: Texts) -> None:
-    """There is a text.
+    """Checks that there is a text.
 
     Raises:
-      InputError: if not.
+      InputError: if there is none.
     """
     if not texts:
         raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")

@@ -1,8 +1,8 @@
 """Figure 5 of the paper (section 6.2): trained with 18 steps on one text, tuned on another.
 
-W(t) is taken on grids of 9, 12, 18 and 24 steps and tuned as layer weights by LoRA, in full, or on
-the hypernetwork itself (which the paper does not do); the baseline has 24 layers all along. Both
-ways between the texts.
+W(t) is discretised on grids of 9, 12, 18 and 24 steps and tuned as layer weights, by LoRA or in
+full; or the hypernetwork itself is tuned (which the paper does not do). The baseline has 24 layers
+throughout. Each of the two texts is the first one once.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ STEPS = {"ode": 18, "baseline": 24}
 
 @dataclass(frozen=True, kw_only=True)
 class Figure5(Experiment):
-    """Training on each of two texts, and all ways of tuning on the other.
+    """Training on each of two texts, and every way of tuning on the other.
 
     Attributes:
-      config: of the trainings.
+      config: config of the trainings.
       base: keys of the trainings, by variant.
       tuning: keys of every tuning.
-      of_method: further keys, by method.
+      of_method: further keys of tunings, by method.
     """
 
     config: str
@@ -40,15 +40,15 @@ class Figure5(Experiment):
     seeds: int = 1
 
     def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
-        """All runs, each text's trainings before the tunings of what they trained.
+        """All runs, each training before its tunings.
 
         Args:
-          texts: two, or one beside the standard library.
-          seeds: of trainings and tunings.
-          done: not needed.
+          texts: two texts, or one besides the standard library.
+          seeds: seeds of trainings and tunings.
+          done: ignored.
 
         Raises:
-          InputError: if there are other texts.
+          InputError: if there are not two texts.
         """
         texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
         if len(texts) != 2:
@@ -95,5 +95,5 @@ class Figure5(Experiment):
 
 
 def of_tuning(text: Keys) -> Keys:
-    """A text's keys without the tokenizer, which is the run's that is tuned."""
+    """A text's keys without the tokenizer, which comes from the run that is tuned."""
     return {key: value for key, value in text.items() if key != KEY}

@@ -1,6 +1,6 @@
 """The paper's experiments at the size of a laptop, by the name of their table or figure.
 
-The text's name decides on the config: configs/shakespeare.py for `shakespeare`, else
+The text's name selects the config: configs/shakespeare.py for `shakespeare`, else
 configs/laptop.py.
 """
 

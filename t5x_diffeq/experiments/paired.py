@@ -1,7 +1,7 @@
 """A paired test over the documents of a task: two models answer the same questions.
 
-What makes a question hard is hard for both models, so the difference of their answers varies less
-than the answers do: the test finds smaller differences than two standard errors of separate means.
+A hard question is hard for both models, so the difference of their answers varies less than the
+answers do, and the test finds smaller differences than two standard errors of separate means.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ HEAD = "| text, task, shots | ODE - baseline | standard error | p | seeds | docu
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference of two models' accuracies.
+    """The difference of two models' accuracies.
 
     Attributes:
-      difference: of the means over documents and seeds.
+      difference: difference of the means over documents and seeds.
       error: its standard error.
-      p: two-sided, of no difference; by the normal approximation, so of hundreds of documents.
+      p: two-sided p-value by the normal approximation, so it takes hundreds of documents.
     """
 
     difference: float
@@ -32,11 +32,11 @@ class Paired:
 def paired(
     a: Float[np.ndarray, "seeds documents"], b: Float[np.ndarray, "seeds documents"]
 ) -> Paired:
-    """a - b, seed by seed and document by document.
+    """The paired difference a - b, seed by seed and document by document.
 
-    The variance over documents (of the mean over seeds) and, of several seeds, that over seeds (of
-    the mean over documents) are added: the claim is about other documents and other seeds. The sum
-    counts what belongs to a single seed and document twice, so it is on the safe side.
+    The variance over documents (of the mean over seeds) and, with several seeds, the variance over
+    seeds (of the mean over documents) are added: the claim is about other documents and other
+    seeds. The sum counts the part of a single seed and document twice, so it is conservative.
     """
     d = a - b
     variance = sum(
@@ -48,7 +48,7 @@ def paired(
 
 
 def paired_table(answers: Sequence[dict]) -> str:
-    """The table of tests, ODE against baseline.
+    """The table of paired tests, ODE against baseline.
 
     Args:
       answers: outcomes with the labels `text`, `shots`, `model`, `seed`, and `documents`: each
@@ -76,7 +76,7 @@ def paired_table(answers: Sequence[dict]) -> str:
 
 
 def whole_tasks(documents: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Tasks as the paper counts them: all subjects of MMLU are one."""
+    """Tasks as the paper counts them: all subjects of MMLU are one task."""
     whole: dict[str, list[float]] = {}
     for task in sorted(documents):
         name = "mmlu" if task.startswith("mmlu_") else task

@@ -1,9 +1,9 @@
 """The paper's experiments at its own sizes, by the name of their table or figure.
 
-Settings are those of the paper's text (section 6, appendices C and D) and, where our copy of it has
-lost a number, of the config files of the official code (SDML-KU/qkvflow, `config/`). Learning rate,
-batch, steps and T that are not named here stand in the models' own configs. The paper trains each
-model once; `--seeds=3` gives standard errors.
+Settings are those of the paper's text (section 6, appendices C and D) and, where our copy of it
+lacks a number, those of the official code's config files (SDML-KU/qkvflow, `config/`). Learning
+rate, batch size, steps and T are in the models' own configs unless they are set here. The paper
+trains each model once; `--seeds=3` gives standard errors.
 """
 
 from t5x_diffeq.experiments.analyses import GROWTH_LAYOUTS, Analyses
@@ -27,7 +27,7 @@ WIKITEXT: dict[str, Keys] = {
 }
 PERPLEXITY = tuple(Layout(("text", "size"), "model", value) for value in ("perplexity", "loss"))
 OVER_STEPS = (Layout(("text", "size"), "model", "perplexity", over_steps=True),)
-# All of a tuning but its method is as in the training before; every weight decays.
+# Apart from its method, a tuning has the settings of the training before; every weight decays.
 TUNING = {
     **WIKITEXT_RUN,
     "data.cross_documents": True,

@@ -10,16 +10,16 @@ from t5x_diffeq.experiments.runs import Label
 
 @dataclass(frozen=True)
 class Layout:
-    """Where outcomes stand.
+    """How outcomes are arranged in a table and a figure.
 
     Attributes:
-      row: labels that make a row.
-      column: the label that makes a column; in the figure, the axis.
-      value: the figure shown, such as "loss".
-      best_of: a label over which the lowest mean is taken, such as the learning rate, of those
-        with the most seeds; or None.
+      row: labels that define a row.
+      column: the label that defines a column; in the figure, the horizontal axis.
+      value: the number shown, such as "loss".
+      best_of: a label over which the lowest mean is taken, such as the learning rate, among the
+        values with the most seeds; or None.
       log: whether the figure's axis is logarithmic.
-      over_steps: whether a second figure shows the validation loss over the steps of training.
+      over_steps: whether a second figure shows the validation loss over optimizer steps.
     """
 
     row: tuple[str, ...]
@@ -32,13 +32,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Cell:
-    """Several seeds' mean.
+    """The mean over several seeds.
 
     Attributes:
-      values: of the seeds.
+      values: the values, one per seed.
       within: the mean standard error of a single value, over the documents of a task; or None.
-      at: of `best_of`, where the mean is lowest.
-      interior: whether its neighbours on both sides were tried.
+      at: the value of `best_of` at which the mean is lowest.
+      interior: whether the neighbours of `at` on both sides were tried.
     """
 
     values: tuple[float, ...]
@@ -48,12 +48,12 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean over seeds."""
         return mean(self.values)
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean; None of one seed."""
+        """The standard error of the mean; None for a single seed."""
         n = len(self.values)
         return stdev(self.values) / sqrt(n) if n > 1 else None
 
@@ -67,9 +67,9 @@ class Cell:
 
 
 def scores(outcomes: Sequence[dict]) -> list[dict]:
-    """The outcomes, and of each that ran tasks one more per task.
+    """The outcomes, and one more per task for each outcome of an evaluation on tasks.
 
-    Its `score` is the accuracy, its `score_error` the harness's standard error. Parts of a group of
+    `score` is the accuracy, `score_error` the harness's standard error. Members of a group of
     tasks (`mmlu_anatomy` beside `mmlu`) are left out.
     """
     found = list(outcomes)
@@ -93,7 +93,7 @@ def grouped(outcomes: Sequence[dict], layout: Layout) -> Group:
     found: Group = {}
     for outcome in outcomes:
         if layout.column not in outcome or layout.value not in outcome:
-            continue  # a run that only others need
+            continue  # a run that is only there for others
         row = tuple(outcome[label] for label in layout.row)
         tried = found.setdefault(row, {}).setdefault(outcome[layout.column], {})
         tried.setdefault(outcome[layout.best_of] if layout.best_of else None, []).append(outcome)
@@ -109,7 +109,7 @@ def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, C
 
 
 def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
-    """The cell of the lowest mean, of those with the most seeds."""
+    """The cell with the lowest mean, among those with the most seeds."""
     values = {at: tuple(each[value] for each in found) for at, found in tried.items()}
     seeds = max(map(len, values.values()))
     at = min((each for each in values if len(values[each]) == seeds), key=lambda a: mean(values[a]))
@@ -122,14 +122,14 @@ def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
 
 
 def in_order(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:
-    """All columns: numbers from low to high, words as they come."""
+    """All columns: numbers in increasing order, words in the order in which they appear."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     words = any(isinstance(column, str) for column in columns)
     return columns if words else sorted(columns)
 
 
 def markdown(outcomes: Sequence[dict], layout: Layout) -> str:
-    """The table."""
+    """The table in Markdown."""
     rows = cells(outcomes, layout)
     columns = in_order(rows)
     lines = [

@@ -1,7 +1,7 @@
-"""Prompts for figure 3 and appendix F: in each, the next word depends on one that came before.
+"""Prompts for figure 3 and appendix F: in each, the next word depends on an earlier one.
 
-The paper shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the word that
-an ordinal asks for (`match` after a Go player's fourth). These are sentences of our own of that
+The paper shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the noun that
+an ordinal calls for (`match` after a Go player's fourth). These are sentences of our own of that
 kind.
 """
 

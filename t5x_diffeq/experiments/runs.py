@@ -1,4 +1,4 @@
-"""Runs of an experiment: each a command, done once, its outcome a line of `results.jsonl`."""
+"""Runs of an experiment: commands, each run once, with its outcome a line of `results.jsonl`."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class StoppedError(Exception):
     """A run was stopped, and saved.
 
     Args:
-      status: its exit status.
+      status: the run's exit status.
     """
 
     def __init__(self, status: int):
@@ -37,11 +37,11 @@ class Run:
     """A command of an experiment.
 
     Attributes:
-      name: of the run, and of its workdir if it has one.
-      verb: that it calls.
-      arguments: of the verb; `{output}` stands for the experiment's folder.
-      labels: where its outcome stands in table and figure.
-      needs: the name of a run that comes before, in the same part.
+      name: name of the run, and of its workdir if it has one.
+      verb: the verb that it calls.
+      arguments: arguments of the verb; `{output}` stands for the experiment's folder.
+      labels: the place of its outcome in tables and figures.
+      needs: the name of a run that must come before it, in the same part.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Run:
 
 
 def flags(values: Mapping[str, object]) -> tuple[str, ...]:
-    """`--config.KEY=VALUE` of each."""
+    """`--config.KEY=VALUE` for each value."""
     return tuple(f"--config.{key}={value}" for key, value in values.items())
 
 
 def part_of(runs: Sequence[Run], part: int, parts: int) -> list[Run]:
-    """The runs of one of several parts: a run and all that need it stay together."""
+    """The runs of one of several parts; a run and all runs that need it stay together."""
     by_name, roots = {run.name: run for run in runs}, []
 
     def root(run: Run) -> str:
@@ -77,7 +77,7 @@ def part_of(runs: Sequence[Run], part: int, parts: int) -> list[Run]:
 
 
 def read_results(output: Path) -> dict[str, dict]:
-    """Outcomes by the name of their run; a last line that was half written counts for nothing."""
+    """Outcomes by the name of their run; an incomplete last line is ignored."""
     found = {}
     for path in sorted(output.glob("results*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
@@ -88,16 +88,16 @@ def read_results(output: Path) -> dict[str, dict]:
 
 
 def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None:
-    """Does the runs that have no outcome yet, one after the other.
+    """Carries out the runs that have no outcome yet, one after the other.
 
     Args:
-      runs: in their order.
-      output: the experiment's folder: workdirs, a log of each run, results.
-      results: the file that outcomes are added to.
+      runs: the runs, in order.
+      output: the experiment's folder, which holds workdirs, a log of each run, and results.
+      results: name of the file to which outcomes are appended.
 
     Raises:
-      RunError: if one fails, naming it and its log.
-      StoppedError: if one was stopped and saved.
+      RunError: if a run fails, naming it and its log.
+      StoppedError: if a run was stopped and saved.
     """
     output.mkdir(parents=True, exist_ok=True)
     done = read_results(output)
@@ -119,7 +119,7 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
 
 
 def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
-    """How long runs may take: each as long as those of its verb that are done, on average."""
+    """An estimate for the remaining runs: each takes its verb's mean time so far."""
     left = [run for run in runs if run.name not in done]
     taken: dict[str, list[float]] = {run.verb: [] for run in left}
     for outcome in done.values():
@@ -132,14 +132,14 @@ def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
 
 
 def otherwise(run: Run, outcome: dict) -> str:
-    """How the arguments that an outcome came of differ from the run's now, if they do."""
+    """How the arguments behind an outcome differ from the run's current ones, if they do."""
     then = outcome.get("arguments", run.arguments)
     changed = [each for each in then if each not in run.arguments]
     return f", with {' '.join(changed)}" if changed else ""
 
 
 def call(run: Run, output: Path) -> str:
-    """Runs the command, its words in a log; returns its standard output.
+    """Runs the command, with its messages in a log; returns its standard output.
 
     Raises:
       RunError: if it fails.
@@ -165,13 +165,13 @@ def last_line(log: Path) -> str:
 
 
 def figures(run: Run, output: Path, said: str) -> dict:
-    """The numbers of an outcome: of training, its last evaluation; else what the verb printed.
+    """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
-    Of several lines, each with a name, a key is `name: key`.
+    If the verb printed several lines, each with a name, a key is `name: key`.
     """
     if run.verb not in TRAINING:
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        if run.verb == "analyze":  # its last line is the path of its page
+        if run.verb == "analyze":  # the last line that it prints is its page's path
             return {"page": said.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
@@ -193,11 +193,11 @@ def figures(run: Run, output: Path, said: str) -> dict:
 
 
 def training_seconds(metrics: list[dict], tokens: int) -> float:
-    """What the training steps took: without start, compilation and evaluations.
+    """The time that the optimizer steps took, without start, compilation and evaluations.
 
     Args:
-      metrics: a run's lines.
-      tokens: of a training step.
+      metrics: the lines of the run's metrics.jsonl.
+      tokens: tokens of an optimizer step.
     """
     seconds, before = 0.0, 0
     for line in metrics:
@@ -208,16 +208,16 @@ def training_seconds(metrics: list[dict], tokens: int) -> float:
 
 
 def told(outcome: dict) -> str:
-    """What one wants to read of an outcome at once."""
+    """An outcome in a few words, for the console."""
     if "loss" in outcome:
         return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
     return "done"
 
 
 def add_line(path: Path, outcome: dict) -> None:
-    """Adds an outcome, on disk before the next run begins."""
+    """Appends an outcome, so that it is on disk before the next run begins."""
     if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("ab") as file:  # a line that was half written
+        with path.open("ab") as file:  # drop an incomplete line
             file.truncate(path.read_bytes().rfind(b"\n") + 1)
     with path.open("ab") as file:
         file.write(json.dumps(outcome).encode() + b"\n")

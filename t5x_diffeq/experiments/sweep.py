@@ -13,24 +13,24 @@ Group = tuple[str, str]  # text, variant
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Experiment):
-    """Variants on every text, each at the best value of one key, by three seeds.
+    """Variants on every text, each at the best value of one key, with several seeds.
 
     The first seed tries each variant's values, then half the smallest or twice the largest while
-    that one is the best: the optimum is interior. The other seeds come at the optimum alone.
+    that one is the best, so the optimum is interior. The other seeds run only at the optimum.
 
     Attributes:
-      key: of the config.
-      variants: the values that each begins with.
+      key: the key of the config.
+      variants: by variant, the values to begin with.
     """
 
     key: str
     variants: dict[str, tuple[float, ...]]
 
     def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
-        """The runs, as far as what is done says which they are.
+        """The runs that the outcomes so far determine.
 
-        Runs come in rounds, each when all of the one before are done, so that more of them leave
-        those before where they are: jobs of an array agree on whose they are.
+        Runs come in rounds, each added when the previous round is done. A new round leaves the
+        order of earlier runs unchanged, so the jobs of an array agree on which runs are whose.
         """
         need_text(texts)
 
@@ -59,7 +59,7 @@ class Sweep(Experiment):
 
 
 def beyond(losses: dict[float, float]) -> list[float]:
-    """What to try next after losses by value: the neighbour that the best one lacks, if any."""
+    """The values to try next: the neighbour that the best value lacks, if it is at an end."""
     best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []

@@ -1,6 +1,6 @@
-"""The paper's tokenizers: where they are, and whether a run was trained with them.
+"""The paper's tokenizers: where they are found, and whether a run was trained with them.
 
-A perplexity is per token: it can be compared with the paper's under the paper's tokenizer alone.
+Perplexity is per token, so it is comparable with the paper's only under the paper's tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, place
 
-OWN = "own"  # --tokenizers=own: one is trained on the text
+OWN = "own"  # --tokenizers=own: train a tokenizer on the text
 KEY = "data.tokenizer"
-# By architecture: the name for `{tokenizer}` and the file for `{tokenizer_file}` in a text's keys.
+# By architecture, what replaces `{tokenizer}` and, as a file, `{tokenizer_file}` in a text's keys.
 NAMES = {"gpt": "gpt2", "llama": "llama"}
 FILES = {"gpt": "gpt2.json", "llama": "llama.model"}
 SOURCES = {
     "gpt2.json": "https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",
     "llama.model": "https://huggingface.co/NousResearch/Llama-2-7b-hf/resolve/main/tokenizer.model",
 }
-# What they make of a text: it tells them from other tokenizers with as many tokens.
+# Its tokens tell the paper's tokenizers from others with as many tokens.
 TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
 def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """A text's keys, with the model's tokenizer in place of the placeholders."""
+    """A text's keys, with the model's tokenizer substituted for the placeholders."""
     name, file = NAMES[architecture], FILES[architecture]
     return {
         key: value.replace("{tokenizer}", name).replace("{tokenizer_file}", file)
@@ -38,10 +38,10 @@ def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, A
 
 
 def check_tokenizers(runs: Sequence[Run]) -> None:
-    """The files of tokenizers that trainings name are there.
+    """Checks that the tokenizer files that the trainings name exist.
 
     Raises:
-      InputError: if one isn't, with the address that it can be had from.
+      InputError: if one doesn't, with the address to download it from.
     """
     given = f"--config.{KEY}="
     paths = [each.removeprefix(given) for run in runs for each in run.arguments if given in each]
@@ -56,7 +56,7 @@ def check_tokenizers(runs: Sequence[Run]) -> None:
 
 
 def is_papers(tokenizer: Tokenizer | None, architecture: str) -> bool:
-    """Whether the tokenizer is the one that the paper gives models of the architecture."""
+    """Whether the tokenizer is the one that the paper uses for the architecture."""
     if tokenizer is None:
         return False
     (tokens,) = tokenizer.encode([TEXT])
@@ -64,7 +64,7 @@ def is_papers(tokenizer: Tokenizer | None, architecture: str) -> bool:
 
 
 def remark(runs: Sequence[Run], output: AnyPath) -> list[str]:
-    """Says which trainings can't be compared with the paper's; nothing if all can."""
+    """A remark on the trainings that can't be compared with the paper's; empty if all can."""
     others = []
     for run in runs:
         if run.verb == "train":

@@ -1,1 +1,1 @@
-"""Text, scores and tasks from a model that was trained."""
+"""Text, scores and tasks from a trained model."""

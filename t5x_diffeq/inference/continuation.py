@@ -1,4 +1,4 @@
-"""What a model says after a prompt, token by token, until it is to end."""
+"""A prompt's continuation, token by token, until a stop or the limit is reached."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,13 +11,13 @@ class Continuation:
     """A prompt and what follows it.
 
     Args:
-      tokenizer: of both.
-      prompt: its tokens.
-      stops: texts, none of them empty, at which to end.
-      limit: end after so many tokens; None: never for that.
+      tokenizer: the tokenizer of both.
+      prompt: the prompt's tokens.
+      stops: non-empty texts, at each of which the continuation ends.
+      limit: most tokens to add; None for no limit.
 
     Attributes:
-      ended: whether nothing more is to follow.
+      ended: whether the continuation is complete.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Continuation:
         self.ended = False
 
     def add(self, token: int) -> None:
-        """One token more, unless it has ended; with it, it may."""
+        """Adds a token, which may end the continuation; does nothing if it has ended."""
         if self.ended or token == self.tokenizer.end_of_text:
             self.ended = True
             return
@@ -41,7 +41,7 @@ class Continuation:
         self.ended = len(self.tokens) == self.limit or any(stop in found for stop in self.stops)
 
     def uncut(self) -> str:
-        """The text after the prompt, and the stop that ended it."""
+        """The text after the prompt, including the stop that ended it."""
         whole = self.tokenizer.decode(self.prompt + self.tokens)
         return whole[len(self.tokenizer.decode(self.prompt)) :]
 
@@ -57,11 +57,11 @@ class Continuation:
 
 
 def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Iterator[None]:
-    """Adds a generated token to each row at a time, until all rows have ended.
+    """Adds the generated tokens to the rows, one token each at a time, until all rows have ended.
 
     Args:
-      rows: to add to.
-      generated: a token per row at a time; those of further rows are left out.
+      rows: the continuations to extend.
+      generated: yields one token per row; tokens of any further rows are ignored.
     """
     for tokens in generated:
         for row, token in zip(rows, tokens.tolist(), strict=False):

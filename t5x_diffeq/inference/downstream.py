@@ -10,10 +10,10 @@ from t5x_diffeq.training.setup import Setup
 
 
 def check_harness(asked_by: str) -> None:
-    """The harness is installed.
+    """Checks that lm-evaluation-harness is installed.
 
     Raises:
-      InputError: if not; `asked_by` is what needs it.
+      InputError: if it is not installed, naming `asked_by`, the flag or key that needs it.
     """
     if not importlib.util.find_spec("lm_eval"):
         raise InputError(
@@ -22,13 +22,13 @@ def check_harness(asked_by: str) -> None:
 
 
 class Downstream:
-    """The tasks that a config names, loaded once; false if it names none.
+    """The tasks that a config names, loaded once; falsy if it names none.
 
     Args:
       tasks: `config.tasks`.
 
     Raises:
-      InputError: naming a key, if one can't be used.
+      InputError: if the value of a key can't be used, naming the key.
     """
 
     def __init__(self, tasks: ConfigDict):
@@ -49,13 +49,13 @@ class Downstream:
     def run(
         self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int
     ) -> dict[str, float]:
-        """`tasks/piqa/acc` and the like of a model as it is; the table is shown.
+        """Runs the tasks; returns `tasks/piqa/acc` and the like, and prints the table.
 
         Args:
-          setup: of the run.
+          setup: the run's setup.
           params: the model's parameters.
-          tokenizer: the run's.
-          batch_size: sequences of the model's length that go through it at once.
+          tokenizer: the run's tokenizer.
+          batch_size: sequences of the model's full length per batch.
         """
-        assert self.tasks is not None  # callers ask first whether there are tasks
+        assert self.tasks is not None  # callers check first that there are tasks
         return self.harness.evaluate(setup, params, tokenizer, batch_size, self.tasks)

@@ -41,13 +41,13 @@ BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
 
 
 class Tasks(NamedTuple):
-    """What is to be run.
+    """The tasks to run.
 
     Attributes:
-      names: of tasks and groups of tasks.
-      shots: examples in each context; None: as many as the task itself says.
-      limit: only so many of each task's documents, the first; None: all.
-      manager: the harness's, which knows them.
+      names: names of tasks and of groups of tasks.
+      shots: examples in each context; None for the task's own number.
+      limit: only the first `limit` documents of each task; None for all.
+      manager: the harness's task manager, which finds the tasks.
     """
 
     names: list[str]
@@ -57,7 +57,7 @@ class Tasks(NamedTuple):
 
 
 def task_names(asked: Sequence[str]) -> list[str]:
-    """Each once, and for `paper` the eleven of the paper."""
+    """The names without repetitions, and with `paper` replaced by the paper's eleven tasks."""
     names = [name for each in asked for name in (PAPER if each == "paper" else (each,))]
     return list(dict.fromkeys(names))
 
@@ -69,17 +69,17 @@ def load_tasks(
     limit: int | None = None,
     asked_by: str = "--tasks",
 ) -> Tasks:
-    """The tasks, found and loaded once: what speaks against them is told before a model is loaded.
+    """Finds and loads the tasks once, so that errors are reported before a model is loaded.
 
     Args:
-      asked: names, among them maybe `paper`.
-      shots: as in `Tasks`.
+      asked: names, which may include `paper`.
+      shots: see `Tasks`.
       include_path: folder of the user's task files.
-      limit: as in `Tasks`.
-      asked_by: the flag or key of the names.
+      limit: see `Tasks`.
+      asked_by: the flag or key that holds the names.
 
     Raises:
-      InputError: if there is none of a name, or its data can't be had.
+      InputError: if there is no task of a name, or its data can't be loaded.
     """
     names = task_names(asked)
     if include_path and not os.path.isdir(include_path):
@@ -92,7 +92,7 @@ def load_tasks(
 
 
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
-    """The user's task files alone if they have all the names; else the harness's thousands too."""
+    """Reads the user's task files only if they have all names; else the harness's thousands too."""
     if include_path:
         own = TaskManager(include_path=include_path, include_defaults=False)
         if set(names) <= set(own.all_subtasks):
@@ -101,10 +101,10 @@ def manager_of(names: list[str], include_path: str | None) -> TaskManager:
 
 
 def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
-    """The task can be had.
+    """Checks that the task can be loaded.
 
     Raises:
-      InputError: if not.
+      InputError: if there is no such task, or it can't be loaded.
     """
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=1)
@@ -112,7 +112,7 @@ def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
         raise InputError(f"{asked_by}: there is no task {name!r}; {hint}")
     try:
         manager.load([name])
-    except Exception as error:  # of the network, of the data, of the task's own code
+    except Exception as error:  # from the network, the data or the task's own code
         message = " ".join(str(error).split())[:200]
         raise InputError(
             f"{asked_by}: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
@@ -123,17 +123,17 @@ def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
 def evaluate(
     setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
 ) -> dict[str, float]:
-    """Every number of the tasks' results; the harness's table is shown."""
+    """Runs the tasks; returns every number of the results, and prints the harness's table."""
     return flat(show(run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks)))
 
 
 def evaluate_run(
     run: Run, tokenizer: Tokenizer, batch_size: int, tasks: Tasks, folder: AnyPath
 ) -> dict[str, float | int | str]:
-    """Runs the tasks; shows the harness's table, and keeps its JSON in the folder.
+    """Runs the tasks, prints the harness's table, and writes its JSON to the folder.
 
-    The JSON also holds each document's accuracy, for paired tests: `documents`, by task, in the
-    order of the task's documents.
+    For paired tests, the JSON also holds each document's accuracy under `documents`, by task, in
+    the order of the task's documents.
 
     Returns:
       The grid, and every number of the results.
@@ -154,7 +154,7 @@ def evaluate_run(
 
 
 def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
-    """The harness's results, as it makes them."""
+    """The harness's results, with each document's accuracy in place of its sample."""
     with quiet():
         results = simple_evaluate(
             lm,
@@ -170,7 +170,7 @@ def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
 
 
 def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
-    """Each task's accuracy of every document, of tasks that measure one."""
+    """The accuracy of every document, by task, for the tasks that measure accuracy."""
     return {
         task: [float(each["acc"]) for each in sorted(of_task, key=lambda each: each["doc_id"])]
         for task, of_task in samples.items()
@@ -180,9 +180,9 @@ def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The harness prints on standard error, on process 0 alone, and forks no processes."""
+    """Makes the harness print to standard error, on process 0 only, and fork no processes."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with threads may hang
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # forking a multithreaded process may hang
     with contextlib.ExitStack() as stack:
         if jax.process_index():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -192,7 +192,7 @@ def quiet() -> Iterator[None]:
 
 
 def show(results: dict) -> dict:
-    """The same; says them as tables of tasks and of groups, with standard errors."""
+    """Prints the results as tables of tasks and of groups, with standard errors; returns them."""
     for kind in ("results", "groups"):
         if results.get(kind):
             say(*table_of(results, kind))
@@ -200,12 +200,12 @@ def show(results: dict) -> dict:
 
 
 def number_of(value: object) -> str:
-    """A cell of the table; empty for None."""
+    """The text of a table cell; empty for None."""
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def table_of(results: dict, kind: str) -> list[str]:
-    """A line for each number of the tasks ("results") or of the groups of tasks ("groups")."""
+    """A line for each number of the tasks ("results") or of the groups ("groups")."""
     lines = [["task" if kind == "results" else "group", "filter", "shots", "metric", "value", "±"]]
     for task, metrics in results[kind].items():
         name, shots = str(metrics.get("alias", task)), str(results["n-shot"].get(task, ""))
@@ -215,12 +215,12 @@ def table_of(results: dict, kind: str) -> list[str]:
                 continue
             error = metrics.get(f"{metric}_stderr,{kept}")
             lines.append([name, kept, shots, metric, number_of(value), number_of(error)])
-            name = shots = ""  # once for each task
+            name = shots = ""  # shown once per task
     return aligned(lines, left=(0, 1, 3))
 
 
 def flat(results: dict) -> dict[str, float]:
-    """`tasks/piqa/acc`, `tasks/piqa/acc_stderr`, ..: every number of the results."""
+    """Every number of the results: `tasks/piqa/acc`, `tasks/piqa/acc_stderr` and so on."""
     values = {}
     for task, metrics in results["results"].items():
         for name, value in metrics.items():

@@ -1,9 +1,9 @@
-"""A trained run as a model of lm-evaluation-harness, which asks for three kinds of things.
+"""A trained run as a model of lm-evaluation-harness, which makes three kinds of requests.
 
-Every process of several answers all requests, together with the others: the harness sees one.
-Windows over long texts are the harness's own: one behind the other, each as long as the model
-takes, the last moved back to be as long; each token is predicted once, and a text's first from the
-token that ends documents.
+With several processes, all of them answer every request together, so the harness sees one model.
+Windows over long texts are the harness's own: consecutive, each of the model's full length, the
+last one moved back to be as long. Each token is predicted once, and the first token of a text from
+the end-of-document token.
 """
 
 import zlib
@@ -24,18 +24,18 @@ from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.training.setup import Setup
 
-SEED = 0  # of what is sampled
+SEED = 0  # for sampling
 
 
 class DiffEqLM(TemplateLM):
-    """A model on the devices of a setup, as the harness asks it.
+    """A model on the devices of a setup, behind the harness's interface.
 
     Args:
       setup: model and mesh.
       params: the model's parameters.
-      tokenizer: the run's.
-      batch_size: sequences of the model's length that go through it at once.
-      facts: what the harness's results are to say of the model.
+      tokenizer: the run's tokenizer.
+      batch_size: sequences of the model's full length per batch.
+      facts: what the harness's results record about the model.
     """
 
     def __init__(
@@ -48,24 +48,24 @@ class DiffEqLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends documents; it also opens them."""
+        """The end-of-document token, which also opens documents."""
         return self.text.end_of_text
 
     def get_model_info(self) -> dict:
-        """What the harness notes of the model."""
+        """What the harness records about the model."""
         return self.facts
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: object
     ) -> list[int]:
-        """The tokens of a text, and no others."""
+        """The tokens of a text, with no special tokens added."""
         (tokens,) = self.text.encode([string])
         return tokens.tolist()
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): log p, and whether greedy generation would say it."""
+        """For each (context, continuation): log p, and whether greedy decoding would produce it."""
         return super().loglikelihood(requests, disable_tqdm)
 
     def _loglikelihood_tokens(
@@ -79,12 +79,12 @@ class DiffEqLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """log p of each whole text."""
+        """The log p of each whole text."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         return [total for total, _ in self.summed([self.sequels([], text) for text in texts])]
 
     def sequels(self, context: list[int], continuation: list[int]) -> list[Sequel]:
-        """The continuation's tokens in windows that the model takes."""
+        """The continuation's tokens, in windows of at most the model's length."""
         context = context or [self.prefix_token_id]
         if len(continuation) <= self.max_length:
             tokens = (context + continuation)[-self.max_length - 1 :]
@@ -93,7 +93,7 @@ class DiffEqLM(TemplateLM):
         return [Sequel(a + b, len(b)) for a, b in map(make_disjoint_window, windows)]
 
     def summed(self, requests: list[list[Sequel]]) -> list[tuple[float, bool]]:
-        """Sum of log p, and whether all is greedy, of each request's windows."""
+        """For each request: the sum of log p over its windows, and whether all are greedy."""
         scores = iter(self.score([sequel for windows in requests for sequel in windows]))
         results = []
         for windows in requests:
@@ -102,9 +102,9 @@ class DiffEqLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """What follows each context, up to its stops or as many tokens as are asked for.
+        """The continuation of each context, up to a stop or the number of tokens asked for.
 
-        A context that leaves no room for these is truncated on the left, but never below half of
+        A context that leaves no room for them is truncated on the left, but never below half of
         the model's length; the generated text then ends at the model's length.
         """
         rows, groups = [], defaultdict(list)
@@ -128,7 +128,7 @@ class DiffEqLM(TemplateLM):
         return [row.following() for row, _ in rows]
 
     def asked(self, context: str, given: dict) -> tuple[Continuation, Sampling]:
-        """A context's tokens, where to end, and how to draw."""
+        """A context's tokens with its stops and limit, and how to sample."""
         tokens = self.tok_encode(context) or [self.prefix_token_id]
         room = min(given["max_gen_toks"], self.max_length // 2)
         prompt = tokens[-(self.max_length - room) :]
@@ -144,7 +144,7 @@ class DiffEqLM(TemplateLM):
     def continue_rows(
         self, rows: list[tuple[Continuation, jax.Array]], count: int, sampling: Sampling
     ) -> None:
-        """Adds tokens to the rows, filled up to `count` of them, until all have ended."""
+        """Adds tokens to the rows, padded to `count` rows, until all have ended."""
         missing = count - len(rows)
         prompts = [row.prompt for row, _ in rows] + [[self.prefix_token_id]] * missing
         keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)

@@ -1,4 +1,4 @@
-"""Generation of text: the prompts are read at once, then a token of each row at a time."""
+"""Text generation: the prompts are read at once, then one token per row is drawn at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Sampling:
     """How a token is drawn.
 
     Attributes:
-      temperature: of the softmax; 0 takes the likeliest token.
-      top_k: among so many likeliest; None: all.
-      top_p: among the likeliest that together have this probability (Holtzman et al. 2020).
+      temperature: temperature of the softmax; 0 takes the likeliest token.
+      top_k: draw among this many likeliest tokens; None for all.
+      top_p: draw among the likeliest that together have this probability (Holtzman et al. 2020).
     """
 
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
         if self.top_p < 1:
             descending = jnp.sort(logits, axis=-1, descending=True)
             p = jax.nn.softmax(descending, axis=-1)
-            kept = jnp.cumsum(p, axis=-1) - p < self.top_p  # those before leave room for it
+            kept = jnp.cumsum(p, axis=-1) - p < self.top_p  # likelier ones sum to less than top_p
             lowest = jnp.where(kept, descending, jnp.inf).min(-1, keepdims=True)
             logits = jnp.where(logits < lowest, -jnp.inf, logits)
         return jax.random.categorical(key, logits).astype(jnp.int32)
@@ -57,7 +57,7 @@ def make_weights(model: LanguageModel) -> Callable[[dict], list[Weights]]:
 
 @cache
 def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple[Array, Cache]]:
-    """The jitted function that reads tokens and draws the next one of each row."""
+    """The jitted function that reads tokens and draws the next token of each row."""
 
     @partial(jax.jit, donate_argnames="cache")
     def extend(
@@ -69,7 +69,7 @@ def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple
         keys: Array,
         cache: Cache,
     ) -> tuple[Int[Array, " B"], Cache]:
-        """The token after position `last` of `tokens` in each row, and the cache with these."""
+        """The token after index `last` of each row of `tokens`, and the cache with these tokens."""
         places = Places(positions)
         variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
         y, cache = read(variables, tokens, places, weights, cache)
@@ -85,7 +85,7 @@ def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def sharded_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
-    """An empty cache, made where it will live."""
+    """An empty cache, made on the devices where it stays."""
     axes = (None, "batch", "length", "heads", "head_dim")
     empty = empty_cache(config, batch_size, length)
     return {name: nn.with_logical_constraint(leaf, axes) for name, leaf in empty.items()}
@@ -99,18 +99,18 @@ def generate(
     sampling: Sampling,
     key: Array,
 ) -> Iterator[Int[np.ndarray, " B"]]:
-    """The next token of every row, again and again; the caller stops when it has enough.
+    """Yields the next token of every row, until the caller has enough or `max_tokens` are drawn.
 
-    The weights of the grid are made once, and keys and values of all tokens read are kept. The
-    first token comes with the prompts, each later one from one compiled step.
+    The weights of the grid are made once, and the keys and values of all tokens are cached. The
+    first token comes from reading the prompts, each later one from one compiled step.
 
     Args:
       model: the model.
       params: its parameters.
-      prompts: at least one token each. On a mesh, as many as it divides.
-      max_tokens: at most so many. What a row is given beyond the model's length means nothing.
+      prompts: at least one token each. Their number must be divisible by the mesh's batch shards.
+      max_tokens: most tokens to draw. Tokens beyond the model's length are meaningless.
       sampling: how tokens are drawn.
-      key: decides the draw; or one for each row, which then is drawn as it would be alone.
+      key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
     weights, extend = make_weights(model)(params), make_extend(model, sampling)
     keys = key if key.ndim else jax.random.split(key, len(prompts))

@@ -1,7 +1,7 @@
-"""Log-likelihoods: how likely a model finds given tokens, and whether it would say them itself.
+"""Log-likelihoods of given tokens, and whether greedy decoding would produce them.
 
-A sequence is padded to one of a few lengths, which its own length decides, and goes through the
-model with others of that length. So few programs are compiled, and numbers don't depend on company.
+Sequences are padded to one of a few lengths and batched with others of that padded length, so that
+few programs are compiled and a score doesn't depend on the other sequences of its batch.
 """
 
 from collections import defaultdict
@@ -21,16 +21,16 @@ from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.training.losses import chunk_choices, token_losses
 from t5x_diffeq.training.setup import Setup
 
-SHORTEST = 128  # padded lengths are this, doubled until the model's own
+SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
 
 
 @dataclass(frozen=True)
 class Sequel:
-    """Tokens, of which the last `count` are judged by those before them.
+    """Tokens, of which the last `count` are scored given those before them.
 
     Attributes:
-      tokens: at most one more than the model's length.
-      count: less than there are tokens.
+      tokens: at most one token more than the model's length.
+      count: fewer than there are tokens.
     """
 
     tokens: list[int]
@@ -38,11 +38,11 @@ class Sequel:
 
 
 class Score(NamedTuple):
-    """Of a sequel.
+    """The score of a sequel.
 
     Attributes:
-      loglikelihood: sum of log p of its tokens, in nats.
-      greedy: whether each of them is the likeliest in its place.
+      loglikelihood: sum of log p of the scored tokens, in nats.
+      greedy: whether each of them is the likeliest token at its position.
     """
 
     loglikelihood: float
@@ -51,7 +51,7 @@ class Score(NamedTuple):
 
 @cache
 def make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
-    """The jitted function from parameters to the weights of a pass."""
+    """The jitted function from parameters to the weights of a forward pass."""
     return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
 
 
@@ -59,7 +59,7 @@ def make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
 def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
     """The jitted function from parameters, weights, inputs and targets to losses and choices.
 
-    Losses, and the likeliest tokens, are `[B, L]`, whole on every process.
+    The losses and the likeliest tokens (the choices) are `[B, L]`, replicated on every process.
     """
 
     @jax.jit
@@ -87,8 +87,8 @@ class Scorer:
     Args:
       setup: model and mesh.
       params: the model's parameters, sharded as the setup says.
-      batch_size: sequences of the model's length that go through it at once; of shorter ones, as
-        many more.
+      batch_size: sequences of the model's full length per batch; of shorter sequences,
+        proportionally more.
     """
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
@@ -98,14 +98,14 @@ class Scorer:
             self.weights = make_weights(setup.model)(params)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
-        """The score of each, summed in float64."""
+        """The score of each sequel, summed in float64."""
         scores: dict[int, Score] = {}
         done, pending = 0, None
         with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
             for numbers, inputs, targets in self.batches(sequels):
                 dispatched = numbers, self.step(self.params, self.weights, inputs, targets)
                 if pending:
-                    done += collect(sequels, scores, *pending)  # while the next ones run
+                    done += collect(sequels, scores, *pending)  # while the next batch runs
                     progress.update(done)
                 pending = dispatched
             if pending:
@@ -113,7 +113,7 @@ class Scorer:
         return [scores[number] for number in range(len(sequels))]
 
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
-        """Which sequels, their inputs and their targets; the longest first."""
+        """Batches, longest first: the sequels' numbers, their inputs and their targets."""
         limit = self.setup.model.config.max_length
         of_length = defaultdict(list)
         for number, sequel in enumerate(sequels):
@@ -128,7 +128,7 @@ class Scorer:
                 yield chosen, inputs, targets
 
     def placed(self, rows: list[list[int]], count: int, length: int) -> list[Array]:
-        """Inputs and targets of `count` rows over the mesh, zeros after each row's own."""
+        """Inputs and targets, sharded over the mesh and zero-padded to `[count, length]`."""
         arrays = np.zeros((2, count, length), np.int32)
         for number, tokens in enumerate(rows):
             arrays[0, number, : len(tokens) - 1] = tokens[:-1]
@@ -140,7 +140,7 @@ class Scorer:
 
 
 def padded_length(length: int, limit: int) -> int:
-    """The shortest of the padded lengths that holds so many tokens."""
+    """The shortest padded length that holds `length` tokens."""
     padded = SHORTEST
     while padded < length:
         padded *= 2
@@ -153,7 +153,7 @@ def collect(
     numbers: list[int],
     outputs: tuple[Array, Array],
 ) -> int:
-    """Fills in the scores of a batch; returns how many."""
+    """Fills in the scores of a batch; returns how many there are."""
     losses, best = map(np.asarray, outputs)
     for row, number in enumerate(numbers):
         tokens, count = sequels[number].tokens, sequels[number].count

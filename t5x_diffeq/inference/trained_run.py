@@ -36,7 +36,7 @@ class TrainedRun:
 
     Attributes:
       run: config, model and parameters.
-      tokenizer: between text and tokens.
+      tokenizer: the run's tokenizer.
     """
 
     run: Run
@@ -70,13 +70,13 @@ class TrainedRun:
         sampling: Sampling | None = None,
         seed: int = 0,
     ) -> str:
-        """The prompt and what follows it, up to the model's length.
+        """The prompt and its continuation, up to the model's length.
 
         Args:
           prompt: the text to continue.
-          max_tokens: at most so many are added.
+          max_tokens: most tokens to add.
           sampling: how tokens are drawn; None draws at temperature 0.8.
-          seed: of the draw.
+          seed: seed of the random draws.
 
         Raises:
           InputError: if the prompt is longer than the model's length.
@@ -113,17 +113,17 @@ def load(
     checkpoint: int | None = None,
     adapters: str | PathLike | None = None,
 ) -> TrainedRun:
-    """The run of a workdir, here or in a bucket, on one device.
+    """Loads the run of a workdir, on this machine or in a bucket, onto one device.
 
     Args:
-      workdir: of the run.
-      num_steps: another number of solver steps; None is the trained one.
-      scheme: another scheme; None is the trained one.
-      checkpoint: step of the checkpoint; None is the newest.
-      adapters: the folder of those that another run trained beside this one's weights.
+      workdir: the run's workdir.
+      num_steps: another number of solver steps; None for the trained one.
+      scheme: another scheme; None for the trained one.
+      checkpoint: optimizer step of the checkpoint; None for the newest.
+      adapters: folder of adapters that another run trained for this run's weights.
 
     Raises:
-      InputError: if the workdir holds no such run, or its weights no such grid.
+      InputError: if the workdir holds no such run, or its weights don't exist on that grid.
     """
     folder = place(str(workdir), "workdir")
     tokenizer = load_corpus(folder).tokenizer

@@ -12,20 +12,20 @@ from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.rotary import rotate
 
-CACHE = "cache"  # the collection that holds keys and values of tokens read before
+CACHE = "cache"  # the collection that holds the keys and values of earlier tokens
 
 
 class Attention(nn.Module):
-    """Attention of each token to itself and those before it: of its sequence, or of the cache.
+    """Attention of each token to itself and the tokens before it, in its sequence or in the cache.
 
     Attributes:
       embed_dim: width D of the state.
       num_heads: query heads H.
       num_kv_heads: key and value heads K, a divisor of H.
-      fused: q, k and v are one linear, as in GPT (then H = K); else one each, as in Llama.
-      use_bias: biases on all linears.
-      rotary: whether q and k turn with the position.
-      kernel: as `attention_kernels.causal_attention` takes it.
+      fused: whether one linear makes q, k and v, as in GPT (then H = K), or one each, as in Llama.
+      use_bias: whether all linears have biases.
+      rotary: whether q and k are rotated by their position.
+      kernel: attention kernel, see `attention_kernels.causal_attention`.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
     """
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
         q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.rotary:
-            # q stays in float32 until the kernel has scaled it, and is rounded once.
+            # q stays in float32 until the kernel has scaled it, so that it is rounded once.
             q = rotate(q.astype(jnp.float32), places.positions)
             k = rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
@@ -73,10 +73,10 @@ class Attention(nn.Module):
         v: Float[Array, "B L K G"],
         positions: Positions,
     ) -> Float[Array, "B L H G"]:
-        """Attention over what the cache holds up to each token, itself included.
+        """Attention over the cached tokens up to each token, itself included.
 
-        The cache's `keys` and `values` are `[slots, B, length, K, G]`, of which this attention has
-        one `slot`; k and v are put at their positions there, in place.
+        The cache's `keys` and `values` are `[slots, B, length, K, G]`. This attention uses one
+        `slot` and writes k and v at their positions there, in place.
         """
         slot: int = self.get_variable(CACHE, "slot")
         rows = jnp.arange(len(q))[:, None]

@@ -1,4 +1,4 @@
-"""Attention kernels: one place chooses, and says what it chose and why."""
+"""Attention kernels, and the one place that chooses between them and says why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from t5x_diffeq.runtime.errors import InputError
 
 KERNELS = ("xla", "cudnn", "splash")
 HEADS = ("batch", "length", "heads", "head_dim")
-LANES = 128  # of a TPU's vector registers: splash blocks are multiples of it
-# Splash's backward pass in one kernel writes a share of q's gradient per block of keys: as many
-# copies of q as there are blocks. Two kernels write none, and compute the scores once more.
+LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of it
+# Splash's fused backward pass writes a partial gradient of q per block of keys, each as large as q.
+# Two separate kernels write none, but compute the scores once more.
 MOST_COPIES = 8
-STAND_IN = "stand-in"  # for a kernel of GPUs in programs that are compiled on a CPU, never run
-KEPT = "attention"  # what a remat policy can name: the kernel's output
+STAND_IN = "stand-in"  # for a GPU kernel, in programs compiled on CPU and never run
+KEPT = "attention"  # name of the kernel's output for remat policies
 
 Queries = Float[Array, "B L H G"]
 KeysOrValues = Float[Array, "B L K G"]
 
 
 def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple[str, str]:
-    """The fastest kernel that the platform has for these shapes, and why.
+    """The fastest kernel that the platform has for these shapes, and the reason.
 
     Args:
       platform: "cpu", "gpu" or "tpu".
-      dtype: of the computation.
+      dtype: dtype of the computation.
       head_dim: width of a head.
-      length: tokens of a sequence.
+      length: sequence length in tokens.
     """
     if platform == "gpu":
         if jnp.dtype(dtype).itemsize != 2:
@@ -56,10 +56,10 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
 
 
 def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
-    """Why a kernel named in the config runs as it does there, for these shapes.
+    """The reason why the kernel named in the config runs as it does on this platform.
 
     Raises:
-      InputError: if the platform doesn't have it for these shapes, saying why.
+      InputError: if the platform doesn't have the kernel for these shapes, saying why.
     """
     best, reason = choose(platform, dtype, head_dim, length)
     name, _, block = kernel.partition(":")
@@ -84,12 +84,12 @@ def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: i
 
 @dataclass(frozen=True)
 class SplashBlocks:
-    """How splash attention cuts a sequence.
+    """How splash attention divides a sequence into blocks.
 
     Attributes:
-      size: queries, and keys, of a block.
+      size: number of queries, and of keys, in a block.
       fused: whether one kernel computes the whole backward pass.
-      reason: both in words, and why.
+      reason: both choices in words, and the reason for them.
     """
 
     size: int
@@ -98,14 +98,14 @@ class SplashBlocks:
 
 
 def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
-    """The blocks of `splash`, or of `splash:SIZE`.
+    """The blocks of the kernel `splash`, or `splash:SIZE`.
 
-    Large blocks make few partial gradients. Those of 2048 don't fit a TPU's fast memory, and those
-    of 1024 don't on every kind of TPU if a head is wider than the lanes.
+    Large blocks make few partial gradients. Blocks of 2048 don't fit a TPU's VMEM, and if a head is
+    wider than the lanes, blocks of 1024 don't fit on every kind of TPU.
 
     Args:
       kernel: either of these names.
-      length: tokens of a sequence.
+      length: sequence length in tokens.
       head_dim: width of a head.
     """
     _, _, given = kernel.partition(":")
@@ -124,22 +124,22 @@ def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
 def causal_attention(
     q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str, segments: Segments | None = None
 ) -> Queries:
-    """softmax(q k^T / sqrt(G)) v, each token over itself and those before it.
+    """softmax(q k^T / sqrt(G)) v, each token over itself and the tokens before it.
 
     Args:
       q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
-      kernel: one of `KERNELS`, or splash with the size of its blocks, `splash:512`.
-      segments: a token attends to its own alone; None: there is but one.
+      kernel: one of `KERNELS`, or splash with a block size, such as `splash:512`.
+      segments: a token attends only to its own segment; None stands for a single segment.
     """
     if kernel.startswith("splash"):
         return splash_attention(q, k, v, segments, kernel)
-    q = q.astype(k.dtype)  # these kernels scale the products, which are float32
+    q = q.astype(k.dtype)  # these kernels scale the scores, in float32
     if kernel == STAND_IN:
         return checkpoint_name(on_own_rows(stand_in, q, k, v, None), KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    name = cast(Literal["xla", "cudnn"], kernel)  # what is left of `KERNELS`
+    name = cast(Literal["xla", "cudnn"], kernel)  # the rest of `KERNELS`
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
     return checkpoint_name(mixed, KEPT)
 
@@ -152,15 +152,15 @@ def splash_attention(
     kernel: str = "splash",
     interpret: bool = False,
 ) -> Queries:
-    """Attention by the Pallas kernel, on each device's own rows and heads.
+    """Attention by the Pallas kernel; each device computes its own rows and heads.
 
     Args:
       q: queries.
       k: keys.
       v: values.
-      segments: a token attends to its own alone; None: there is but one.
-      kernel: `splash`, or `splash:SIZE` with the size of its blocks.
-      interpret: run the kernel's program without a TPU, for tests.
+      segments: a token attends only to its own segment; None stands for a single segment.
+      kernel: `splash`, or `splash:SIZE` with a block size.
+      interpret: interpret the kernel, so that tests need no TPU.
     """
     return on_own_rows(partial(local_splash, kernel=kernel, interpret=interpret), q, k, v, segments)
 
@@ -172,10 +172,10 @@ def on_own_rows(
     v: KeysOrValues,
     segments: Segments | None,
 ) -> Queries:
-    """`local(q, k, v, segments)` of each device's own rows and heads."""
+    """`local(q, k, v, segments)` on each device's own rows and heads."""
     spec = spec_of(HEADS)
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
-    # The kernel's outputs don't say over which axes they vary, so that can't be checked.
+    # The kernel doesn't declare over which mesh axes its outputs vary, so nothing can check it.
     return on_shards(local, in_specs, spec, check_vma=False)(q, k, v, segments)
 
 
@@ -187,11 +187,11 @@ def local_splash(
     kernel: str,
     interpret: bool,
 ) -> Queries:
-    """One device's part. Heads narrower than the lanes are padded with zeros, which is exact."""
+    """One device's share. Heads narrower than the lanes are zero-padded, which is exact."""
     length, heads, head_dim = q.shape[1:]
     missing = -head_dim % LANES
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
-    # The kernel has no scale of its own: q is divided in float32, and then rounded to k's dtype.
+    # The kernel doesn't scale the scores: q is divided in float32, then rounded to k's dtype.
     scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
@@ -229,27 +229,27 @@ def splash_kernel(
 
 @jax.custom_vjp
 def stand_in(q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None) -> Queries:
-    """Has the arrays of cuDNN's kernel, and computes nothing."""
+    """Allocates the same arrays as cuDNN's kernel, and computes nothing."""
     return stand_in_forward(q, k, v, segments)[0]
 
 
 def stand_in_forward(
     q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None
 ) -> tuple[Queries, tuple]:
-    """The output, and what the kernel keeps: its arguments, the output and the softmax's sums."""
+    """The output and the residuals: the arguments, the output and the softmax's sums."""
     sums = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
     out, sums = jax.pure_callback(never, (jax.typeof(q), sums), q, k, v)
     return out, (q, k, v, out, sums)
 
 
 def stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
-    """Gradients of the arguments."""
+    """The gradients of the arguments."""
     shapes = tuple(jax.typeof(x) for x in kept[:3])
     return *jax.pure_callback(never, shapes, *kept, d_out), None
 
 
 def never(*_: Array) -> Array:
-    """What a program that has it would run."""
+    """The callback that a program with a stand-in would run."""
     raise AssertionError("a program compiled for planning was run")
 
 

@@ -22,7 +22,7 @@ class Embedding(nn.Module):
       embed_dim: width D.
       axis: logical axis of the rows.
       init_std: standard deviation of the initialisation.
-      dtype: dtype of the table that devices exchange and read.
+      dtype: dtype in which devices exchange and read the table.
       state_dtype: dtype of the vectors.
     """
 
@@ -60,20 +60,20 @@ def rows(
 ) -> Vectors:
     """The rows of the table at `indices`, read in `dtype`; the gradient is summed in float32.
 
-    A token that occurs thousands of times has as many summands in its row of the gradient. In
-    bfloat16, which has 8 significant bits, such a sum stops growing when it is some 256 times as
-    large as its summands. Reading from the float32 table would sum in float32 too, but devices
-    would then gather twice the bytes.
+    The gradient's row of a token that occurs thousands of times has as many summands. In bfloat16,
+    which has 8 significant bits, such a sum stops growing when it is some 256 times as large as its
+    summands. Reading from the float32 table would sum in float32 too, but devices would then gather
+    twice the bytes.
 
     Args:
       table: the parameter, float32.
-      indices: which rows.
-      size: V.
+      indices: the rows to read.
+      size: number of rows V.
       axis: logical axis of the rows.
-      dtype: what the table is rounded to before devices exchange it.
+      dtype: dtype to which the table is rounded before devices exchange it.
       state_dtype: dtype of the result.
     """
-    # Gathered along its width first, so that the look-up itself moves no activations.
+    # The table is gathered along its width first, so that the look-up moves no activations.
     whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))
     vectors = jnp.take(whole, indices, axis=0)
     vectors = nn.with_logical_constraint(vectors, ("batch", "length", None))
@@ -81,7 +81,7 @@ def rows(
 
 
 def rows_forward(table: Float[Array, "V D"], indices: Indices, *static: object) -> tuple:
-    """`rows`, and what its backward pass needs."""
+    """`rows`, and the residuals of its backward pass."""
     return rows(table, indices, *static), indices
 
 

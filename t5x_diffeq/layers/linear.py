@@ -1,7 +1,7 @@
 """A linear map from any axes to any axes.
 
-Beside the kernel it can have a low-rank branch, `x W + (x a) b` (LoRA, Hu et al. 2021): it has one
-when it is given `a` and `b` in the collection `ADAPTERS`.
+It adds a low-rank branch, `x W + (x a) b` (LoRA, Hu et al. 2021), when the collection `ADAPTERS`
+holds `a` and `b` for it.
 """
 
 from math import prod
@@ -13,18 +13,18 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.parameter import declare
 
-ADAPTERS = "adapters"  # the collection of low-rank branches; no hypernetwork makes them
+ADAPTERS = "adapters"  # the collection of low-rank branches, which no hypernetwork makes
 
 
 class Linear(nn.Module):
-    """`x W + b` over the last axes of x.
+    """`x W + b`, contracted over the last axes of x.
 
     Attributes:
-      shape: the kernel's shape, inputs first, e.g. `(D, 3, H, G)` for fused q, k and v. Axes
-        that are sharded stay axes: splitting a fused `[D, 3D]` along its sharded axis would
+      shape: the kernel's shape, inputs first, e.g. `(D, 3, H, G)` for fused q, k and v. Sharded
+        axes are not merged with others: splitting a fused `[D, 3D]` along its sharded axis would
         move data between devices.
       axes: the kernel's logical axes, one per dimension.
-      num_inputs: how many leading dimensions are contracted; the bias has the others.
+      num_inputs: number of leading dimensions that are contracted; the bias has the others.
       use_bias: whether to add a bias.
       init_std: standard deviation of the kernel's normal initialisation.
       writes_residual: whether the result is added to the residual stream.
@@ -41,10 +41,10 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """`[..., *inputs]` to `[..., *outputs]`.
+        """Maps `[..., *inputs]` to `[..., *outputs]`.
 
-        Batch and length are one axis in the product: contracting two, as the gradient of W does,
-        would transpose the whole output first, on CPU for longer than the product takes.
+        Batch and length are merged into one axis: the gradient of W contracts over them, and with
+        two axes it would first transpose the whole output, which on CPU outlasts the product.
         """
         kernel = declare(
             self,
@@ -73,6 +73,6 @@ class Linear(nn.Module):
                 "bias",
                 writes_residual=self.writes_residual,
             )
-            # Added in float32, for the bias's gradient is a sum over all tokens; rounded once.
+            # Added in float32, as the bias's gradient is a sum over all tokens; rounded once.
             y = (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(self.dtype)
         return y.reshape(*leading, *y.shape[1:])

@@ -25,10 +25,10 @@ class MLP(nn.Module):
 
     Attributes:
       embed_dim: width D of the state.
-      mlp_dim: width F between.
+      mlp_dim: width F of the hidden layer.
       activation: "gelu" (its tanh form), "relu" or "silu".
-      gated: whether a gate multiplies what `up` makes.
-      use_bias: biases on all linears.
+      gated: whether the output of `up` is multiplied by a gate.
+      use_bias: whether all linears have biases.
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
     """

@@ -13,7 +13,7 @@ class Norm(nn.Module):
     """`(x - mean) / sqrt(var + eps) * scale + shift`, over the last axis, in float32.
 
     Attributes:
-      centred: subtract the mean (LayerNorm); else divide by the root mean square alone
+      centred: whether to subtract the mean (LayerNorm), or only divide by the root mean square
         (RMSNorm, Zhang and Sennrich 2019).
       use_shift: whether to add a shift.
       epsilon: added to the variance.

@@ -1,8 +1,8 @@
-"""Parameters that say what they are.
+"""Parameters that declare what they are.
 
-Everything that treats parameters by kind reads it off the parameter itself: the hypernetwork
+Code that treats parameters by kind reads the kind from the parameter itself: the hypernetwork
 (`ode.weights`) generates a leaf by its role, the optimizer decays by role and scales by
-`step_multiplier`, discretisation divides what writes to the residual stream by the step size.
+`step_multiplier`, and discretisation divides what writes to the residual stream by the step size.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "ada
 
 @struct.dataclass
 class Parameter(nn.LogicallyPartitioned):
-    """A parameter's value in its box of declarations; Linen unboxes it on use.
+    """A parameter's value, boxed with its declarations; Linen unboxes it on use.
 
     Attributes:
       value: the array.
-      names: logical axis of each dimension (from `nn.LogicallyPartitioned`).
+      names: logical axis of each dimension (inherited from `nn.LogicallyPartitioned`).
       role: one of `ROLES`.
-      writes_residual: whether it is the last map before the residual stream, so that scaling
-        it (with its bias) scales the sub-field.
-      fan_in: number of inputs that a kernel sums over; 1 for all else.
+      writes_residual: whether it belongs to the last map before the residual stream, so that
+        scaling it (with its bias) scales the sub-field.
+      fan_in: number of inputs that a kernel sums over; 1 for all other roles.
       step_multiplier: factor on the optimizer's step for this parameter.
     """
 
@@ -52,10 +52,10 @@ def declare(
     fan_in: int = 1,
     step_multiplier: float = 1.0,
 ) -> jax.Array:
-    """`module.param(name)`, boxed with its declarations; float32.
+    """`module.param(name)` in float32, boxed with its declarations.
 
     Raises:
-      ValueError: if `role` is not one of `ROLES`, or axes and shape differ in length.
+      ValueError: if `role` is not one of `ROLES`, or `axes` and `shape` differ in length.
     """
     if role not in ROLES:
         raise ValueError(f"{name}: unknown role {role!r}; roles are {', '.join(ROLES)}")

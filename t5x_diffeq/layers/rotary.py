@@ -9,7 +9,7 @@ from t5x_diffeq.array_types import Positions
 def rotate(
     x: Float[Array, "B L H G"], positions: Positions, base: float = 10_000.0
 ) -> Float[Array, "B L H G"]:
-    """Turns the pairs (x[i], x[i + G/2]) of each head by `position * base^(-2i/G)` radians."""
+    """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * base^(-2i/G)` radians."""
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies

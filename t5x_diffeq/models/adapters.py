@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) of a discretised model: `x W + (alpha / rank) (x a) b` at each node.
 
-They are stacked over the nodes of the grid as layer weights are, in a collection of their own that
-no weight source makes, and travel in the tree of weights under `ADAPTERS`.
+They are stacked over the nodes of the grid, as layer weights are. No weight source makes them: they
+have a collection of their own, and are passed on in the tree of weights under `ADAPTERS`.
 """
 
 from math import sqrt
@@ -23,14 +23,14 @@ Path = tuple[str, ...]
 
 
 class Adapter(nn.Module):
-    """The two factors beside one kernel, at every node; b is zero at first.
+    """The two factors added to one kernel, at every node; b is initialised to zero.
 
     Attributes:
-      kernel: what the kernel declares.
+      kernel: the kernel's declaration.
       num_inputs: how many of its leading dimensions are inputs.
-      num_nodes: N.
-      rank: r.
-      scale: factor on their product.
+      num_nodes: number of nodes N.
+      rank: rank r of the product.
+      scale: factor on the product.
       dtype: dtype of the computation.
     """
 
@@ -43,7 +43,7 @@ class Adapter(nn.Module):
 
     @nn.compact
     def __call__(self) -> dict[str, Float[Array, "N ..."]]:
-        """`a`, `[N, *inputs, r]`; and `b`, `[N, r, *outputs]`, the scale in it."""
+        """`a`, `[N, *inputs, r]`, and `b`, `[N, r, *outputs]`, multiplied by the scale."""
         shape, axes = self.kernel.value.shape, self.kernel.names
         inputs, outputs = slice(None, self.num_inputs), slice(self.num_inputs, None)
         a = declare(
@@ -66,15 +66,15 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module):
-    """Adapters beside the block's kernels.
+    """Adapters of the block's kernels.
 
     Attributes:
       block: the block.
       inputs: shapes of its inputs.
-      kernels: names of the linears that have one; all if there are none.
-      num_nodes: N.
-      rank: r.
-      alpha: the product of the factors counts alpha / r times.
+      kernels: names of the linears that have an adapter; if empty, all have one.
+      num_nodes: number of nodes N.
+      rank: rank r.
+      alpha: the product of the factors is scaled by alpha / r.
       dtype: dtype of the computation.
     """
 
@@ -88,7 +88,7 @@ class Adapters(nn.Module):
 
     @nn.compact
     def __call__(self) -> Weights:
-        """For each adapted linear, `a` and `b`."""
+        """The factors `a` and `b` of each adapted linear."""
         made = {}
         for path, kernel in adapted_kernels(self.block, self.inputs, self.kernels).items():
             made[path] = Adapter(
@@ -126,7 +126,7 @@ def adapted_kernels(
 
 
 def num_inputs_of(kernel: Parameter) -> int:
-    """How many of a kernel's leading dimensions make up its `fan_in` inputs."""
+    """The number of a kernel's leading dimensions that make up its `fan_in` inputs."""
     size, dimensions = 1, 0
     while size < kernel.fan_in:
         size, dimensions = size * kernel.value.shape[dimensions], dimensions + 1

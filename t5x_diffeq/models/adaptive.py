@@ -1,7 +1,7 @@
-"""Integration with a step size that follows the error, by diffrax: for evaluation and analysis.
+"""Adaptive integration with diffrax, for evaluation and analysis.
 
-W(t) is made at whatever t the solver asks for. A model trained on one grid has weights that mean
-something at its nodes alone; between them, with the paper's time features (sinusoids of 1000 t),
+W(t) is made at whatever t the solver asks for. The weights of a model trained on one grid are
+meaningful only at its nodes; between them, with the paper's time features (sinusoids of 1000 t),
 they are close to noise, and an adaptive solver then takes very many steps.
 """
 
@@ -23,13 +23,13 @@ SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Do
 
 
 class Adaptive(NamedTuple):
-    """An adaptive solver and what it may spend.
+    """An adaptive solver, its tolerances and its step limit.
 
     Attributes:
       solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
-      rtol: relative tolerance per step, of the root mean square over the state.
+      rtol: relative tolerance per step, on the root mean square over the state.
       atol: absolute tolerance.
-      max_steps: steps after which it gives up.
+      max_steps: number of solver steps after which it gives up.
     """
 
     solver: str = "tsit5"
@@ -39,7 +39,7 @@ class Adaptive(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """y(1) before the final norm, the steps taken, and whether t = 1 was reached."""
+    """y(1) before the final norm, the solver steps taken, and whether t = 1 was reached."""
 
     y: State
     steps: Int[Array, ""]
@@ -47,10 +47,10 @@ class Solution(NamedTuple):
 
 
 def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
-    """The model is an ordinary differential equation, and diffrax is there.
+    """Checks that the model is an ordinary differential equation and that diffrax is installed.
 
     Raises:
-      InputError: if not.
+      InputError: if either is not so, or a value of `adaptive` can't be used.
     """
     if adaptive.solver not in SOLVERS:
         raise InputError(f"solver {adaptive.solver!r} is unknown; there are {', '.join(SOLVERS)}")
@@ -76,9 +76,9 @@ def solve(
     adaptive: Adaptive,
     places: Places | None = None,
 ) -> Solution:
-    """y(1) for a batch, all of it with the same steps; differentiable by online checkpointing.
+    """y(1) for a batch, whose rows all take the same steps; differentiable.
 
-    The gradient is that of the steps taken (discretise, then optimise), by the recursive
+    The gradient is that of the steps taken (discretise, then optimise), by the online recursive
     checkpointing of Stumm and Walther 2010.
 
     Args:
@@ -86,10 +86,10 @@ def solve(
       params: its parameters.
       tokens: the batch.
       adaptive: the solver.
-      places: of the tokens; None: each row is one document.
+      places: positions and documents of the tokens; None if each row is one document.
 
     Raises:
-      InputError: if the model can't be solved so.
+      InputError: if the model has no adaptive solution, see `check_adaptive`.
     """
     check_adaptive(model.config, adaptive)
     import diffrax
@@ -115,7 +115,7 @@ def solve(
 
 
 def weights_at_time(config: ModelConfig, source_params: dict, t: ArrayLike) -> Weights:
-    """W(t): the source's tree without the axis of times."""
+    """W(t) at a single time: the source's tree without the time axis."""
     source = make_source(config, parent=None)
     times = jnp.asarray(t, jnp.float32)[None]
     stacked = source.apply({"params": source_params}, times)

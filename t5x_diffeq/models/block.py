@@ -23,8 +23,8 @@ class Block(nn.Module):
     """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
 
     With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
-    It knows no time, step size or residual stream: those are the scheme's. The state and both
-    results have `config.state_dtype`; what is between them is computed in `config.dtype`.
+    The block knows nothing of time, step size or residual stream: those belong to the scheme. The
+    state and both results have `config.state_dtype`; in between, `config.dtype` is used.
     """
 
     config: ModelConfig
@@ -39,7 +39,7 @@ class Block(nn.Module):
             epsilon=c.norm_eps,
             dtype=c.compute_dtype,
         )
-        # N residual additions of size 1 each grow the stream; those of size 1/N do not.
+        # N residual additions with step size 1 make the stream grow; those with 1/N do not.
         output_std = 0.02 / sqrt(2 * c.num_steps) if c.step_size == "1" else 0.02
         layer = {"use_bias": gpt, "output_std": output_std, "dtype": c.compute_dtype}
         self.attention_norm = norm()
@@ -67,8 +67,8 @@ class Block(nn.Module):
         """The MLP sub-field."""
         x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
         dropped = self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
-        # Else the TPU's compiler fuses the conversions to and from the state's dtype, and the next
-        # norm's sums, into the MLP's products, which then take up to twice as long.
+        # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
+        # and the next norm's sums, into the MLP's products, which then take up to twice as long.
         return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)
 
     def __call__(self, y: State, places: Places) -> State:
@@ -76,7 +76,7 @@ class Block(nn.Module):
         return self.f(y, places) + self.g(y)
 
     def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
-        """Small inputs with which its parameters can be made, of a length that kernels take."""
+        """Small inputs for making its parameters, of a length that every kernel accepts."""
         c = self.config
         length = min(c.max_length, LANES)
         state = jax.ShapeDtypeStruct((1, length, c.embed_dim), jnp.dtype(c.state_dtype))
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
-    """A cache for so many sequences of so many tokens: for each evaluation of f, a slot."""
+    """A cache for `batch_size` sequences of `length` tokens, with a slot per evaluation of f."""
     evaluations_of_f, _ = SCHEMES[config.scheme].evaluations
     slots = config.num_steps * evaluations_of_f
     heads = (config.kv_heads, config.embed_dim // config.num_heads)
@@ -98,12 +98,12 @@ def cached_field(
 ) -> Callable[[Cache, int], tuple[VectorField, list[Cache]]]:
     """The block as a vector field over a few new tokens, given a cache and its first slot.
 
-    Each evaluation of f takes the next slot. The field comes with a list whose last entry is the
-    cache as it is by then.
+    Each evaluation of f uses the next slot and appends the updated cache to a list, which is
+    returned beside the field.
 
     Args:
-      config: of the block.
-      places: of the new tokens.
+      config: the model's config.
+      places: positions and documents of the new tokens.
     """
     block = Block(config, parent=None)
 
@@ -131,9 +131,9 @@ def vector_field(
     """The block as a vector field, given a step's dropout key.
 
     Args:
-      config: of the block.
-      places: of the tokens.
-      deterministic: without dropout, whatever the key.
+      config: the model's config.
+      places: positions and documents of the tokens.
+      deterministic: whether to leave dropout out, whatever the key.
     """
     block = Block(config, parent=None)
     f, g = nn.apply(Block.f, block), nn.apply(Block.g, block)

@@ -1,4 +1,4 @@
-"""The model's configuration: frozen, checked once, passed whole."""
+"""The model's configuration: immutable, checked once, passed as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,10 +17,10 @@ ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the 
 
 
 def check_vocab_size(stated: int | None, vocab_size: int) -> None:
-    """The vocabulary that `model.vocab_size` states, if it does, is the tokenizer's.
+    """Checks that `model.vocab_size`, if it is set, is the size of the tokenizer's vocabulary.
 
     Raises:
-      InputError: with both numbers, if not.
+      InputError: if the sizes differ, naming both.
     """
     if stated not in (None, vocab_size):
         raise InputError(
@@ -31,7 +31,7 @@ def check_vocab_size(stated: int | None, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of `config.model` (each explained in configs/default.py) and the length.
+    """The keys of `config.model` (each explained in configs/default.py) and the sequence length.
 
     Attributes:
       max_length: the longest sequence, in tokens: `config.data.sequence_length`.
@@ -69,19 +69,19 @@ class ModelConfig:
 
     @classmethod
     def of(cls, keys: Mapping[str, Any], vocab_size: int, max_length: int) -> "ModelConfig":
-        """From the keys of `config.model`, the tokenizer's vocabulary and the sequence length.
+        """Makes one from the keys of `config.model`, the vocabulary size and the sequence length.
 
         Raises:
-          InputError: if a value can't be used, or states another vocabulary.
+          InputError: if a value can't be used, or is another vocabulary size than the tokenizer's.
         """
         check_vocab_size(keys["vocab_size"], vocab_size)
-        kernels = tuple(keys["adapter_kernels"])  # JSON has lists
+        kernels = tuple(keys["adapter_kernels"])  # lists in JSON
         known = {"vocab_size": vocab_size, "max_length": max_length, "adapter_kernels": kernels}
         return cls(**{**keys, **known})
 
     def __post_init__(self):
         values = {f"model.{field.name}": getattr(self, field.name) for field in fields(self)}
-        if self.attention == STAND_IN:  # no choice of the user's
+        if self.attention == STAND_IN:  # not a value that a user can choose
             del values["model.attention"]
         check_values({**values, "data.sequence_length": self.max_length})
         self.check_choices()
@@ -89,10 +89,10 @@ class ModelConfig:
         self.check_adapters()
 
     def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved for the platform, and why so.
+        """The config with "auto" attention resolved for the platform, and the reason.
 
         Raises:
-          InputError: if the kernel that it names can't be used there.
+          InputError: if the kernel that the config names can't be used there.
         """
         shapes = (platform, self.dtype, self.embed_dim // self.num_heads, self.max_length)
         if self.attention != "auto":
@@ -101,11 +101,11 @@ class ModelConfig:
         return replace(self, attention=kernel), reason
 
     def in_float32(self) -> "ModelConfig":
-        """The same model, all of it computed in float32."""
+        """The same model, computed in float32 throughout."""
         return replace(self, dtype="float32", state_dtype="float32")
 
     def check_choices(self):
-        """Choices that depend on each other."""
+        """Checks the choices that depend on each other."""
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
@@ -120,7 +120,7 @@ class ModelConfig:
             kept_names(self.remat)
 
     def check_adapters(self):
-        """Adapters stand beside layer weights alone."""
+        """Checks that a model with adapters has per-layer weights."""
         if self.adapter_rank and self.weights != "per_layer":
             raise InputError(
                 f"model.adapter_rank={self.adapter_rank} with model.weights={self.weights}: "
@@ -129,7 +129,7 @@ class ModelConfig:
             )
 
     def check_heads(self):
-        """Heads divide the width, and are such as the architecture has."""
+        """Checks that the heads divide the width and suit the architecture."""
         if self.embed_dim % self.num_heads:
             raise InputError(
                 f"model.embed_dim={self.embed_dim} is not divisible by "
@@ -153,12 +153,12 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads."""
+        """The number of key and value heads."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def mlp_activation(self) -> str:
-        """The MLP's activation; the architecture's own unless the config names one."""
+        """The MLP's activation: the architecture's default unless the config names one."""
         return self.activation or ACTIVATIONS[self.architecture][0]
 
     @property
@@ -173,10 +173,10 @@ class ModelConfig:
 
     @property
     def num_nodes(self) -> int:
-        """Times at which a forward pass reads the weights."""
+        """The number of times at which a forward pass reads the weights."""
         return grid(self.scheme, self.num_steps).size
 
     @property
     def compute_dtype(self) -> jnp.dtype:
-        """Dtype of the computation; parameters are float32."""
+        """The dtype of the computation; parameters are float32."""
         return jnp.dtype(self.dtype)

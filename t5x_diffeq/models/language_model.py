@@ -28,9 +28,9 @@ from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeD
 
 
 def make_source(config: ModelConfig, **module: Any) -> nn.Module:
-    """The weight source that `config.weights` names; `module` are Linen's own arguments."""
-    # Of this block only the parameters' shapes are read, from a row that no mesh divides; so it
-    # has the kernel of attention that takes any.
+    """The weight source that `config.weights` names; `module` holds Linen's own arguments."""
+    # Only the shapes of this block's parameters are read, with an input that no mesh divides, so it
+    # has the attention kernel that accepts any shape.
     block = Block(replace(config, attention="xla"), parent=None)
     common: dict[str, Any] = {
         "block": block,
@@ -51,7 +51,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
 
 
 def make_adapters(config: ModelConfig) -> Adapters:
-    """The adapters that `config` asks for."""
+    """The adapters that the config asks for."""
     block = Block(replace(config, attention="xla"), parent=None)
     return Adapters(
         block=block,
@@ -65,12 +65,12 @@ def make_adapters(config: ModelConfig) -> Adapters:
 
 
 def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:
-    """The times at which a pass reads the weights, in its order."""
+    """The times at which a forward pass reads the weights, in the order in which it reads them."""
     return grid(config.scheme, config.num_steps).reshape(-1)
 
 
 def in_one_document(tokens: Tokens) -> Places:
-    """The places of tokens that are one document per row."""
+    """The places of tokens whose rows are one document each."""
     return Places(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
 
 
@@ -117,18 +117,18 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         unroll: bool = False,
     ) -> tuple[State, Float[Array, "V D"]]:
-        """What the loss is made of: the last state, and the vectors it is compared with.
+        """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        The weights of the pass are made here unless they are given.
+        The weights of the forward pass are made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
         y = self.hidden(tokens, weights, places, deterministic, unroll)
         return y, self.head_vectors()
 
     def weights(self, times: Times | None = None) -> Weights:
-        """The weights of a whole pass, adapters under their own name: leaves `[num_nodes, ...]`.
+        """The weights of a forward pass, leaves `[num_nodes, ...]`, adapters under their own name.
 
-        Or those at other times, such as several grids' nodes one behind the other.
+        With `times`, the weights at those times instead, such as the nodes of several grids.
         """
         c = self.config
         times = jnp.asarray(nodes(c)) if times is None else times
@@ -136,11 +136,11 @@ class LanguageModel(nn.Module):
         return {**weights, ADAPTERS: self.adapters()} if c.adapter_rank else weights
 
     def merged_weights(self) -> Weights:
-        """The weights of a whole pass, adapters merged into the kernels."""
+        """The weights of a forward pass, with adapters merged into the kernels."""
         return merge(self.weights())
 
     def merged_weights_by_step(self) -> list[Weights]:
-        """The same, of each step by itself: leaves `[nodes of a step, ...]`."""
+        """The same, one tree per solver step: leaves `[nodes of a step, ...]`."""
         return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
 
     def hidden(
@@ -151,7 +151,7 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         unroll: bool = False,
     ) -> State:
-        """The state at t = 1, normalised: what the head reads."""
+        """The normalised state at t = 1, which the head reads."""
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
@@ -160,9 +160,9 @@ class LanguageModel(nn.Module):
     def extend(
         self, tokens: Tokens, places: Places, weights: list[Weights], cache: Cache
     ) -> tuple[State, Cache]:
-        """The state at t = 1, normalised, of tokens after those in the cache; and the cache.
+        """The normalised state at t = 1 of tokens that follow those in the cache, and the cache.
 
-        The weights are those of each step: see `merged_weights_by_step`.
+        `weights` has an entry per solver step: see `merged_weights_by_step`.
         """
         c = self.config
         y, cache = integrate_with_memory(
@@ -187,7 +187,7 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         unroll: bool = False,
     ) -> State:
-        """The state at t = 1 from that at t = 0."""
+        """The state at t = 1 from the state at t = 0."""
         c = self.config
         return integrate(
             vector_field(c, places, deterministic),
@@ -223,13 +223,13 @@ class LanguageModel(nn.Module):
         return y + self.position_embedding(places.positions)
 
     def head_vectors(self) -> Float[Array, "V D"]:
-        """A vector per token of the padded vocabulary: logits are its products with the state."""
+        """A vector per token of the padded vocabulary; its product with the state is the logit."""
         gpt = self.config.architecture == "gpt"
         vectors = self.token_embedding.table if gpt else self.head.T
         return vectors.astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:
-        """Logits over the padded vocabulary; padding has those of probability zero."""
+        """Logits over the padded vocabulary; the padding's have probability zero."""
         logits = jnp.einsum(
             "bld,vd->blv", y, self.head_vectors(), preferred_element_type=jnp.float32
         )

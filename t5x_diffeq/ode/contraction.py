@@ -1,7 +1,8 @@
 """The product P e(t) for all times, and its derivative: each device on its own shard.
 
-P of a kernel is T times the kernel; with its gradient and moments it is most of what a step touches
-beside the activations. So both directions are written out, and neither moves it.
+The P of a kernel is T times as large as the kernel. With its gradient and Adam's moments it is most
+of what an optimizer step touches besides the activations, so both passes are written by hand, and
+neither moves P between devices.
 """
 
 from functools import partial
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
-LANES = 128  # of a TPU's vector registers
+LANES = 128  # width of a TPU's vector registers
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -26,18 +27,18 @@ def contract(
 ) -> Float[Array, "N ..."]:
     """P e(t) for all times: a matrix product on each device's own shard of P.
 
-    P goes into it as it is: a copy in 16 bits would stand until the backward pass needs it, and on
-    a TPU so would a copy with its kernel's axes flattened, for they are tiled.
+    P is neither cast nor reshaped first: a 16-bit copy would stay in memory until the backward
+    pass, and so, on a TPU, would a copy with the kernel's axes flattened, because they are tiled.
 
-    P is sharded like the kernel that it makes, so nothing is communicated; backward, only the
-    [N, T] sums for e(t) are. Under `shard_map`, because the backward pass flattens the kernel, and
-    flattening one that is sharded on two axes would gather it.
+    P is sharded like the kernel that it makes, so the forward pass communicates nothing, and the
+    backward pass only the [N, T] sums for e(t). It runs under `shard_map` because the backward pass
+    flattens the kernel, and flattening a kernel sharded over two axes would gather it.
 
     Args:
       e: time embeddings, float32.
       P: the projection.
       axes: logical axes of the kernel that P makes.
-      dtype: of the result.
+      dtype: dtype of the result.
     """
 
     def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
@@ -50,7 +51,7 @@ def contract(
 def contract_forward(
     e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
 ) -> tuple[Float[Array, "N ..."], tuple[Array, Array]]:
-    """`contract`, and what its backward pass needs."""
+    """`contract`, and the residuals of its backward pass."""
     return contract(e, P, axes, dtype), (e, P)
 
 
@@ -75,9 +76,9 @@ def contract_backward(
 
 
 def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
-    """dW P^T in float32: both factors are far longer than wide.
+    """dW P^T in float32, where both factors are far longer than wide.
 
-    The CPU's matrix product is four times slower on these than on their slices that fit its cache.
+    On CPU this product is four times slower on whole factors than on slices that fit the cache.
     """
 
     def product(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
@@ -98,9 +99,9 @@ def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> F
 def as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     """dP in the layout that P has at rest.
 
-    Else the TPU's compiler updates P and both moments in the layout of the product, and copies all
-    three back: for Llama-1B on 64 chips of v5p, 5 ms of a step. P lies in order of its axes, unless
-    the last is narrower than a TPU's lanes; then the choice stays the compiler's.
+    Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
+    all three back: 5 ms of an optimizer step for Llama-1B on 64 v5p chips. P is laid out in the
+    order of its axes, unless the last is narrower than a TPU's lanes; then the compiler chooses.
     """
     if dP.shape[-1] % LANES:
         return dP
@@ -118,7 +119,7 @@ contract.defvjp(contract_forward, contract_backward)
 
 
 def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Float[Array, ""]:
-    """|dP|^2 for dP = e^T dW, that is <e e^T, dW dW^T>: from two `[N, N]` matrices, without dP."""
+    """|dP|^2 for dP = e^T dW, computed without dP as <e e^T, dW dW^T>, from `[N, N]` matrices."""
     e = e.astype(dW.dtype).astype(jnp.float32)
     kernel = tuple(range(1, dW.ndim))
     gram = jax.lax.dot_general(
@@ -128,5 +129,5 @@ def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Floa
 
 
 def kernel_spec(axes: Axes) -> PartitionSpec:
-    """How a stack `[N or T, *kernel]` is laid out: whole on its first axis, then as the kernel."""
+    """The sharding of `[N or T, *kernel]`: first axis unsharded, the others as the kernel's."""
     return PartitionSpec(None, *spec_of(axes))

@@ -1,4 +1,4 @@
-"""Integration of the residual stream: a scan of steps over weights that exist already."""
+"""Integration of the residual stream: a scan over solver steps whose weights are already made."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +14,10 @@ from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
-StepInputs = tuple[Weights, Array | None]  # of one step, or of all, on a leading axis
+StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[State, StepInputs], State]
 
-REMATS = ("none", "dots", "full")  # and every:k and keep:a,b
+REMATS = ("none", "dots", "full")  # besides "every:k" and "keep:a,b"
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 NAMES = ("qkv", "attention", "mlp")
 
@@ -45,12 +45,12 @@ def integrate(
       scheme: a key of `solvers.SCHEMES`.
       num_steps: N.
       step_size: dt.
-      remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (the
-        values that have these of `NAMES` are stored).
-      kept_dtype: dtype in which "full" and "every:k" keep the state of each checkpoint for the
-        backward pass; None: the state's own.
+      remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
+        the values named a and b, each one of `NAMES`).
+      kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
+        backward pass; None keeps the state's own.
       key: dropout key, or None.
-      unroll: a Python loop instead of a scan.
+      unroll: use a Python loop instead of a scan.
 
     Raises:
       InputError: if `remat` is none of these.
@@ -77,7 +77,7 @@ def trajectory(
     num_steps: int,
     step_size: float,
 ) -> States:
-    """The states at t = 0, dt, ..., 1; arguments as those of `integrate`."""
+    """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
     step = step_function(field, scheme, step_size)
 
     def keep(y: State, x: StepInputs) -> tuple[State, State]:
@@ -96,15 +96,15 @@ def integrate_with_memory(
     scheme: str,
     step_size: float,
 ) -> tuple[State, Memory]:
-    """y(1) from y(0), with a memory that each evaluation of f reads and changes at its own slot.
+    """y(1) from y(0), with a memory whose slots the evaluations of f read and update, one each.
 
-    The steps are written out: for a token or two most of the time goes into reading weights, and a
-    scan would first copy each step's.
+    The steps are unrolled: for a token or two most of the time goes into reading weights, and a
+    scan would first copy the weights of each step.
 
     Args:
-      field: the vector field, given the memory and the first slot of the step; and the list to
-        which each evaluation of f appends the memory it has changed.
-      weights: of each step, as `weights_by_step` gives them.
+      field: maps the memory and the first slot of a step to the vector field and to a list, to
+        which each evaluation of f appends the memory that it has updated.
+      weights: the weights of each step, from `weights_by_step`.
       y: the state at t = 0.
       memory: leaves `[number of steps * evaluations of the scheme, ...]`.
       scheme: a key of `solvers.SCHEMES`.
@@ -119,7 +119,7 @@ def integrate_with_memory(
 
 
 def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
-    """The weights of a pass, step by step: leaves `[nodes, ...]` each."""
+    """The weights of a forward pass, one tree per step, with leaves `[nodes, ...]`."""
     stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
     return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
 
@@ -137,15 +137,15 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
 
 
 def without_key(field: VectorField) -> FieldOfKey:
-    """The same field whatever the key."""
+    """The same field for every key."""
     return lambda _: field
 
 
 class SubFieldsApart(VectorField):
-    """The same field, whose sum leaves nothing of f or g to the backward pass.
+    """The same field, whose sum stores no activation of f or g for the backward pass.
 
-    There each is computed again when its own turn comes, so that the gathered weights and the
-    activations of both are never held at once.
+    The backward pass recomputes each sub-field in turn, so the gathered weights and the activations
+    of both are never held at once.
     """
 
     def __call__(self, W: Weights, y: State) -> State:
@@ -190,14 +190,14 @@ def scan_steps(
 
 
 def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
-    """`scan`, whose backward pass computes each step again from its inputs; nothing else is kept.
+    """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
-    Of these, the states are kept in `kept_dtype`. Float32 states would take twice the memory of
-    bfloat16 ones; and what reads a state, a norm, rounds its result to bfloat16 itself, so the
-    gradient is as exact.
+    Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
+    memory of bfloat16 ones, and the norm that reads a state rounds its result to bfloat16 anyway,
+    so the gradient is as accurate.
     """
     if kept_dtype == y.dtype:
-        # Within a scan nothing can be merged with the forward pass: no barrier is needed.
+        # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
         return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
     dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
 
@@ -231,7 +231,7 @@ def keep_policy(remat: str) -> Callable[..., bool]:
     """The policy of "keep:a,b".
 
     Raises:
-      InputError: if it names something else than `NAMES`.
+      InputError: if it names a value that is not in `NAMES`.
     """
     return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
 
@@ -240,7 +240,7 @@ def kept_names(remat: str) -> tuple[str, ...]:
     """a and b of "keep:a,b".
 
     Raises:
-      InputError: if they are not of `NAMES`.
+      InputError: if one of them is not in `NAMES`.
     """
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
@@ -256,7 +256,7 @@ def steps_per_checkpoint(remat: str) -> int:
     """k of "every:k".
 
     Raises:
-      InputError: if it is not of that form.
+      InputError: if `remat` does not have that form.
     """
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:

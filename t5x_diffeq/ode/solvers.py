@@ -50,7 +50,7 @@ def lie_trotter(field: VectorField, W: tuple[Weights], y: State, dt: float) -> S
 def strang(field: VectorField, W: tuple[Weights], y: State, dt: float) -> State:
     """Strang splitting with Euler substeps, MacaronNet's form (Lu et al. 2019): half f, g, half f.
 
-    Strang splitting is of order 2 with substeps of order 2; with these it is of order 1.
+    Strang splitting has order 2 when its substeps have order 2; with Euler substeps it has order 1.
     """
     (W1,) = W
     y = y + dt / 2 * field.f(W1, y)
@@ -89,9 +89,9 @@ class Scheme:
 
     Attributes:
       step: the function.
-      nodes: see above.
-      order: of the error, for a field that is not split.
-      evaluations: how often it evaluates f, and g.
+      nodes: times within a step, in units of the step size.
+      order: order of accuracy, for a field that is not split.
+      evaluations: how many times a step evaluates f, and g.
     """
 
     step: Callable[..., State]
@@ -100,9 +100,9 @@ class Scheme:
     evaluations: tuple[int, int]
 
 
-# Euler and the splittings read W at the right end of the step: the official convention. The
-# Runge-Kutta schemes read it at each stage's own time: t = 0 and half nodes, which training with
-# Euler never saw.
+# Euler and the splittings read W at the right end of the step, as the official implementation does.
+# The Runge-Kutta schemes read it at each stage's own time, which includes t = 0 and half nodes:
+# times that training with Euler never saw.
 SCHEMES = {
     "euler": Scheme(euler, nodes=(1.0,), order=1, evaluations=(1, 1)),
     "lie_trotter": Scheme(lie_trotter, nodes=(1.0,), order=1, evaluations=(1, 1)),
@@ -117,7 +117,7 @@ def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes"]:
     """The times in [0, 1] at which each step reads its weights: step n runs from n/N to (n+1)/N.
 
     Raises:
-      InputError: if there is no such scheme, or less than one step.
+      InputError: if there is no such scheme, or `num_steps` is less than 1.
     """
     if scheme not in SCHEMES:
         raise InputError(f"scheme {scheme!r} is unknown; there are {', '.join(SCHEMES)}")

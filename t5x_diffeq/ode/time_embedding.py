@@ -14,7 +14,7 @@ def time_features(
 ) -> Float[Array, "N features"]:
     """gamma(t) = [t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S); 2S + 1 features.
 
-    Float32 whatever the model computes in: times of bfloat16 multiplied by c = 1000 are noise.
+    Float32 whatever the model's dtype: bfloat16 times multiplied by c = 1000 are noise.
 
     Args:
       times: depth in [0, 1].
@@ -30,9 +30,9 @@ class TimeEmbedding(nn.Module):
     """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32.
 
     Attributes:
-      width: T, of both linears.
-      hidden_std: standard deviation of Linear1's kernel at the start.
-      output_std: the same of Linear2's.
+      width: output width T of both linears.
+      hidden_std: standard deviation of Linear1's kernel at initialisation.
+      output_std: the same for Linear2's kernel.
       step_multiplier: factor on the optimizer's step for Linear1's kernel and both biases.
       output_multiplier: the same for Linear2's kernel.
     """
@@ -52,7 +52,7 @@ class TimeEmbedding(nn.Module):
     def linear(
         self, name: str, x: Float[Array, "N _"], std: float, kernel_multiplier: float
     ) -> Float[Array, "N T"]:
-        """`x @ kernel + bias`, both whole on each device: they are small."""
+        """`x @ kernel + bias`; both are small, so they are replicated on every device."""
         kernel = declare(
             self,
             f"{name}_kernel",

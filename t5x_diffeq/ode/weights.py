@@ -1,15 +1,15 @@
 """The three weight sources: t -> W(t), for any Linen block.
 
 A source reads the block's parameter tree, shapes, logical axes and roles from the block itself
-and returns, for N times, that same tree with a leading axis of N: the weights of a whole forward
-pass at once, before the solver's loop and never inside it.
+and returns, for N times, the same tree with a leading axis of size N: the weights of a whole
+forward pass, made at once before the solver's loop and never inside it.
 
     TimeDependentWeights   W(t) = W0 + P e(t)          the paper's hypernetwork
     LayerWeights           one set of weights per node  GPT, Llama; a discretised ODE
     SharedWeights          one set for all times        Zhong et al. 2022; ALBERT
 
-Initialisation and step multipliers of `TimeDependentWeights` (S frequencies, T wide embedding;
-s = 0.5 / sqrt(fan_in) is the scale at which W(t) starts):
+Initialisation and step multipliers of `TimeDependentWeights` (S frequencies, an embedding of width
+T; s = 0.5 / sqrt(fan_in) is the standard deviation of W(t) at initialisation):
 
     parameter               init="paper"      init="invariant"       multiplier ("invariant")
     Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1 / 2
@@ -19,13 +19,13 @@ s = 0.5 / sqrt(fan_in) is the scale at which W(t) starts):
     P of a norm             0                 0                      1 / (2 T)
     W0, biases of Linears   0                 0                      1 / 2
 
-Under "invariant" the features have unit variance after Linear1, and so has e(t); 0.36 is the
-second moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
+Under "invariant" the output of Linear1 has unit variance, and so has e(t); 0.36 is the second
+moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
 whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that sum grows with T:
-dividing by T keeps the step of W(t) the same for every T, as muP (Yang et al. 2022) does for width.
-W(t) then moves by about the learning rate, half of it through W0 and half through P, as the weights
-of a layer do: what serves a baseline serves the ODE. What was tried stands in
-launch/reproduce/README.md.
+dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al. 2022) does for
+width. W(t) then moves by about the learning rate, half through W0 and half through P, as the
+weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
+were tried are in launch/reproduce/README.md.
 """
 
 from dataclasses import dataclass
@@ -53,10 +53,10 @@ EMBEDDINGS = "embeddings"
 
 
 def block_parameters(block: nn.Module, inputs: tuple) -> dict[tuple[str, ...], Parameter]:
-    """The block's parameters by path, with shapes for values; nothing is computed.
+    """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
-      ValueError: for a leaf that does not declare what it is, or whose role no source generates.
+      ValueError: if a leaf was not made by `declare`, or no source generates its role.
     """
     variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
     leaves = flatten_dict(variables["params"], is_leaf=lambda _, node: is_parameter(node))
@@ -91,12 +91,12 @@ class HyperInit:
 
     @property
     def single(self) -> float:
-        """Factor on the optimizer's step for what adds to W(t), or to e(t), by itself."""
+        """Factor on the optimizer's step for parameters that enter W(t) or e(t) unsummed."""
         return 1.0 if self.init == "paper" else 1 / 2
 
     @property
     def summed(self) -> float:
-        """The same for what is summed over T."""
+        """The same factor for parameters that are summed over T."""
         return 1.0 if self.init == "paper" else 1 / (2 * self.T)
 
     def std(self, leaf: Parameter) -> float:
@@ -124,7 +124,7 @@ class GeneratedLayer(nn.Module):
 
     Attributes:
       leaves: what the linear or norm declares, by name.
-      scales: how its parameters start and step.
+      scales: initial scales and step multipliers of its parameters.
       dtype: dtype of the generated kernels and biases.
     """
 
@@ -136,9 +136,9 @@ class GeneratedLayer(nn.Module):
     def __call__(
         self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
     ) -> dict[str, Float[Array, "N ..."]]:
-        """Its leaves at each time; from an embedding of its own unless `e` is given.
+        """Its leaves at each time, from its own time embedding unless `e` is given.
 
-        It can be had under `e` of the collection `EMBEDDINGS`.
+        The embedding is sown as `e` in the collection `EMBEDDINGS`.
         """
         e = self.scales.embedding()(features) if e is None else e
         self.sow(EMBEDDINGS, "e", e, reduce_fn=lambda _, e: e, init_fn=lambda: None)
@@ -173,7 +173,7 @@ class TimeDependentWeights(nn.Module):
     Attributes:
       block: the block whose weights are generated.
       inputs: shapes of the block's inputs, for reading its parameters.
-      scales: T, S, and how the parameters start and step.
+      scales: T, S, and the parameters' initial scales and step multipliers.
       time_scale: factor on t in the sinusoids.
       shared_embedding: one time embedding for all linears and norms (paper, appendix D.2),
         instead of one each.
@@ -199,7 +199,7 @@ class TimeDependentWeights(nn.Module):
         return unflatten_dict(generated)
 
     def layers(self) -> list[tuple[tuple[str, ...], dict[str, Parameter]]]:
-        """The block's linears and norms: path of the module, its leaves by name."""
+        """The block's linears and norms: each module's path, and its leaves by name."""
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
@@ -211,7 +211,7 @@ class LayerWeights(nn.Module):
     Attributes:
       block: the block.
       inputs: shapes of the block's inputs.
-      num_nodes: nodes of the grid that the weights stand for.
+      num_nodes: number of nodes of the grid.
       dtype: dtype of kernels and biases in use.
     """
 
@@ -222,10 +222,10 @@ class LayerWeights(nn.Module):
 
     @nn.compact
     def __call__(self, times: Times) -> Weights:
-        """The weights of all nodes; `times` must be as many.
+        """The weights of all nodes; `times` must have one entry per node.
 
         Raises:
-          InputError: if they are not: layer weights have no W(t) off their grid.
+          InputError: if `times` has another length: layer weights have no W(t) off their grid.
         """
         if len(times) != self.num_nodes:
             raise InputError(
@@ -262,7 +262,7 @@ class SharedWeights(nn.Module):
     def __call__(self, times: Times) -> Weights:
         """The same weights at each of `times`."""
         weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
-        # Repeated before they are rounded: so their gradient is summed over the times in float32.
+        # Repeated before rounding, so that their gradient is summed over the times in float32.
         repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
         return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
 
@@ -276,7 +276,7 @@ def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
 def cast_by_role(
     weights: Weights, declared: dict[tuple[str, ...], Parameter], dtype: DTypeLike
 ) -> Weights:
-    """Each leaf in the dtype that it is used in, so that this is what devices exchange."""
+    """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
     flat = flatten_dict(weights)
     return unflatten_dict(
         {

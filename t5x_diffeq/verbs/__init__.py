@@ -1,1 +1,1 @@
-"""What the verbs do once their flags are checked: each file is the work of the verb of its name."""
+"""What the verbs do once their flags are checked; each file belongs to the verb of its name."""

@@ -1,4 +1,4 @@
-"""Analyses of a run, each a section of one page."""
+"""Analyses of a run, each written as a section of one page."""
 
 import json
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
-OPENING = 24  # tokens of the validation text that are the prompt if none is given
-EVAL_BATCH_SIZE = 32  # sequences, for the perplexity between the nodes
+OPENING = 24  # tokens of the validation text that form the prompt if none is given
+EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
 
 def load(workdir: AnyPath, num_steps: int | None, checkpoint: int | None) -> tuple[Corpus, Run]:
-    """The run on one device, and its data."""
+    """Loads the run onto one device, with its data."""
     corpus = load_corpus(workdir)
     vocab_size = corpus.tokenizer.vocab_size
     run = load_run(workdir, vocab_size, batch_size=1, num_steps=num_steps, checkpoint=checkpoint)
@@ -31,7 +31,7 @@ def load(workdir: AnyPath, num_steps: int | None, checkpoint: int | None) -> tup
 
 
 def perplexity(workdir: AnyPath, num_steps: int, checkpoint: int | None) -> float:
-    """Of the whole validation split, as `evaluate` measures it, with so many steps."""
+    """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
     corpus, run = load(workdir, num_steps, checkpoint)
     return evaluate_split(run, corpus, EVAL_BATCH_SIZE)["perplexity"]
 
@@ -40,7 +40,7 @@ def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
     """A prompt's tokens.
 
     Raises:
-      InputError: if there are none, or more than the model takes.
+      InputError: if there are none, or more than the model's length.
     """
     try:
         (tokens,) = tokenizer.encode([text])
@@ -54,7 +54,7 @@ def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """The text that each token adds to those before it."""
+    """The text that each token adds to the tokens before it."""
     texts = [tokenizer.decode(tokens[:end]) for end in range(len(tokens) + 1)]
     return [after[len(before) :] for before, after in pairwise(texts)]
 
@@ -92,13 +92,13 @@ def prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[i
 def analyze(
     kinds: Sequence[str], workdir: AnyPath | None, folder: AnyPath, flags: FlagValues
 ) -> None:
-    """Writes the page of these kinds of analyses and prints its path.
+    """Writes a page with these kinds of analyses and prints its path.
 
     Args:
-      kinds: spectra, lyapunov, clustering.
-      workdir: of the run; None for clustering alone, which is of particles.
-      folder: to write to.
-      flags: of the verb.
+      kinds: any of spectra, lyapunov and clustering.
+      workdir: the run's workdir; None if the only kind is clustering, which needs no run.
+      folder: the folder to write to.
+      flags: the verb's flags.
     """
     facts: dict[str, object] = {"t5x_diffeq": __version__, "jax": jax.__version__}
     sections = []
@@ -123,7 +123,7 @@ def analyze(
 
 
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
-    """What was analysed."""
+    """The facts of the run that is analysed."""
     c = run.setup.model.config
     return {
         "run": str(absolute(workdir)),

@@ -1,4 +1,4 @@
-"""A step's time against the baseline's, and other measurements, each within one run."""
+"""The time of an optimizer step against the baseline's, and other measurements."""
 
 import copy
 import json
@@ -30,11 +30,11 @@ from t5x_diffeq.training.setup import (
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
 
-WARM_UP = 2  # rounds that do not count
+WARM_UP = 2  # rounds that are not counted
 
 
 class Contestant:
-    """A model with its compiled step, its state and a batch."""
+    """A model with its compiled optimizer step, its train state and a batch."""
 
     def __init__(self, name: str, config: ConfigDict):
         self.name, self.batch_size = name, config.train.batch_size
@@ -48,7 +48,7 @@ class Contestant:
         self.seconds: list[float] = []
 
     def random_batch(self) -> Batch:
-        """Tokens drawn evenly."""
+        """A batch of uniformly random tokens."""
         shapes = self.setup.abstract_batch(self.batch_size)
         rng = np.random.default_rng(0)
         tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
@@ -62,14 +62,14 @@ class Contestant:
         }
 
     def step(self) -> None:
-        """One step, timed."""
+        """Runs and times one optimizer step."""
         begun = time.perf_counter()
         self.state, metrics = self.compiled(self.state, self.batch)
         jax.block_until_ready((self.state, metrics))
         self.seconds.append(time.perf_counter() - begun)
 
     def results(self) -> dict[str, float]:
-        """Step time, the compiler's memory analysis of the step, and its work."""
+        """The time of a step, and the compiler's analysis of its memory and work."""
         memory = self.compiled.memory_analysis()
         assert memory is not None  # CPUs, GPUs and TPUs all have it
         with self.setup.context(), Progress(f"counting the FLOPs of {self.name}"):
@@ -85,10 +85,11 @@ class Contestant:
 
 
 def compare(config: ConfigDict, rounds: int) -> list[dict]:
-    """Results of the model and of what it is compared with, and their ratios.
+    """Results of the model and of the models that it is compared with, and their ratios.
 
-    That is its per-layer baseline, and with microbatches also the model on the whole batch at once;
-    with parts that don't train, as in LoRA, it is the model without adapters, all of which trains.
+    It is compared with its per-layer baseline, and with microbatches also with itself on the whole
+    batch at once. A model with frozen parts, as in LoRA, is compared with the same model without
+    adapters, in which everything trains.
     """
     contestants = [Contestant("model", config)]
     if config.train.trainable:
@@ -120,17 +121,17 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
 
 
 def without_adapters(config: ConfigDict) -> ConfigDict:
-    """The same model, all of which trains."""
+    """The same model without adapters, in which everything trains."""
     full = copy.deepcopy(config)
     full.train.trainable, full.model.adapter_rank = (), 0
     return full
 
 
 def show_coordinate_check(config: ConfigDict) -> None:
-    """A table for each initialisation.
+    """Prints a table of the coordinate check for each initialisation.
 
     Raises:
-      InputError: if the config's weights are no functions of time.
+      InputError: if the config's weights are not functions of time.
     """
     model = make_setup(config, expected_vocab_size(config)).model.config
     if model.weights != "time_dependent":
@@ -145,7 +146,7 @@ def show_coordinate_check(config: ConfigDict) -> None:
 
 
 def show_data(config: ConfigDict, rounds: int) -> None:
-    """A line for each way of making batches."""
+    """Prints a line for each way of making batches."""
     with TemporaryDirectory() as folder, Progress("timing the data pipeline"):
         rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
     for name, tokens in rates.items():
@@ -155,7 +156,7 @@ def show_data(config: ConfigDict, rounds: int) -> None:
 
 
 def show_generation(config: ConfigDict, rounds: int) -> None:
-    """Both rates, and their ratio."""
+    """Prints the rates of generation with and without a cache, and their ratios."""
     model = make_setup(config, expected_vocab_size(config)).model
     with Progress("timing generation"):
         rates = generation_rates(model, rounds)
@@ -168,7 +169,7 @@ def show_generation(config: ConfigDict, rounds: int) -> None:
 
 
 def show_comparison(config: ConfigDict, rounds: int) -> None:
-    """A column per model and per ratio."""
+    """Prints a table with a column per model and per ratio."""
     results = compare(config, rounds)
     lines = [["", *(result["name"] for result in results)]]
     for key in (key for key in results[0] if key != "name"):

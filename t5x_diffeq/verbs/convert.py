@@ -1,4 +1,4 @@
-"""A run of a Hugging Face folder, or the neural ODE that computes the same."""
+"""A run made from a Hugging Face folder, or a neural ODE that computes the same."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ from t5x_diffeq.runtime.console import Progress, say, table
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
-ROWS, BATCHES = 8, 4  # of the validation text on which the perplexity is measured
+ROWS, BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 
 
 def load(config: ConfigDict, folder: Path, flags: FlagValues) -> tuple[Tokenizer, dict]:
-    """Sets the config to the folder's model; returns tokenizer and parameters.
+    """Sets the config to the folder's model; returns its tokenizer and parameters.
 
     Raises:
       InputError: if the folder can't be used.
@@ -56,7 +56,7 @@ def load(config: ConfigDict, folder: Path, flags: FlagValues) -> tuple[Tokenizer
 
 
 def perplexity(workdir: Path, num_steps: int) -> float:
-    """On the first sequences of the validation split, with so many steps."""
+    """The perplexity on the first sequences of the validation split with N solver steps."""
     corpus = load_corpus(workdir)
     vocab_size, devices = corpus.tokenizer.vocab_size, jax.device_count()
     run = load_run(workdir, vocab_size, batch_size=devices, num_steps=num_steps)
@@ -64,16 +64,16 @@ def perplexity(workdir: Path, num_steps: int) -> float:
 
 
 def convert(config: ConfigDict, source: AnyPath, to: AnyPath, flags: FlagValues) -> None:
-    """Makes the run, and says its perplexity on a part of the validation text.
+    """Makes the run, and prints its perplexity on a part of the validation text.
 
     Args:
-      config: whose data, train and optimizer sections are taken.
+      config: provides the data, train and optimizer sections.
       source: the Hugging Face folder.
-      to: the workdir; new, or empty.
-      flags: of the verb.
+      to: the workdir, new or empty.
+      flags: the verb's flags.
 
     Raises:
-      InputError: if the folder can't be used, or the workdir not made.
+      InputError: if the folder can't be used, or the workdir can't be made.
     """
     folder, workdir = local(source, "input"), local(to, "workdir")
     need_safetensors("convert")

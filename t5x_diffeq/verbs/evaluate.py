@@ -32,7 +32,7 @@ def load_on(
     scheme: str | None,
     flags: FlagValues,
 ) -> Run:
-    """The run on a grid; `flags` name the checkpoint and the adapters."""
+    """Loads the run on a grid; `flags` name the checkpoint and the adapters."""
     return load_run(
         workdir,
         tokenizer.vocab_size,
@@ -47,7 +47,7 @@ def load_on(
 def evaluate_grid(
     workdir: AnyPath, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
-    """Loss and perplexity on the validation split with so many steps of the scheme."""
+    """Loss and perplexity on the validation split with N steps of the scheme."""
     corpus = load_corpus(workdir)
     solver = scheme if scheme in SOLVERS else None
     run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme, flags)
@@ -73,9 +73,9 @@ def evaluate_split(
     Args:
       run: the model, on its grid.
       corpus: the run's data.
-      batch_size: sequences of a batch; rounded up to a multiple of the batch shards.
-      limit: at most so many batches, the first; None: the whole split.
-      adaptive: a solver that chooses its own steps; None: the run's grid and scheme.
+      batch_size: sequences per batch, rounded up to a multiple of the batch shards.
+      limit: only the first `limit` batches; None for the whole split.
+      adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
     """
     setup, parts = run.setup, eval_examples(run.config.data, corpus)
     rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
@@ -89,12 +89,12 @@ def evaluate_split(
 
 
 def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
-    """A line per grid, and the figure if one is asked for.
+    """Prints a line per grid, and draws the figure if one is asked for.
 
     Args:
-      results: of each grid.
-      plot: the figure's file; None: there is none.
-      trained: scheme and number of steps that the model was trained with.
+      results: results of each grid.
+      plot: the figure's file; None for no figure.
+      trained: scheme and number of solver steps with which the model was trained.
     """
     say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
     for values in results:
@@ -111,7 +111,7 @@ def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) 
 
 
 def plots() -> ModuleType:
-    """The module that draws.
+    """The plotting module.
 
     Raises:
       InputError: if matplotlib isn't installed.
@@ -125,11 +125,11 @@ def plots() -> ModuleType:
 
 
 def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
-    """A line for each grid: what the harness's tasks gave."""
+    """Prints a line for each grid with the results of the harness's tasks."""
     check_harness("--tasks")
     from t5x_diffeq.inference import harness
 
-    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
     if tokenizer is None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
@@ -142,7 +142,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
 
 
 def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
-    """A line of JSON for each grid; a table of several, and the figure if one is asked for."""
+    """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
     if flags.plot:
         plots()
     results = []

@@ -14,22 +14,22 @@ from t5x_diffeq.training.metrics import read_metrics
 def export(
     workdir: AnyPath, to: AnyPath, num_steps: int | None, checkpoint: int | None, peft: bool
 ) -> None:
-    """Writes the folder and says what it holds.
+    """Writes the folder and prints what it holds.
 
     Args:
-      workdir: of the run.
-      to: the folder; new, or empty.
-      num_steps: of the grid; None: the trained one.
-      checkpoint: its step; None: the newest.
-      peft: whether adapters are written apart from their base.
+      workdir: the run's workdir.
+      to: the folder, new or empty.
+      num_steps: number of solver steps; None for the trained one.
+      checkpoint: optimizer step of the checkpoint; None for the newest.
+      peft: whether adapters are written separately from their base.
 
     Raises:
-      InputError: if the run can't be exported, or not there.
+      InputError: if the run can't be exported, or the folder can't be used.
     """
     output = local(to, "output")
     need_safetensors("export")
     as_run = read_config(workdir)
-    tokenizer = load_tokenizer(workdir / "tokenizer")  # of its data nothing else is needed
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
     if tokenizer is None:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
     run = load_run(

@@ -1,4 +1,4 @@
-"""Fine-tuning: the model of a run on a grid of its own, then training as any other."""
+"""Fine-tuning: a run's model on a grid of its own, trained like any other model."""
 
 import copy
 
@@ -22,19 +22,19 @@ from t5x_diffeq.verbs.train import train
 
 OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_kernels")
 OF_TUNING = ("num_steps", "scheme", "weights", "state_dtype", *OF_ADAPTERS)
-OF_COMPUTING = ("dropout_rate", "dtype", "attention", "remat")  # the run's own if left as they are
+OF_COMPUTING = ("dropout_rate", "dtype", "attention", "remat")  # the run's own unless changed
 OF_TOKENIZER = ("tokenizer", "tokenizer_vocab_size", "end_of_text")
 
 
 def complete(config: ConfigDict, pretrained: dict) -> ConfigDict:
-    """The config with the model and the tokenizer of the run that it begins with.
+    """The config with the model and the tokenizer of the pretrained run.
 
     Args:
-      config: as given; of the grid, None is the run's own.
-      pretrained: the run's config.
+      config: the config as given; None for a key of the grid means the pretrained run's value.
+      pretrained: the pretrained run's config.
 
     Raises:
-      InputError: naming a key that is the run's to say.
+      InputError: if a key is set that the pretrained run determines, naming it.
     """
     config, untouched = copy.deepcopy(config), default_config()
     for key, own in pretrained["model"].items():
@@ -54,10 +54,10 @@ def complete(config: ConfigDict, pretrained: dict) -> ConfigDict:
 
 
 def refuse_other(key: str, given: object, own: object, untouched: object) -> None:
-    """A key that is the run's to say was left alone, or says the same.
+    """Checks that a key that the pretrained run determines is untouched or has the run's value.
 
     Raises:
-      InputError: if not.
+      InputError: if it has another value.
     """
     if given is not None and given not in (own, untouched):
         raise InputError(
@@ -67,10 +67,10 @@ def refuse_other(key: str, given: object, own: object, untouched: object) -> Non
 
 
 def take_over(config: ConfigDict, workdir: AnyPath, first: bool) -> ConfigDict:
-    """The completed config; of a new workdir, checked, and its tokenizer put there.
+    """The completed config; for a new workdir it is checked, and the tokenizer is copied there.
 
     Raises:
-      InputError: if the run can't be begun with, or not so.
+      InputError: if the pretrained run can't be used, or not with this config.
     """
     if (workdir / CONFIG_FILE).exists():
         return complete(config, read_config(workdir))
@@ -90,7 +90,7 @@ def take_over(config: ConfigDict, workdir: AnyPath, first: bool) -> ConfigDict:
 
 
 def keep_adapters(config: ConfigDict, workdir: AnyPath) -> None:
-    """Writes the small files of what was trained."""
+    """Writes what was trained, the adapters, to small files."""
     setup = make_setup(config, load_corpus(workdir).tokenizer.vocab_size)
     params, _ = restore_params(
         workdir, setup.abstract_state.params, verify=config.train.verify_checkpoints
@@ -103,7 +103,7 @@ def finetune(config: ConfigDict, workdir: AnyPath) -> int:
     """Tunes to `config.train.total_steps`; returns the exit status, as `train` does.
 
     Raises:
-      InputError: if the run can't be begun with, or not so.
+      InputError: if the pretrained run can't be used, or not with this config.
       RunError: if the run fails.
     """
     if not config.init_from:

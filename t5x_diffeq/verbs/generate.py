@@ -1,4 +1,4 @@
-"""Text: the prompts of the command line, continued by a trained run."""
+"""Text: prompts from the command line, continued by a trained run."""
 
 import json
 import time
@@ -15,14 +15,14 @@ from t5x_diffeq.runtime.console import say, tracked
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, place
 
-OPENING = 16  # tokens of the validation text that are the prompt if none is given
+OPENING = 16  # tokens of the validation text that form the prompt if none is given
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
     """The prompt's tokens.
 
     Raises:
-      InputError: if they leave no room in the model's length.
+      InputError: if they leave no room for new tokens within the model's length.
     """
     try:
         (tokens,) = tokenizer.encode([text])
@@ -37,7 +37,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
 
 
 def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
-    """Adds tokens to the rows until all have ended; says the rates, without compilation."""
+    """Adds tokens to the rows until all have ended; prints the rates, without compilation."""
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
@@ -53,7 +53,7 @@ def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: Fl
 
 
 def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
-    """Prints each prompt with what follows it."""
+    """Prints each prompt with its continuation."""
     corpus = load_corpus(workdir)
     tokenizer = corpus.tokenizer
     run = load_run(

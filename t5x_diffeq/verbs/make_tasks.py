@@ -1,4 +1,4 @@
-"""Tasks for lm-evaluation-harness from the validation text of a run."""
+"""Tasks for lm-evaluation-harness, made from the validation text of a run."""
 
 import json
 import re
@@ -35,13 +35,13 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 
 
 def passage(tokens: TokenRow, tokenizer: Tokenizer) -> list[str] | None:
-    """The whole words of a window, each but the first with what is before it; None if few."""
+    """A window's whole words with the whitespace before each but the first; None if too few."""
     words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
     return [words[0].lstrip(), *words[1:]] if len(words) >= FEWEST_WORDS else None
 
 
 def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
-    """What the tasks ask: a passage's words around its middle and its last, and others' endings."""
+    """The tasks' documents: passages split at two thirds and at the last word; other endings."""
     random = np.random.default_rng(seed)
     made = []
     for number, words in enumerate(passages):
@@ -64,7 +64,7 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
 
 
 def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
-    """Writes the tasks of a run's validation text to `output`.
+    """Writes tasks made from a run's validation text to `output`.
 
     Raises:
       InputError: if the text is too short.

@@ -1,4 +1,4 @@
-"""Plans: steps compiled for chips that are not there, compared, searched and shown."""
+"""Plans: optimizer steps compiled for absent chips, compared, searched and shown."""
 
 import json
 import time
@@ -21,7 +21,7 @@ SECONDS_BETWEEN_LINES = 10
 
 
 def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
-    """The plan of a config, and a line when it is compiled."""
+    """Makes the plan of a config; prints a line when it is compiled."""
     setup = plan_setup(config, expected_vocab_size(config), where)
     begun = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, where)
@@ -31,7 +31,7 @@ def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
 
 
 def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Plan]:
-    """Plans by name, made one after the other; prints a line every few seconds."""
+    """Makes plans by name, one after the other; prints a line every few seconds."""
     begun, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -45,7 +45,7 @@ def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Pla
 
 
 def compare(config: ConfigDict, where: Topology) -> dict[str, Plan]:
-    """Plans of the model and, if it isn't one itself, of its baseline."""
+    """Plans of the model and, unless it is a baseline itself, of its baseline."""
     configs = {"model": config}
     if config.model.weights != "per_layer":
         configs["baseline"] = baseline_of(config)
@@ -53,16 +53,16 @@ def compare(config: ConfigDict, where: Topology) -> dict[str, Plan]:
 
 
 def tell(name: str, plan: Plan) -> None:
-    """A plan on standard output."""
+    """Prints a plan on standard output."""
     print(json.dumps({"name": name, **record(plan)}), flush=True)
 
 
 def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
-    """Compiles what may fit until something does, and says what that is."""
+    """Compiles configs that may fit until one does, and prints which one that is."""
     say("looking for what does fit:")
     for change, other in remedies(config, dict(plan.setup.mesh.shape)):
         memory = make_plan(change, other, where).memory
-        assert memory.available is not None  # it is known, since a plan was found not to fit
+        assert memory.available is not None  # known, since a plan was found not to fit
         needed = f"{memory.needed / GIB:.2f} GiB of {memory.available / GIB:.2f}"
         if memory.fits:
             say(f"fits with {change} ({needed})")
@@ -72,7 +72,7 @@ def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
 
 
 def sweep(config: ConfigDict, where: Topology) -> None:
-    """Searches for the fastest plan: a JSON line as each is made, at the end a table and flags."""
+    """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
 
     def compiled(title: str, other: ConfigDict) -> Plan:
         (plan,) = make_plans({title: other}, where).values()
@@ -87,7 +87,7 @@ def sweep(config: ConfigDict, where: Topology) -> None:
 
 
 def show_plans(config: ConfigDict, where: Topology) -> None:
-    """Plans of the model and its baseline, and what would fit if the model doesn't."""
+    """Prints plans of the model and its baseline, and what would fit if the model doesn't."""
     plans = compare(config, where)
     show(plans)
     for name, plan in plans.items():

@@ -16,13 +16,13 @@ from t5x_diffeq.runtime.locks import held
 def prepare_data(
     data: ConfigDict, folder: AnyPath, shards: int, workers: int, part: tuple[int, int]
 ) -> None:
-    """Makes a part of the shards; of the last part that is made, also the manifest.
+    """Makes a part of the shards, and with the last part the manifest.
 
     Args:
       data: `config.data`.
-      folder: of the shards.
-      shards: of each split.
-      workers: processes that tokenise.
+      folder: the folder of the shards.
+      shards: number of shards of each split.
+      workers: number of processes that tokenise.
       part: (i, n), the i-th of n parts.
     """
     lock = folder / f".lock-{part[0]}-of-{part[1]}"

@@ -22,10 +22,10 @@ EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
 
 
 def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
-    """The keys of the config for each text by its name.
+    """The keys of the config for each text, by the text's name.
 
     Raises:
-      InputError: if one isn't as it should be.
+      InputError: if a --text flag is malformed, repeats a name, or names no known source or file.
     """
     found = {}
     for given in flags.text:
@@ -51,10 +51,10 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
 
 
 def check_text(name: str, path: str) -> None:
-    """There is a text at the path.
+    """Checks that there is a text at the path.
 
     Raises:
-      InputError: if not.
+      InputError: if there is no such file or folder.
     """
     file = place(path, f"--text={name}")
     if not (file.exists() or files_matching(file)):
@@ -62,7 +62,7 @@ def check_text(name: str, path: str) -> None:
 
 
 def seeds_of(experiment: Experiment, seeds: int | None) -> range:
-    """The seeds.
+    """The seeds of the trainings.
 
     Raises:
       InputError: if --seeds isn't a positive number.
@@ -73,7 +73,7 @@ def seeds_of(experiment: Experiment, seeds: int | None) -> range:
 
 
 def todo(runs: list[Run], output: AnyPath) -> list[Run]:
-    """Those that have no outcome yet."""
+    """The runs that have no outcome yet."""
     done = read_results(output)
     return [run for run in runs if run.name not in done]
 
@@ -81,18 +81,18 @@ def todo(runs: list[Run], output: AnyPath) -> list[Run]:
 def present(
     experiment: Experiment, runs: list[Run], output: AnyPath, folder: AnyPath, caveats: list[str]
 ) -> None:
-    """Tables on standard output and in `folder`, figures, and the outcomes that they show.
+    """Prints the tables; writes tables, figures and the outcomes that they show to `folder`.
 
     Args:
-      experiment: whose they are.
-      runs: all of its runs, done.
+      experiment: the experiment.
+      runs: all of its runs, which are done.
       output: the folder of the runs.
-      folder: of what is shown.
-      caveats: paragraphs on why the numbers are not the paper's; figures then say so, too.
+      folder: the folder to write to.
+      caveats: paragraphs on why the numbers don't compare with the paper's; figures then say so.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = read_results(output)
-    # An outcome may have been another experiment's first: labels are this one's.
+    # An outcome may come from another experiment, so it is given this one's labels.
     every = [{**done[run.name], **run.labels} for run in runs]
     outcomes = scores([each for each, run in zip(every, runs, strict=True) if run.labels])
     tables = [f"{each.value}\n\n{markdown(outcomes, each)}" for each in experiment.layouts]
@@ -110,7 +110,7 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
     Args:
       output: the folder of the runs.
       part: (i, n), the i-th of n parts of the runs.
-      flags: of the verb.
+      flags: the verb's flags.
     """
     experiment = EXPERIMENTS[flags.scale][flags.experiment]
     of_texts, seeds, (i, n) = texts(flags), seeds_of(experiment, flags.seeds), part
@@ -132,7 +132,7 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
                 "same command makes tables and figures"
             )
             return 0
-        runs = experiment.runs(of_texts, seeds, read_results(output))  # more, of a sweep
+        runs = experiment.runs(of_texts, seeds, read_results(output))  # a sweep adds runs
     caveats = remark(runs, output) if flags.scale == "paper" else []
     present(experiment, runs, output, output / flags.experiment, caveats)
     return 0

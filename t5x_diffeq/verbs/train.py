@@ -44,22 +44,22 @@ def train(
     """Trains to `config.train.total_steps`.
 
     Args:
-      config: of the run.
-      workdir: made, or continued.
-      begun: makes the state of a run that has none yet.
+      config: the run's config.
+      workdir: a new workdir, or one whose run is resumed.
+      begun: makes the train state of a run that has none yet.
 
     Returns:
-      The exit status: 0 when done, 42 or 130 when stopped and saved.
+      The exit status: 0 if done, 42 or 130 if stopped and saved.
 
     Raises:
-      InputError: before anything long starts, if the config or data can't be used.
+      InputError: if the config or data can't be used, before anything long starts.
       RunError: if the run fails.
     """
     # ------------------------------------------------------------------ checks and data
     started = time.perf_counter()
     new = check_config(config, workdir)
     stated = config.model.vocab_size
-    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can before data
+    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can without data
     check_fits(setup, config.train.batch_size)
     if new:
         check_new(config)
@@ -121,7 +121,7 @@ def train(
             check_finite(step, values, checkpoints.latest_step, start)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
             if step == start + 1:
-                save_config(config, workdir)  # the workdir is this config's from here on
+                save_config(config, workdir)  # from here on the workdir belongs to this config
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if due(step, config.train.log_every):
                 rate = clock.rate(step)
@@ -169,14 +169,14 @@ def train(
             batch, places = next(batches)
             state, metrics = train_steps[depths_of(config, step)](state, batch)
             if in_flight:
-                report(*in_flight)  # the step before, while this one runs
+                report(*in_flight)  # the previous step, while this one runs
             in_flight = (step, metrics)
             stopping = stop.after_step()
             evaluating = due(step, config.train.eval_every)
             on_tasks = downstream and due(step, downstream.every) and not stopping
             saving = due(step, config.train.checkpoint_every) or stopping
             if evaluating or on_tasks or saving:
-                report(*in_flight)  # finite, and on disk, before the state is
+                report(*in_flight)  # check it and write its metrics before the state is saved
                 in_flight = None
             if evaluating:
                 evaluate_now(step)
@@ -189,9 +189,9 @@ def train(
             checkpoints.check()
         watchdog.expect("saving the last checkpoint", limits.save_timeout)
 
-    # ------------------------------------------------------------------ end: all is on disk
+    # ------------------------------------------------------------------ end: all is saved
     if step < total_steps:
-        assert stop.reason is not None  # the loop ends early only when there is one
+        assert stop.reason is not None  # the loop ends early only if there is one
         say(f"stopped by {stop.reason.name} after step {step}, saved; the same command continues")
         return stop.reason.status
     progress.say_summary(workdir, time.perf_counter() - started)
@@ -200,10 +200,10 @@ def train(
 
 @contextmanager
 def sole_writer(workdir: AnyPath) -> Iterator[None]:
-    """Within `with`, no other run writes the workdir.
+    """A context in which no other run writes to the workdir.
 
     Raises:
-      InputError: if one does, or if the workdir can't be written.
+      InputError: if another run writes to it, or if the workdir can't be written.
     """
     with ExitStack() as stack:
         if jax.process_index() == 0:
