@@ -162,5 +162,5 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     log, _ = process.communicate(timeout=240)
     assert process.returncode == 0, log
     assert "ended 42: starting again (1 of at most 100)" in log
-    assert log.count("2 x cpu, 2 process(es)") == 2
+    assert log.count("2 x cpu, 2 process(es)") == 2, log
     assert_continued(tmp_path)

@@ -1,14 +1,13 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
 
 from conftest import ROOT
 from process_runs import HEAR_CTRL_C
-from stand_ins import SLOW_TRAINING, add_python, mark_installed
+from stand_ins import SLOW_TRAINING, add_python, inherited, mark_installed
 
 STEPS = 40
 RATES = {"train/tokens_per_second"}
@@ -64,7 +63,7 @@ class Run:
         ]
         self.installed_at = self.installed()
         self.environment = {
-            **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")},
+            **inherited(),
             "VENV": str(self.installed_at),
             "LAUNCH_POLL_SECONDS": "1",
         }

@@ -190,8 +190,8 @@ def test_bad_questions(changes, arguments, message):
 
 
 @pytest.mark.slow
-def test_much_faster_than_jacrev_of_the_whole_block(capsys):
-    """Per prompt of 16 tokens at width 128 and 12 steps, taking turns; prints both."""
+def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys):
+    """Per prompt of 16 tokens at width 128 and 12 steps; prints the times, taken in turns."""
     model = small(embed_dim=128, mlp_dim=512, num_steps=12, max_length=16)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 16)), jnp.int32)
     params = random_params(model, scale=0.05)
@@ -233,5 +233,4 @@ def test_much_faster_than_jacrev_of_the_whole_block(capsys):
             f"\nours {ours:.2f} s, {megabytes[0]:.0f} MiB; "
             f"jacrev {jacrev:.2f} s, {megabytes[1]:.0f} MiB"
         )
-    assert jacrev > ours  # by much, on a machine that does nothing else
     assert megabytes[1] > 5 * megabytes[0]

@@ -202,7 +202,7 @@ def test_a_mixture_of_shards_and_documents(data, made, tmp_path):
     decoded = corpus.tokenizer.decode(corpus.parts[0].train[0][:-1])
     assert decoded == text.read_text()[: len(decoded)]
     text.write_text("changed")
-    with pytest.raises(InputError, match=r"begun on .*notes.txt"):
+    with pytest.raises(InputError, match=r"started on .*notes.txt"):
         prepare_corpus(mixed, tmp_path / "run", new=False)
     for wrong in (((0, "stdlib", None),), ("stdlib",), ()):
         mixed.mixture = wrong

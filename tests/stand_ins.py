@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
+
 PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
@@ -17,6 +19,12 @@ SLOW_TRAINING = (  # lines for `add_python`: trainings are those of `slow_train.
     'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
     f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
 )
+
+
+def inherited() -> dict[str, str]:
+    """The environment without what these tests set for themselves: devices, and libtpu's host."""
+    own = {"XLA_FLAGS", "JAX_PLATFORMS", *LIBTPU_ENVIRONMENT}
+    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 def add_python(venv: Path, before: str = "") -> None:
@@ -59,7 +67,7 @@ class StandIns:
     def environment(self, **more: str) -> dict[str, str]:
         """For the scripts: stand-ins first, an installed environment, no waiting."""
         return {
-            **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")},
+            **inherited(),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "STAND_INS": str(self.folder),
             "LAUNCH_POLL_SECONDS": "0",
