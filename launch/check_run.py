@@ -26,11 +26,12 @@ from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.planner.topology import topology
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError, MachineryError
 from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, place
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
-from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
 NEED_PATH = {
     "text_files": "a file, folder or glob of text",
@@ -101,7 +102,7 @@ def check_workdir(workdir: str) -> None:
         place(workdir, "--workdir")
 
 
-def check_source(data: ConfigDict, shared: bool) -> None:
+def check_source(data: DataKeys, shared: bool) -> None:
     """There is such a source, and its path is given; if it can be reached, something is there.
 
     Args:
@@ -133,7 +134,7 @@ def check_source(data: ConfigDict, shared: bool) -> None:
 
 
 def check_sources(
-    data: ConfigDict, shared: bool, collect: Callable[[Callable[[], object]], None]
+    data: DataKeys, shared: bool, collect: Callable[[Callable[[], object]], None]
 ) -> None:
     """Checks every part of the data.
 
@@ -144,29 +145,28 @@ def check_sources(
         collect(lambda part=part: check_source(part, shared))
 
 
-def check_mesh(config: ConfigDict, devices: list[Chip]) -> None:
+def check_mesh(config: Config, devices: list[Chip]) -> None:
     """The mesh fits the devices, and the model and its batch fit the mesh.
 
     Raises:
       InputError: if not.
     """
     sizes = mesh_sizes(config.mesh, config.train.batch_size, devices)
-    config.mesh.update({axis: sizes[axis] for axis in AXES})
-    vocab = config.model.vocab_size
+    config = config.changed({f"mesh.{axis}": sizes[axis] for axis in AXES})
     # As many devices of this machine have the same shardings.
-    make_setup(config, 1 if vocab is None else vocab, topology(f"cpu:{len(devices)}").devices)
+    virtual = topology(f"cpu:{len(devices)}").devices
+    make_setup(config, expected_vocab_size(config), virtual)
     print(f"the mesh: {describe(sizes)} on {len(devices)} devices", file=sys.stderr)
 
 
-def check_model(config: ConfigDict) -> None:
+def check_model(config: Config) -> None:
     """Model, optimizer and batch go together, on whatever devices.
 
     Raises:
       InputError: if not.
     """
-    config.mesh.update(dict.fromkeys(AXES, 1))
-    vocab = config.model.vocab_size
-    make_setup(config, 1 if vocab is None else vocab, topology("cpu:1").devices)
+    config = config.changed({f"mesh.{axis}": 1 for axis in AXES})
+    make_setup(config, expected_vocab_size(config), topology("cpu:1").devices)
 
 
 def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
@@ -181,12 +181,13 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
 
     file, workdir, *overrides = arguments
     collect(lambda: check_workdir(workdir.partition("=")[2]))
-    config = usable(file, overrides, problems)
-    if config is None:
+    given = usable(file, overrides, problems)
+    if given is None:
         return problems
-    if config.init_from or config.model.num_steps is None:
+    if given.init_from or given.model.num_steps is None:
         problems.append("this config begins with another run's model; only `finetune` takes it")
         return problems
+    config = Config.of(given)
     collect(lambda: check_data(config.data))
     collect(lambda: check_depths(config))
     collect(lambda: check_sources(config.data, options.shared, collect))

@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
 
@@ -38,14 +39,15 @@ def main() -> None:
 
     from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
 
+    config = Config.of(CONFIG.value)
     if DATA.value:
-        benchmark.show_data(CONFIG.value, ROUNDS.value)
+        benchmark.show_data(config, ROUNDS.value)
     elif GENERATION.value:
-        benchmark.show_generation(CONFIG.value, ROUNDS.value)
+        benchmark.show_generation(config, ROUNDS.value)
     elif COORDINATE_CHECK.value:
-        benchmark.show_coordinate_check(CONFIG.value)
+        benchmark.show_coordinate_check(config)
     else:
-        benchmark.show_comparison(CONFIG.value, ROUNDS.value)
+        benchmark.show_comparison(config, ROUNDS.value)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import CONFIGS
 from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
@@ -81,7 +82,7 @@ def main() -> None:
 
     from t5x_diffeq.verbs.convert import convert  # JAX and the rest take seconds
 
-    convert(CONFIG.value, folder, workdir, FLAGS)
+    convert(Config.of(CONFIG.value), folder, workdir, FLAGS)
 
 
 if __name__ == "__main__":

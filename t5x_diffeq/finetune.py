@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
@@ -31,7 +32,7 @@ def main() -> int:
     from t5x_diffeq.verbs.train import sole_writer
 
     with sole_writer(workdir):
-        return finetune(CONFIG.value, workdir)
+        return finetune(flatten(CONFIG.value), workdir)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
@@ -38,7 +39,7 @@ def main() -> None:
     from t5x_diffeq.verbs.plan import show_plans, sweep
 
     where = topology(TOPOLOGY.value, SLICES.value)
-    (sweep if SWEEP.value else show_plans)(CONFIG.value, where)
+    (sweep if SWEEP.value else show_plans)(Config.of(CONFIG.value), where)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ folder.
 import os
 
 from absl import flags
-from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.config_keys import MOST_SHARDS, THREADS
 from t5x_diffeq.runtime.errors import InputError
 
@@ -31,7 +31,7 @@ WORKERS = flags.DEFINE_integer(
 )
 
 
-def check_ahead(data: ConfigDict) -> None:
+def check_ahead(data: DataKeys) -> None:
     """The config asks for tokens that are made ahead.
 
     Raises:
@@ -48,7 +48,8 @@ def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
-    check_ahead(CONFIG.value.data)
+    data = Config.of(CONFIG.value).data
+    check_ahead(data)
     folder, part = command_line.folder(OUTPUT, "prepare_data"), command_line.part(SHARD)
     if part[1] > 2 * SHARDS.value:
         raise InputError(
@@ -58,7 +59,7 @@ def main() -> None:
 
     from t5x_diffeq.verbs.prepare_data import prepare_data  # JAX and the rest take seconds
 
-    prepare_data(CONFIG.value.data, folder, SHARDS.value, WORKERS.value, part)
+    prepare_data(data, folder, SHARDS.value, WORKERS.value, part)
 
 
 if __name__ == "__main__":

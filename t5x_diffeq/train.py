@@ -8,6 +8,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
@@ -33,7 +34,7 @@ def main() -> int:
     from t5x_diffeq.verbs.train import sole_writer, train  # JAX and the rest take seconds
 
     with sole_writer(workdir):
-        return train(CONFIG.value, workdir)
+        return train(Config.of(CONFIG.value), workdir)
 
 
 if __name__ == "__main__":

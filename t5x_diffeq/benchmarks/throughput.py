@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
-from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.documents import Documents
@@ -23,6 +23,7 @@ from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.data.tokenizer import Tokenizer, unusable
+from t5x_diffeq.runtime.config import DataKeys
 
 SECONDS = 1.0  # for each measurement in a round
 LEAD_IN = 0.5  # seconds before it, so that what was read ahead in between doesn't count
@@ -30,7 +31,7 @@ WARM_UP = 10  # batches
 Work = Iterator[int]  # numbers of tokens, as they become ready
 
 
-def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: int) -> dict:
+def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: int) -> dict:
     """Tokens per second of each method, the median of rounds in which they take turns.
 
     Args:
@@ -45,8 +46,7 @@ def measure(data: ConfigDict, batch_size: int, seed: int, folder: Path, rounds: 
       shuffle and packing); and unless the data is shards, `tokenising` (documents to tokens),
       `in_loop` (batches from documents) and `grain_tokenising` (the same, by Grain).
     """
-    data = data.copy_and_resolve_references()
-    data.tokenize = "ahead"
+    data = replace(data, tokenize="ahead")
     corpus = prepare_corpus(data, folder, new=True)
     examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
     assert not isinstance(examples, RowStreams)  # tokenised ahead of training
@@ -93,7 +93,7 @@ def from_batches(batches: Iterator[Mapping[str, Any]]) -> Work:
 def plain_grain(
     documents: grain.MapDataset,
     tokens_of: Callable[[Any], np.ndarray],
-    data: ConfigDict,
+    data: DataKeys,
     batch_size: int,
     seed: int,
     threads: int,
@@ -122,7 +122,7 @@ def plain_grain(
 
 
 def of_texts(
-    source: Source, tokenizer: Tokenizer, data: ConfigDict, batch_size: int, seed: int
+    source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
 ) -> dict[str, Work]:
     """The methods that tokenise documents: alone, in the loop, and in Grain's read threads."""
     works = {"tokenising": tokenising(source.train, tokenizer)}
@@ -135,7 +135,7 @@ def of_texts(
 
 
 def grain_tokenising(
-    source: Source, tokenizer: Tokenizer, data: ConfigDict, batch_size: int, seed: int
+    source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
 ) -> Work:
     """Documents tokenised and packed by Grain alone, on all cores."""
     each = copy(tokenizer)

@@ -7,8 +7,6 @@ import json
 import os
 from dataclasses import dataclass, replace
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damaged, read_manifest
 from t5x_diffeq.data.mixture import Concatenated, part_configs
@@ -18,6 +16,7 @@ from t5x_diffeq.data.shards import ShardedDocuments, read_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.models.config import check_vocab_size
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
@@ -82,7 +81,7 @@ class Corpus:
 
 
 def prepare_corpus(
-    data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
+    data: DataKeys, workdir: AnyPath, new: bool, vocab_size: int | None = None
 ) -> Corpus:
     """The corpus of a run.
 
@@ -136,8 +135,8 @@ def check_one_by_one(source: Source) -> None:
 
 
 def make_corpus(
-    data: ConfigDict,
-    configs: list[ConfigDict],
+    data: DataKeys,
+    configs: list[DataKeys],
     sources: list[Source | None],
     workdir: AnyPath,
     vocab_size: int | None,
@@ -203,7 +202,7 @@ def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
         remove_folder(folder)
 
 
-def shard_folder(data: ConfigDict) -> AnyPath:
+def shard_folder(data: DataKeys) -> AnyPath:
     """The folder that `prepare_data` made.
 
     Raises:
@@ -246,7 +245,7 @@ def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
     return tokenizer
 
 
-def check_tokenizers(data: ConfigDict, tokenizer: Tokenizer) -> None:
+def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
     """Checks that any shards in the data were made with this tokenizer.
 
     Raises:

@@ -1,17 +1,16 @@
 """Training and validation examples from a corpus, as `config.data` describes them."""
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import Examples, Mixture
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.streams import RowStreams
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError
 
 
-def check_data(data: ConfigDict) -> None:
+def check_data(data: DataKeys) -> None:
     """Checks that the keys that say how to make examples are compatible.
 
     Raises:
@@ -33,7 +32,7 @@ def check_data(data: ConfigDict) -> None:
 
 
 def train_examples(
-    data: ConfigDict, corpus: Corpus, batch_size: int, seed: int
+    data: DataKeys, corpus: Corpus, batch_size: int, seed: int
 ) -> Mixture | RowStreams:
     """The examples of each part of the corpus, with its weight; or its rows of documents.
 
@@ -74,7 +73,7 @@ def train_examples(
     return mixture
 
 
-def eval_examples(data: ConfigDict, corpus: Corpus) -> list[Windows]:
+def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
     """Each part's validation split, with every token once, however the training data is packed.
 
     Raises:

@@ -1,18 +1,18 @@
 """The parts of `data.mixture`."""
 
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import accumulate
 from math import fsum
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError
 
 LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 
 
-def part_configs(data: ConfigDict) -> list[ConfigDict]:
+def part_configs(data: DataKeys) -> list[DataKeys]:
     """`config.data` of each part of the mixture, or of the one source.
 
     Raises:
@@ -37,9 +37,8 @@ def part_configs(data: ConfigDict) -> list[ConfigDict]:
                 f"data.mixture has {entry!r}, whose share of the examples is {share:.3g}; it must "
                 f"be at least {LEAST_SHARE:g}: raise its weight, or leave the part out"
             )
-        part = ConfigDict(data.to_dict())
-        part.source, part.path = entry[1:]
-        parts.append(part)
+        _, source, path = entry
+        parts.append(replace(data, source=source, path=path))
     if not parts:
         raise InputError("data.source=mixture needs data.mixture, its parts")
     return parts

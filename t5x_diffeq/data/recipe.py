@@ -2,10 +2,9 @@
 
 import json
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, remove_folder, write_whole
@@ -13,7 +12,7 @@ from t5x_diffeq.runtime.files import AnyPath, remove_folder, write_whole
 RECIPE = "recipe.json"
 
 
-def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
+def recipe_of(data: DataKeys, text: str | None = None) -> dict:
     """What determines the tokenizer of `config.data`; `text` is the documents' fingerprint."""
     trained = data.tokenizer == "sentencepiece"
     return {
@@ -24,7 +23,7 @@ def recipe_of(data: ConfigDict, text: str | None = None) -> dict:
     }
 
 
-def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: ConfigDict) -> None:
+def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> None:
     """Saves another run's tokenizer as the one for `config.data`."""
     put_tokenizer(tokenizer, folder)
     write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
@@ -38,7 +37,7 @@ def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
     tokenizer.save(folder)
 
 
-def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | None:
+def other_recipe(folder: AnyPath, data: DataKeys, text: str | None) -> str | None:
     """How the recipe of the tokenizer in `folder` differs from `config.data`; None if it doesn't.
 
     The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
@@ -58,7 +57,7 @@ def other_recipe(folder: AnyPath, data: ConfigDict, text: str | None) -> str | N
 
 
 def tokenizer_in(
-    folder: AnyPath, data: ConfigDict, documents: Documents, text: str | None = None
+    folder: AnyPath, data: DataKeys, documents: Documents, text: str | None = None
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
@@ -84,7 +83,7 @@ def tokenizer_in(
     return there
 
 
-def discard_other_tokenizer(folder: AnyPath, data: ConfigDict, text: str) -> None:
+def discard_other_tokenizer(folder: AnyPath, data: DataKeys, text: str) -> None:
     """Removes a tokenizer left by a refused run, if it is for other data."""
     if load_tokenizer(folder) is not None and other_recipe(folder, data, text):
         say(

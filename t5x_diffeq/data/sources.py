@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, Documents, FileDocuments, Part
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, files_in, files_matching, place
@@ -81,7 +80,7 @@ class Texts(Documents):
         return text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
 
 
-def load_source(data: ConfigDict) -> Source:
+def load_source(data: DataKeys) -> Source:
     """The source that `config.data` describes.
 
     Raises:
@@ -95,7 +94,7 @@ def load_source(data: ConfigDict) -> Source:
     return SOURCES[data.source](data)
 
 
-def stdlib(data: ConfigDict) -> Source:
+def stdlib(data: DataKeys) -> Source:
     """The source files of the running Python's standard library, without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(
@@ -125,12 +124,13 @@ def read_if_text(path: Path) -> str:
         return ""
 
 
-def text_files(data: ConfigDict) -> Source:
+def text_files(data: DataKeys) -> Source:
     """A file, the text files in a folder, or a glob; the last tenth of the text is for validation.
 
     `data.validation_path` names other files for validation.
     """
     documents = FileDocuments(find_text_files("path", data.path), data.text_field)
+    assert data.path  # or it would have been refused
     large = documents.characters > 64e6
     if data.validation_path:
         found = find_text_files("validation_path", data.validation_path)
@@ -169,7 +169,7 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
     return staged(files)
 
 
-def tfds_source(data: ConfigDict) -> Source:
+def tfds_source(data: DataKeys) -> Source:
     """A dataset of TensorFlow Datasets, by name or folder; read without TensorFlow.
 
     If it isn't in `data.data_dir`, it is built there first, if its builder works without too.
@@ -194,14 +194,14 @@ def tfds_source(data: ConfigDict) -> Source:
     return from_builder(builder, data)
 
 
-def own_builder(data: ConfigDict) -> Source:
+def own_builder(data: DataKeys) -> Source:
     """WikiText-103 or OpenWebText, built in `data.data_dir` from the raw archive at `data.path`."""
     from t5x_diffeq.data import builders
 
     return from_builder(builders.built(data.source, data.path, data.data_dir), data)
 
 
-def from_builder(builder: "tfds.core.DatasetBuilder", data: ConfigDict) -> Source:
+def from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
     """The splits of a built dataset.
 
     Raises:
@@ -214,15 +214,16 @@ def from_builder(builder: "tfds.core.DatasetBuilder", data: ConfigDict) -> Sourc
         )
 
     def split(key: str) -> Texts:
-        if data[key].split("[")[0] not in info.splits:
-            raise InputError(f"data.{key}={data[key]}: {info.name} has {', '.join(info.splits)}")
-        return Texts(builder.as_data_source(data[key]), data.text_field)
+        name = getattr(data, key)
+        if name.split("[")[0] not in info.splits:
+            raise InputError(f"data.{key}={name}: {info.name} has {', '.join(info.splits)}")
+        return Texts(builder.as_data_source(name), data.text_field)
 
     facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
     return library_source(info.full_name, split, data, facts)
 
 
-def huggingface(data: ConfigDict) -> Source:
+def huggingface(data: DataKeys) -> Source:
     """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
     try:
         import datasets
@@ -238,16 +239,17 @@ def huggingface(data: ConfigDict) -> Source:
     facts = []
 
     def split(key: str) -> Texts:
+        named = getattr(data, key)
         try:
             if (place / "dataset_dict.json").exists():  # written by `save_to_disk`
-                part = datasets.load_from_disk(str(place))[data[key]]
+                part = datasets.load_from_disk(str(place))[named]
             else:
                 part = datasets.load_dataset(
-                    name, config or None, split=data[key], cache_dir=data.data_dir
+                    name, config or None, split=named, cache_dir=data.data_dir
                 )
         except Exception as error:  # the library raises errors of any class
             raise InputError(
-                f"data.path={data.path}, data.{key}={data[key]} can't be loaded: {error}"
+                f"data.path={data.path}, data.{key}={named} can't be loaded: {error}"
             ) from error
         if data.text_field not in part.column_names:
             raise InputError(
@@ -260,7 +262,7 @@ def huggingface(data: ConfigDict) -> Source:
 
 
 def library_source(
-    name: str, split: Callable[[str], Texts], data: ConfigDict, facts: list[str]
+    name: str, split: Callable[[str], Texts], data: DataKeys, facts: list[str]
 ) -> Source:
     """The source whose splits a library opens: `data.train_split` and `data.validation_split`."""
     train, validation = split("train_split"), split("validation_split")

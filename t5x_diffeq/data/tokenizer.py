@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import sentencepiece
 from jaxtyping import Integer
-from ml_collections import ConfigDict
 
 from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, digest, place, write_whole
@@ -245,7 +245,7 @@ def unusable(text: str) -> str | None:
     return None
 
 
-def make_tokenizer(data: ConfigDict, documents: Documents) -> Tokenizer:
+def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     """The tokenizer that `config.data` describes, trained on `documents` where it says so.
 
     Raises:

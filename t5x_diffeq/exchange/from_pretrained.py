@@ -4,14 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
 from t5x_diffeq.exchange.config_json import model_keys
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Tables, params_of
 from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
@@ -41,8 +40,8 @@ def read_config_json(folder: Path) -> dict:
         raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
-def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
-    """Sets `config.model` and the length to the folder's.
+def with_model(config: Config, found: dict, length: int | None) -> tuple[Config, Tables]:
+    """The config with the folder's model and length; and the number of rows of its tables.
 
     Args:
       config: config of the run to make.
@@ -58,13 +57,12 @@ def set_model(config: ConfigDict, found: dict, length: int | None) -> Tables:
         raise InputError(
             f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
         )
-    config.model.update(keys)
-    config.data.sequence_length = length
-    return tables
+    of_model = {f"model.{key}": value for key, value in keys.items()}
+    return config.changed({**of_model, "data.sequence_length": length}), tables
 
 
-def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
-    """Sets `config.data` to the folder's tokenizer, unless the config names one; returns it.
+def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, Tokenizer]:
+    """The config with the folder's tokenizer, unless it names one; and the tokenizer.
 
     Raises:
       InputError: if there is none.
@@ -76,12 +74,13 @@ def set_tokenizer(config: ConfigDict, found: dict, folder: Path) -> Tokenizer:
                 f"--input={folder} holds neither tokenizer.model nor tokenizer.json; name its "
                 "tokenizer with --config.data.tokenizer=FILE"
             )
-        data.tokenizer = str(file.absolute())
+        data = replace(data, tokenizer=str(file.absolute()))
     end = found.get("eos_token_id")
     end = end[0] if isinstance(end, list) else end
     if data.tokenizer != "bytes" and data.end_of_text is None and end is not None:
-        data.end_of_text = token_of_id(Path(data.tokenizer).expanduser(), end)
-    return make_tokenizer(data, [])
+        name = token_of_id(Path(data.tokenizer).expanduser(), end)
+        data = replace(data, end_of_text=name)
+    return replace(config, data=data), make_tokenizer(data, [])
 
 
 def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:

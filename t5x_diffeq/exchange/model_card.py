@@ -4,12 +4,13 @@ import json
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import count
 
 SECTIONS = ("model", "train", "optimizer")  # data and mesh name places of one machine
 
 
-def model_card(run: Run, as_run: dict, reports: list[dict], plain: bool, notes: list[str]) -> str:
+def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes: list[str]) -> str:
     """Markdown, with the library's front matter.
 
     Args:
@@ -26,10 +27,10 @@ def model_card(run: Run, as_run: dict, reports: list[dict], plain: bool, notes: 
         **training_facts(run.step, as_run),
         **evaluation(reports, run.step),
     }
-    trained_steps = as_run["model"]["num_steps"]
+    trained_steps = as_run.model.num_steps
     if model.num_steps != trained_steps:
         notes = [f"Trained with {trained_steps} steps, exported with {model.num_steps}.", *notes]
-    config = {section: as_run[section] for section in SECTIONS}
+    config = {section: as_run.as_json()[section] for section in SECTIONS}
     return "\n".join(
         [
             "---",
@@ -73,13 +74,13 @@ def describe(c: ModelConfig) -> str:
     )
 
 
-def training_facts(step: int, as_run: dict) -> dict[str, str]:
+def training_facts(step: int, as_run: Config) -> dict[str, str]:
     """How long and on how many tokens it was trained."""
-    train, data = as_run["train"], as_run["data"]
+    train, data = as_run.train, as_run.data
     return {
-        "optimizer steps": f"{step} of {train['total_steps']}",
-        "tokens seen": count(step * train["batch_size"] * data["sequence_length"]),
-        "data": f"{data['source']}, sequences of {data['sequence_length']} tokens",
+        "optimizer steps": f"{step} of {train.total_steps}",
+        "tokens seen": count(step * train.batch_size * data.sequence_length),
+        "data": f"{data.source}, sequences of {data.sequence_length} tokens",
     }
 
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.exchange.folder import new_folder
 from t5x_diffeq.runs.workdir import save_config
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.setup import make_setup
 
 
-def write_run(config: ConfigDict, tokenizer: Tokenizer, params: dict, workdir: Path) -> None:
+def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path) -> None:
     """Writes config, data, tokenizer and checkpoint: all of them or nothing.
 
     Args:

@@ -21,6 +21,7 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 MODELING = Path(__file__).with_name("modeling_diffeq.py")
@@ -78,7 +79,7 @@ def discretised(model: LanguageModel, params: dict, merged: bool = True) -> Weig
 
 def save_pretrained(
     run: Run,
-    as_run: dict,
+    as_run: Config,
     tokenizer: Tokenizer,
     reports: list[dict],
     output: Path,

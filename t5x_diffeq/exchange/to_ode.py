@@ -19,22 +19,23 @@ from t5x_diffeq.exchange.layouts import declared_leaves
 from t5x_diffeq.exchange.time_basis import FREQUENCIES, TIME_SCALE, TimeBasis, make_time_basis
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import OFFSET
+from t5x_diffeq.runtime.config import ModelKeys
 
 EMBEDDING = "time_embedding"  # its name in each generated layer, or beside all of them
 
 
-def ode_config(config: ModelConfig, width: int | None) -> ModelConfig:
-    """The config of the ODE.
+def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
+    """`config.model` of the ODE.
 
     Args:
-      config: config of the per-layer model.
+      layers: `config.model` of the per-layer model.
       width: T; None for the number of layers.
     """
     return replace(
-        config,
+        layers,
         weights="time_dependent",
         step_size="1/N",
-        time_embed_dim=config.num_steps if width is None else width,
+        time_embed_dim=layers.num_steps if width is None else width,
         num_frequencies=FREQUENCIES,
         time_scale=TIME_SCALE,
         init="invariant",

@@ -179,7 +179,7 @@ def figures(run: Run, output: Path, said: str) -> dict:
     lines = (output / run.name / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     config = read_config(output / run.name)
-    tokens = config["train"]["batch_size"] * config["data"]["sequence_length"]
+    tokens = config.train.batch_size * config.data.sequence_length
     evaluations = [line for line in metrics if "eval/loss" in line]
     rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
     return {

@@ -69,7 +69,7 @@ def remark(runs: Sequence[Run], output: AnyPath) -> list[str]:
     for run in runs:
         if run.verb == "train":
             workdir = output / run.name
-            architecture = read_config(workdir)["model"]["architecture"]
+            architecture = read_config(workdir).model.architecture
             if not is_papers(load_tokenizer(workdir / "tokenizer"), architecture):
                 others.append(run.name)
     if not others:

@@ -2,9 +2,8 @@
 
 import importlib.util
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.runtime.config import TasksKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup
 
@@ -31,7 +30,7 @@ class Downstream:
       InputError: if the value of a key can't be used, naming the key.
     """
 
-    def __init__(self, tasks: ConfigDict):
+    def __init__(self, tasks: TasksKeys):
         self.every, self.tasks = tasks.every, None
         if not tasks.names:
             return

@@ -93,7 +93,7 @@ class Scorer:
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
         self.setup, self.params, self.batch_size = setup, params, batch_size
-        self.step = make_score_step(setup.model, setup.loss_chunk)
+        self.step = make_score_step(setup.model, setup.config.train.loss_chunk)
         with setup.context():
             self.weights = make_weights(setup.model)(params)
 

@@ -131,9 +131,7 @@ def load(
         folder,
         tokenizer.vocab_size,
         batch_size=1,
-        num_steps=num_steps,
-        scheme=scheme,
         checkpoint=checkpoint,
         adapters=place(str(adapters), "adapters") if adapters else None,
     )
-    return TrainedRun(run, tokenizer)
+    return TrainedRun(run.at_depth(num_steps, scheme), tokenizer)

@@ -1,15 +1,14 @@
 """The model's configuration: immutable, checked once, passed as a whole."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
 from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
 from t5x_diffeq.ode.solvers import grid
-from t5x_diffeq.runtime.config_keys import check_values
+from t5x_diffeq.runtime.config import ModelKeys, check_values
 from t5x_diffeq.runtime.errors import InputError
 
 VOCAB_MULTIPLE = 128
@@ -29,61 +28,32 @@ def check_vocab_size(stated: int | None, vocab_size: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The keys of `config.model` (each explained in configs/default.py) and the sequence length.
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelKeys):
+    """The keys of `config.model`, with what its data determine.
 
     Attributes:
+      vocab_size: the vocabulary size of the tokenizer.
       max_length: the longest sequence, in tokens: `config.data.sequence_length`.
     """
 
-    architecture: str
-    weights: str
-    scheme: str
-    step_size: str
-    num_steps: int
-    embed_dim: int
-    num_heads: int
-    num_kv_heads: int | None
-    mlp_dim: int
-    activation: str | None
-    time_embed_dim: int
-    num_frequencies: int
-    time_scale: float
-    time_embedding: str
-    init: str
-    norm_eps: float
-    final_norm_eps: float
-    norm_shift: bool
-    mlp_input: str
-    dropout_rate: float
-    adapter_rank: int
-    adapter_alpha: float
-    adapter_kernels: tuple[str, ...]
     vocab_size: int
-    dtype: str
-    state_dtype: str
-    remat: str
-    attention: str
     max_length: int
 
     @classmethod
-    def of(cls, keys: Mapping[str, Any], vocab_size: int, max_length: int) -> "ModelConfig":
-        """Makes one from the keys of `config.model`, the vocabulary size and the sequence length.
+    def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
+        """Makes one from `config.model`, the vocabulary size and the sequence length.
 
         Raises:
-          InputError: if a value can't be used, or is another vocabulary size than the tokenizer's.
+          InputError: if values can't be used together, or `model.vocab_size` isn't the tokenizer's.
         """
-        check_vocab_size(keys["vocab_size"], vocab_size)
-        kernels = tuple(keys["adapter_kernels"])  # lists in JSON
-        known = {"vocab_size": vocab_size, "max_length": max_length, "adapter_kernels": kernels}
-        return cls(**{**keys, **known})
+        check_vocab_size(keys.vocab_size, vocab_size)
+        return cls(**{**vars(keys), "vocab_size": vocab_size, "max_length": max_length})
 
-    def __post_init__(self):
-        values = {f"model.{field.name}": getattr(self, field.name) for field in fields(self)}
-        if self.attention == STAND_IN:  # not a value that a user can choose
-            del values["model.attention"]
-        check_values({**values, "data.sequence_length": self.max_length})
+    def __post_init__(self) -> None:
+        check_values({"data.sequence_length": self.max_length})
+        if self.attention != STAND_IN:  # which is not a value that a user can choose
+            super().__post_init__()
         self.check_choices()
         self.check_heads()
         self.check_adapters()
@@ -99,6 +69,27 @@ class ModelConfig:
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)
         return replace(self, attention=kernel), reason
+
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
+        """The same model, with the same parameters, on another grid.
+
+        Args:
+          num_steps: the number of solver steps; None for the model's own.
+          scheme: the scheme; None for the model's own.
+
+        Raises:
+          InputError: if the model has per-layer weights, and the grid isn't their own.
+        """
+        other = replace(self, num_steps=num_steps or self.num_steps, scheme=scheme or self.scheme)
+        own, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
+        if self.weights == "per_layer" and not np.array_equal(own, nodes):
+            raise InputError(
+                f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
+                f"times than num_steps={self.num_steps} with scheme {self.scheme}, and this model "
+                "has one set per layer: it runs on its own grid alone (time_dependent and shared "
+                "on any)"
+            )
+        return other
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""

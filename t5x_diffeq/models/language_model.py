@@ -105,6 +105,19 @@ class LanguageModel(nn.Module):
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
 
+    @nn.nowrap
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "LanguageModel":
+        """The same model, with the same parameters, on another grid.
+
+        Args:
+          num_steps: the number of solver steps; None for the model's own.
+          scheme: the scheme; None for the model's own.
+
+        Raises:
+          InputError: if the model has per-layer weights, and the grid isn't their own.
+        """
+        return LanguageModel(self.config.at_depth(num_steps, scheme))
+
     def __call__(self, tokens: Tokens, deterministic: bool = True, unroll: bool = False) -> Logits:
         """The logits of each token's successor."""
         return self.logits(self.hidden(tokens, self.weights(), None, deterministic, unroll))

@@ -54,4 +54,4 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
     of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (data - 1) / data
     tokens = batch_size * config.max_length / data / fsdp
     of_activations = 4 * config.num_steps * tokens * config.embed_dim * itemsize
-    return setup.microbatches * of_weights + of_activations * 2 * (tensor - 1) / tensor
+    return setup.config.train.microbatches * of_weights + of_activations * 2 * (tensor - 1) / tensor

@@ -7,7 +7,6 @@ from math import prod
 
 import jax
 from jax.stages import Compiled
-from ml_collections import ConfigDict
 
 from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
 from t5x_diffeq.models.language_model import LanguageModel
@@ -16,6 +15,7 @@ from t5x_diffeq.planner.estimate import Times, gpu_times, tpu_times
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.setup import Setup, make_setup
@@ -101,7 +101,7 @@ class Plan:
         return ideal / self.times.high, ideal / self.times.low
 
 
-def plan_setup(config: ConfigDict, vocab_size: int, topology: Topology) -> Setup:
+def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
     """The setup of a config on a topology; for GPUs with a stand-in for cuDNN's kernel."""
     setup = make_setup(config, vocab_size, topology.devices)
     own = setup.model.config

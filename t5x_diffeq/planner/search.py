@@ -1,12 +1,10 @@
 """Other ways to run the same config on the same devices: what to compile next."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.layers.attention_kernels import splash_blocks
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.partitioning import AXES
 
 # The last recomputes most and saves least.
@@ -14,17 +12,10 @@ REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full"
 BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
 TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 
-Changes = dict[str, Any]  # values by key, with `__` for the dot
+Changes = dict[str, Any]  # values by dotted key
 
 
-def changed(config: ConfigDict, **keys: object) -> ConfigDict:
-    """A copy with changed values; `__` stands for the dot, as in `model__remat`."""
-    other = copy.deepcopy(config)
-    other.update_from_flattened_dict({key.replace("__", "."): v for key, v in keys.items()})
-    return other
-
-
-def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
+def divides(config: Config, data: int, fsdp: int, tensor: int) -> bool:
     """Whether the batch and the model's axes are divisible by this mesh."""
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
@@ -33,7 +24,7 @@ def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
     return all(size % n == 0 for size, n in sizes)
 
 
-def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
+def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
     """Meshes of all the devices that the config's sizes are divisible by.
 
     Meshes that shard parameters most, and activations least, come first. Only data crosses slices:
@@ -48,29 +39,29 @@ def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[di
                 yield dict(zip(AXES, sizes, strict=True))
 
 
-def with_meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> list[Changes]:
+def with_meshes(config: Config, num_devices: int, slices: int = 1) -> list[Changes]:
     """The changes for each mesh."""
     found = meshes(config, num_devices, slices)
-    return [{f"mesh__{axis}": size for axis, size in mesh.items()} for mesh in found]
+    return [{f"mesh.{axis}": size for axis, size in mesh.items()} for mesh in found]
 
 
-def with_remats(config: ConfigDict) -> list[Changes]:
+def with_remats(config: Config) -> list[Changes]:
     """The changes for each other remat policy."""
-    return [{"model__remat": remat} for remat in REMATS if remat != config.model.remat]
+    return [{"model.remat": remat} for remat in REMATS if remat != config.model.remat]
 
 
-def with_details(config: ConfigDict, attention: str) -> list[Changes]:
+def with_details(config: Config, attention: str) -> list[Changes]:
     """Changes that matter less than mesh and remat: microbatches, and splash's blocks."""
-    found: list[Changes] = [{"train__microbatches": 2 * config.train.microbatches}]
+    found: list[Changes] = [{"train.microbatches": 2 * config.train.microbatches}]
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
         chosen = splash_blocks(attention, length, model.embed_dim // model.num_heads).size
         sizes = (size for size in BLOCKS if size != chosen and length % size == 0)
-        found += [{"model__attention": f"splash:{size}"} for size in sizes]
+        found += [{"model.attention": f"splash:{size}"} for size in sizes]
     return found
 
 
-def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, ConfigDict]]:
+def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config]]:
     """What may make a config fit, each as flags and a config, the least costly first.
 
     More remat costs time; fewer sequences at once or another mesh cost communication; a smaller
@@ -82,28 +73,28 @@ def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, Co
     """
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
     for keys in candidates(config, data, fsdp, tensor):
-        other = changed(config, **keys)
-        sizes = (keys.get(f"mesh__{axis}", mesh[axis]) for axis in AXES)
+        other = config.changed(keys)
+        sizes = (keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES)
         if divides(other, *sizes):
             yield as_flags(keys), other
 
 
-def candidates(config: ConfigDict, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
+def candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
     """The changes of each remedy, whether or not the sizes are divisible."""
     kept, train = config.model.remat, config.train
     for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():
-        yield {"model__remat": remat}
-    full = {} if kept == "full" else {"model__remat": "full"}
+        yield {"model.remat": remat}
+    full = {} if kept == "full" else {"model.remat": "full"}
     if data > 1:
-        yield {**full, "mesh__data": 1, "mesh__fsdp": data * fsdp}
+        yield {**full, "mesh.data": 1, "mesh.fsdp": data * fsdp}
     for parts in (2, 4, 8):
-        yield {**full, "train__microbatches": parts * train.microbatches}
+        yield {**full, "train.microbatches": parts * train.microbatches}
     if fsdp % 2 == 0:
-        yield {**full, "mesh__fsdp": fsdp // 2, "mesh__tensor": 2 * tensor}
+        yield {**full, "mesh.fsdp": fsdp // 2, "mesh.tensor": 2 * tensor}
     for parts in (n for n in (2, 4, 8) if train.batch_size % n == 0):
-        yield {**full, "train__batch_size": train.batch_size // parts}
+        yield {**full, "train.batch_size": train.batch_size // parts}
 
 
 def as_flags(keys: Changes) -> str:
     """The changes as command line flags."""
-    return " ".join(f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items())
+    return " ".join(f"--config.{key}={value}" for key, value in keys.items())

@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.planner.bounds import Bound, lower_bound
 from t5x_diffeq.planner.planning import Plan, plan_setup
 from t5x_diffeq.planner.search import (
     Changes,
     as_flags,
-    changed,
     with_details,
     with_meshes,
     with_remats,
 )
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import duration, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import check_microbatches
@@ -49,10 +47,10 @@ class Sweep:
       found: the plans that fit or may fit, with their changes; the fastest first.
     """
 
-    config: ConfigDict
+    config: Config
     vocab_size: int
     topology: Topology
-    compiled: Callable[[str, ConfigDict], Plan]
+    compiled: Callable[[str, Config], Plan]
     found: list[tuple[Changes, Plan]] = field(default_factory=list)
     skipped: int = 0
 
@@ -75,14 +73,14 @@ class Sweep:
             self.stage("remat", [mesh | other for other in with_remats(self.config)])
         best, plan = self.found[0]
         attention = plan.setup.model.config.attention
-        details = with_details(changed(self.config, **best), attention)
+        details = with_details(self.config.changed(best), attention)
         self.stage("details", [best | other for other in details])
         return self.found
 
     def stage(self, name: str, candidates: Sequence[Changes], remat: str | None = None) -> None:
         """Compiles those of the candidates that can win, the most promising first."""
         if remat:
-            candidates = [keys | {"model__remat": remat} for keys in candidates]
+            candidates = [keys | {"model.remat": remat} for keys in candidates]
         bounds = [(bound, keys) for keys in candidates if (bound := self.bound(keys))]
         order = sorted(bounds, key=lambda b: b[0].seconds)
         begun, compiled = time.perf_counter(), 0
@@ -94,7 +92,7 @@ class Sweep:
             if compiled:
                 mean = (time.perf_counter() - begun) / compiled
                 title += f", at most {duration(mean * (len(order) - number + 1))} left"
-            plan = self.compiled(title, changed(self.config, **keys))
+            plan = self.compiled(title, self.config.changed(keys))
             compiled += 1
             if plan.memory.fits is not False:
                 self.found.append((keys, plan))
@@ -103,7 +101,7 @@ class Sweep:
     def bound(self, keys: Changes) -> Bound | None:
         """A candidate's lower bound; None, with a message, if its config can't be used."""
         try:
-            other = changed(self.config, **keys)
+            other = self.config.changed(keys)
             setup = plan_setup(other, self.vocab_size, self.topology)
             check_microbatches(other.train, setup.mesh)
         except InputError as error:

@@ -21,7 +21,7 @@ def record(plan: Plan) -> dict[str, object]:
         "mesh": dict(plan.setup.mesh.shape),
         "device_kind": plan.topology.kind,
         "remat": plan.setup.model.config.remat,
-        "microbatches": plan.setup.microbatches,
+        "microbatches": plan.setup.config.train.microbatches,
         "attention": plan.setup.model.config.attention,
         "batch_size": plan.batch_size,
         "fits": m.fits,

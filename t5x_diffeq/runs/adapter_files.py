@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental.multihost_utils import process_allgather
-from ml_collections import ConfigDict
 
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
@@ -24,7 +24,7 @@ KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adap
 SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 
 
-def save_adapters(config: ConfigDict, params: dict, trained: list[str], workdir: AnyPath) -> None:
+def save_adapters(config: Config, params: dict, trained: list[str], workdir: AnyPath) -> None:
     """Writes `adapters/`; every process calls it.
 
     Args:
@@ -35,7 +35,7 @@ def save_adapters(config: ConfigDict, params: dict, trained: list[str], workdir:
     """
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
-    model = {key: config.model.to_dict()[key] for key in KEYS}
+    model = {key: getattr(config.model, key) for key in KEYS}
     facts = {"model": model, "norms": norms(params)}
     if jax.process_index() > 0:
         return

@@ -4,19 +4,16 @@ W(t) of a time-dependent or shared source is made at the grid's nodes and become
 layer weights, which exist only on their own grid, stay as they are.
 """
 
-import copy
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from ml_collections import ConfigDict
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.checkpoint import restore_params
@@ -36,7 +33,7 @@ class Pretrained:
     """
 
     workdir: AnyPath
-    config: ConfigDict
+    config: Config
     vocab_size: int
     checkpoint: int | None = None
 
@@ -47,27 +44,23 @@ class Pretrained:
         Raises:
           InputError: if the workdir holds no run.
         """
-        return cls(workdir, ConfigDict(read_config(workdir)), vocab_size, checkpoint)
+        return cls(workdir, read_config(workdir), vocab_size, checkpoint)
 
-    def params_for(self, setup: Setup, config: ConfigDict) -> tuple[dict, int]:
+    def params_for(self, setup: Setup) -> tuple[dict, int]:
         """The run's parameters converted to the requested model, without adapters; and its step.
 
         Call within `setup.context`.
 
         Args:
           setup: the requested model's setup: per-layer weights, or the run's own kind on any grid.
-          config: the requested model's config.
 
         Raises:
           InputError: if the run's weights can't be converted.
         """
         asked = setup.model.config
         self.check(asked)
-        own = replace(self.model, num_steps=asked.num_steps, scheme=asked.scheme)
-        here = copy.deepcopy(config)  # the devices and the batch of this run
-        here.model = copy.deepcopy(self.config.model)
-        here.model.update({"num_steps": own.num_steps, "scheme": own.scheme})
-        here.train.trainable = ()
+        here = replace(setup.config, model=self.config.model)  # on this run's devices
+        here = here.changed({"train.trainable": ()})
         trained = make_setup(here, self.vocab_size, setup.mesh.devices.flatten().tolist())
         params, step = restore_params(
             self.workdir,
@@ -75,6 +68,7 @@ class Pretrained:
             self.checkpoint,
             self.config.train.verify_checkpoints,
         )
+        own = self.model.at_depth(asked.num_steps, asked.scheme)
         if asked.weights == own.weights and not own.adapter_rank:
             return params, step
         shardings = jax.tree.map(
@@ -87,8 +81,8 @@ class Pretrained:
     @property
     def model(self) -> ModelConfig:
         """The run's model config, on its own grid."""
-        keys = self.config.model.to_dict()
-        return ModelConfig.of(keys, self.vocab_size, self.config.data.sequence_length)
+        length = self.config.data.sequence_length
+        return ModelConfig.of(self.config.model, self.vocab_size, length)
 
     def check(self, asked: ModelConfig) -> None:
         """Checks that the run's weights can be converted to those of the requested model.
@@ -96,8 +90,7 @@ class Pretrained:
         Raises:
           InputError: if they can't.
         """
-        own = self.model
-        check_grid(own, asked)
+        own = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
         if asked.weights not in (own.weights, "per_layer"):
             raise InputError(
                 f"model.weights={asked.weights} is asked for, and {self.workdir} holds a model of "
@@ -108,21 +101,6 @@ class Pretrained:
                 f"data.sequence_length={asked.max_length}, and the positions of {self.workdir} "
                 f"were learned for {own.max_length}; leave it at that"
             )
-
-
-def check_grid(trained: ModelConfig, asked: ModelConfig) -> None:
-    """Checks that the trained weights exist on the requested grid.
-
-    Raises:
-      InputError: if they are per-layer weights and the grid isn't their own.
-    """
-    own, other = (grid(c.scheme, c.num_steps) for c in (trained, asked))
-    if trained.weights == "per_layer" and not np.array_equal(own, other):
-        raise InputError(
-            f"num_steps={asked.num_steps} with scheme {asked.scheme} reads weights at other times "
-            f"than num_steps={trained.num_steps} with scheme {trained.scheme}, and this model has "
-            "one set per layer: it runs on its own grid alone (time_dependent and shared on any)"
-        )
 
 
 def discretised(config: ModelConfig, params: dict) -> Weights:
@@ -136,11 +114,11 @@ def discretised(config: ModelConfig, params: dict) -> Weights:
     return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
 
 
-def begin(setup: Setup, config: ConfigDict, pretrained: Pretrained) -> tuple[TrainState, int]:
+def begin(setup: Setup, pretrained: Pretrained) -> tuple[TrainState, int]:
     """A new state with the run's parameters and freshly initialised adapters; and the run's step.
 
     Call within `setup.context`.
     """
     state = setup.init_state()
-    params, step = pretrained.params_for(setup, config)
+    params, step = pretrained.params_for(setup)
     return replace(state, params={**state.params, **params}), step

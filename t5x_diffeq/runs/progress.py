@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from clu import parameter_overview
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime import allocator
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import count, duration, say, table
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.training.chips import chip
@@ -102,7 +102,7 @@ def describe_steps(depths: list[tuple[int, ...]]) -> str:
 
 
 def say_account(
-    config: ConfigDict,
+    config: Config,
     setup: Setup,
     corpus: CorpusFacts,
     epochs: str,

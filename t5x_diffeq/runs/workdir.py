@@ -6,8 +6,8 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_diffeq import __version__
+from t5x_diffeq.runtime.config import KEYS, Config, check_values
 from t5x_diffeq.runtime.config_files import default_config, flatten
-from t5x_diffeq.runtime.config_keys import KEYS, check_values
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, told, write_whole
 from t5x_diffeq.training.checkpoint_folder import steps_in
@@ -17,7 +17,7 @@ VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
-def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
+def check_config(config: Config, workdir: AnyPath) -> bool:
     """Whether the workdir is new; if not, checks that `config` may continue the run in it.
 
     Keys of the mesh and of tasks, `train.total_steps` and how often things are done may differ:
@@ -36,7 +36,7 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differences(read_config(workdir), as_json(config)).items()
+        for key, (old, new) in differences(read_config(workdir).as_json(), config.as_json()).items()
         if not may_change(key)
     ]
     if differing:
@@ -47,7 +47,7 @@ def check_config(config: ConfigDict, workdir: AnyPath) -> bool:
     return False
 
 
-def save_config(config: ConfigDict, workdir: AnyPath) -> None:
+def save_config(config: Config, workdir: AnyPath) -> None:
     """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
 
     `train` calls it after the first optimizer step. A run that was refused, or that failed before
@@ -55,13 +55,8 @@ def save_config(config: ConfigDict, workdir: AnyPath) -> None:
     """
     if jax.process_index() != 0:
         return
-    content = {VERSION: __version__, **as_json(config)}
+    content = {VERSION: __version__, **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
-
-
-def as_json(config: ConfigDict) -> dict:
-    """The config as read back from `config.json`: tuples become lists."""
-    return json.loads(config.to_json())
 
 
 def may_change(key: str) -> bool:
@@ -106,8 +101,8 @@ def completed(config: dict, defaults: dict) -> dict:
     }
 
 
-def read_config(workdir: AnyPath) -> dict:
-    """The content of a workdir's `config.json`; keys added since it was written get defaults.
+def read_config(workdir: AnyPath) -> Config:
+    """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
     Raises:
       InputError: if it doesn't exist, or isn't a config that this version can use.
@@ -128,7 +123,7 @@ def read_config(workdir: AnyPath) -> dict:
         ) from error
     version = config.pop(VERSION, "0.1.0 or earlier")
     try:
-        return usable(completed(config, as_json(default_config())))
+        return Config.of(usable(completed(config, default_config().to_dict())))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"

@@ -35,8 +35,9 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq import __version__
 from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
+from t5x_diffeq.runtime.config import KEYS, check_values
 from t5x_diffeq.runtime.config_files import config_file, default_config, flatten, offer_configs
-from t5x_diffeq.runtime.config_keys import Key, check_values
+from t5x_diffeq.runtime.config_keys import Key
 from t5x_diffeq.runtime.errors import (
     InputError,
     MachineryError,
@@ -299,7 +300,7 @@ def check_keys(argv: list[str]) -> None:
     Raises:
       InputError: if one doesn't; suggests the nearest key that does.
     """
-    known = list(flatten(default_config()))
+    known = list(KEYS)
     groups = {key.rpartition(".")[0] for key in known}
     for argument in argv[1:]:
         key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
@@ -337,7 +338,7 @@ def check_complete(config: object) -> None:
     """
     if config is None:
         raise InputError("--config: its get_config() returns None, not a ConfigDict")
-    known, given = flatten(default_config()).keys(), flatten(config).keys()
+    known, given = KEYS.keys(), flatten(config).keys()
     for key in sorted(known ^ given):
         wrong = "is missing" if key in known else "does not exist"
         raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")

@@ -4,10 +4,11 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
-from copy import deepcopy
 from pathlib import Path
 
 from ml_collections import ConfigDict
+
+from t5x_diffeq.runtime.config import Config
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
@@ -29,10 +30,11 @@ def default_config() -> ConfigDict:
     return importlib.import_module("configs.default").get_config()
 
 
-def baseline_of(config: ConfigDict) -> ConfigDict:
+def baseline_of(config: Config) -> Config:
     """The same config with the weights, scheme and step size of the per-layer baseline."""
     offer_configs()
-    return importlib.import_module("configs.default").set_variant(deepcopy(config), "baseline")
+    variant = importlib.import_module("configs.default").VARIANTS["baseline"]
+    return config.changed({f"model.{key}": value for key, value in variant.items()})
 
 
 def config_file(name: str) -> Path:

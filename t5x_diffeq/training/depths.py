@@ -9,14 +9,14 @@ smallest, this is the sandwich rule of Yu and Huang (2019) for networks of many 
 from math import comb
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
-def check_depths(config: ConfigDict) -> None:
+def check_depths(config: Config) -> None:
     """Checks that `train.depths` can be drawn from.
 
     Raises:
@@ -36,7 +36,7 @@ def check_depths(config: ConfigDict) -> None:
         )
 
 
-def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
+def depths_of(config: Config, step: int) -> tuple[int, ...]:
     """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
     Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
@@ -55,7 +55,7 @@ def depths_of(config: ConfigDict, step: int) -> tuple[int, ...]:
     return tuple(sorted(drawn))
 
 
-def depths_to_come(config: ConfigDict, start: int) -> list[tuple[int, ...]]:
+def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
     """All the different `depths_of` optimizer steps after `start`, however long the run."""
     train, last = config.train, config.train.total_steps
     if not train.depths:

@@ -6,7 +6,6 @@ hypernetwork. Frozen parts have no gradient, and neither have the weights that t
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -54,7 +53,7 @@ def make_gradient(
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
       unroll: unroll loops, for counting FLOPs.
     """
-    models = [at_depth(model, n) for n in depths or (model.config.num_steps,)]
+    models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
@@ -96,11 +95,6 @@ def make_gradient(
         return gradient, norm(gradient, d_weights, embeddings), mean
 
     return gradient
-
-
-def at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
-    """The same model, integrated in `num_steps` solver steps."""
-    return LanguageModel(replace(model.config, num_steps=num_steps))
 
 
 def make_weights(

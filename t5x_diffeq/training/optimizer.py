@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
-from ml_collections import ConfigDict
 
 from t5x_diffeq.layers.parameter import ROLES, is_parameter
+from t5x_diffeq.runtime.config import OptimizerKeys
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
@@ -16,7 +16,7 @@ DECAYED = {
 }
 
 
-def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
     """Linear warm-up to the peak, then a cosine to `min_lr_ratio` of it at the last step."""
     warmup = round(optimizer.warmup_fraction * total_steps)
     peak = optimizer.learning_rate
@@ -30,7 +30,7 @@ def learning_rate_schedule(optimizer: ConfigDict, total_steps: int) -> optax.Sch
 
 
 def make_optimizer(
-    optimizer: ConfigDict, declared: dict, schedule: optax.Schedule
+    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
     """Clip by the given norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
 

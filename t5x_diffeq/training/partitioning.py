@@ -9,10 +9,10 @@ import jax
 from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
 from t5x_diffeq.layers.mesh import axes_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
@@ -31,9 +31,7 @@ LOGICAL_AXES = (
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
-def make_mesh(
-    mesh: ConfigDict, batch_size: int, devices: Sequence[jax.Device] | None = None
-) -> Mesh:
+def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh over all devices.
 
     An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
@@ -53,7 +51,7 @@ def make_mesh(
     return arrange(sizes, devices[: prod(sizes.values())])
 
 
-def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
+def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
     """The size of each mesh axis on these devices.
 
     Args:
@@ -64,7 +62,7 @@ def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dic
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.
     """
-    sizes = {axis: mesh[axis] for axis in AXES}
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}
     if sizes["data"] is None:
         sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
     if any(size < 1 and size != -1 for size in sizes.values()):
@@ -192,7 +190,7 @@ def describe(sizes: dict[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
-def logical_rules(mesh: ConfigDict) -> Rules:
+def logical_rules(mesh: MeshKeys) -> Rules:
     """The table of `config.mesh.rules`, as Linen takes it.
 
     Raises:

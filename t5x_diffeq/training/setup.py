@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -12,12 +12,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
-from ml_collections import ConfigDict
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config_files import flatten
-from t5x_diffeq.runtime.config_keys import check_values
+from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
@@ -30,6 +28,7 @@ class Setup:
     """Everything about a run that is known before a single array exists.
 
     Attributes:
+      config: the run's config.
       model: the language model.
       optimizer: the optimizer of the parameters that train.
       trains: whether a part of the parameters, given its name, trains.
@@ -41,12 +40,9 @@ class Setup:
       dropout_key: determines dropout, together with the optimizer step.
       init_key: determines the initial parameters.
       attention_reason: why this attention kernel was chosen.
-      loss_chunk: tokens per device whose logits exist at once.
-      z_loss: factor of the squared log normaliser in the loss.
-      microbatches: number of parts in which a batch goes through the model.
-      segments: whether a batch says which document each token belongs to.
     """
 
+    config: Config
     model: LanguageModel
     optimizer: optax.GradientTransformation
     trains: Callable[[str], bool]
@@ -58,10 +54,18 @@ class Setup:
     init_key: Array
     dropout_key: Array
     attention_reason: str
-    loss_chunk: int
-    z_loss: float
-    microbatches: int
-    segments: bool
+
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Setup":
+        """The setup of the same model, with the same parameters, on another grid.
+
+        Args:
+          num_steps: the number of solver steps; None for the model's own.
+          scheme: the scheme; None for the model's own.
+
+        Raises:
+          InputError: if the model has per-layer weights, and the grid isn't their own.
+        """
+        return replace(self, model=self.model.at_depth(num_steps, scheme))
 
     def context(self) -> AbstractContextManager:
         """A context in which arrays are sharded over the mesh by the rules."""
@@ -89,7 +93,7 @@ class Setup:
         """Shape, dtype and sharding of a global batch."""
         shape = (batch_size, self.model.config.max_length)
         dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "mask": jnp.float32}
-        if self.segments:
+        if not self.config.data.cross_documents:
             dtypes |= {"segments": jnp.int32, "positions": jnp.int32}
         return {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.rows)
@@ -102,14 +106,14 @@ class Setup:
         return -(-batch_size // shards) * shards
 
 
-def expected_vocab_size(config: ConfigDict) -> int:
+def expected_vocab_size(config: Config) -> int:
     """The vocabulary size that the config's tokenizer will have, before there is one."""
     of_tokenizer = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
     return config.model.vocab_size or of_tokenizer
 
 
 def make_setup(
-    config: ConfigDict, vocab_size: int, devices: Sequence[jax.Device] | None = None
+    config: Config, vocab_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Setup:
     """The setup of `config`, for a tokenizer with `vocab_size` tokens.
 
@@ -121,11 +125,10 @@ def make_setup(
     Raises:
       InputError: if any values of the config can't be used, alone or together.
     """
-    check_values(flatten(config))
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
     check_microbatches(config.train, mesh)
     model_config, attention_reason = ModelConfig.of(
-        config.model.to_dict(), vocab_size, config.data.sequence_length
+        config.model, vocab_size, config.data.sequence_length
     ).with_attention_for(mesh.devices.flat[0].platform)
     model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
@@ -142,27 +145,23 @@ def make_setup(
         partitioning.unbox(boxed),
         shardings,
     )
-    rows = partitioning.batch_sharding(mesh, rules)
     return Setup(
-        model,
-        optimizer,
-        trains,
-        schedule,
-        mesh,
-        rules,
-        rows,
-        abstract_state,
-        init_key,
-        dropout_key,
-        attention_reason,
-        loss_chunk=config.train.loss_chunk,
-        z_loss=config.train.z_loss,
-        microbatches=config.train.microbatches,
-        segments=not config.data.cross_documents,
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        trains=trains,
+        schedule=schedule,
+        mesh=mesh,
+        rules=rules,
+        rows=partitioning.batch_sharding(mesh, rules),
+        abstract_state=abstract_state,
+        init_key=init_key,
+        dropout_key=dropout_key,
+        attention_reason=attention_reason,
     )
 
 
-def check_new(config: ConfigDict) -> None:
+def check_new(config: Config) -> None:
     """Checks that the keys of a new run don't contradict each other.
 
     Runs that began before this check existed may continue.
@@ -196,7 +195,7 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
     arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
     arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
-    rows = max(1, batch_size // shards // setup.microbatches)
+    rows = max(1, batch_size // shards // setup.config.train.microbatches)
     stream = rows * c.max_length * c.embed_dim * c.compute_dtype.itemsize
     needed = stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
     there = device_memory(setup.mesh.local_devices)
@@ -217,7 +216,7 @@ def device_memory(devices: Sequence[jax.Device]) -> int | None:
     return (devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def check_microbatches(train: ConfigDict, mesh: Mesh) -> None:
+def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
     """Checks that every device's rows can be divided into the microbatches.
 
     Raises:

@@ -44,12 +44,13 @@ def make_train_step(
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
       unroll: unroll the loop over depth, for counting FLOPs.
     """
+    keys = setup.config.train
     of_batch = make_gradient(
         setup.model,
         trains=setup.trains,
-        microbatches=setup.microbatches,
-        loss_chunk=setup.loss_chunk,
-        z_loss=setup.z_loss,
+        microbatches=keys.microbatches,
+        loss_chunk=keys.loss_chunk,
+        z_loss=keys.z_loss,
         depths=depths,
         unroll=unroll,
     )
@@ -87,7 +88,8 @@ def unrolled_cost(setup: Setup, batch_size: int) -> dict[str, float]:
     those of the program for a TPU, in which the hypernetwork's gradient has no loop.
     """
     model = LanguageModel(replace(setup.model.config, attention="xla"))
-    whole = replace(setup, model=model, loss_chunk=batch_size * model.config.max_length)
+    at_once = setup.config.changed({"train.loss_chunk": batch_size * model.config.max_length})
+    whole = replace(setup, model=model, config=at_once)
     step = jax.jit(make_train_step(whole, unroll=True))
     traced = step.trace(setup.abstract_state, setup.abstract_batch(batch_size))
     return {

@@ -22,18 +22,9 @@ OPENING = 24  # tokens of the validation text that form the prompt if none is gi
 EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
 
-def load(workdir: AnyPath, num_steps: int | None, checkpoint: int | None) -> tuple[Corpus, Run]:
-    """Loads the run onto one device, with its data."""
-    corpus = load_corpus(workdir)
-    vocab_size = corpus.tokenizer.vocab_size
-    run = load_run(workdir, vocab_size, batch_size=1, num_steps=num_steps, checkpoint=checkpoint)
-    return corpus, run
-
-
-def perplexity(workdir: AnyPath, num_steps: int, checkpoint: int | None) -> float:
+def perplexity(run: Run, corpus: Corpus, num_steps: int) -> float:
     """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
-    corpus, run = load(workdir, num_steps, checkpoint)
-    return evaluate_split(run, corpus, EVAL_BATCH_SIZE)["perplexity"]
+    return evaluate_split(run.at_depth(num_steps), corpus, EVAL_BATCH_SIZE)["perplexity"]
 
 
 def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
@@ -59,14 +50,14 @@ def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     return [after[len(before) :] for before, after in pairwise(texts)]
 
 
-def spectra(workdir: AnyPath, run: Run, params: dict, flags: FlagValues) -> Section:
+def spectra(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
     """The section on spectra."""
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
     model = run.setup.model
     steps = [] if model.config.weights == "per_layer" else [1, 2]
     own = model.config.num_steps
-    perplexities = {own * n: perplexity(workdir, own * n, flags.checkpoint) for n in steps}
+    perplexities = {own * n: perplexity(run, corpus, own * n) for n in steps}
     with Progress("eigenvalues"):
         return spectra_section(model, params, flags.times, perplexities)
 
@@ -103,12 +94,15 @@ def analyze(
     facts: dict[str, object] = {"t5x_diffeq": __version__, "jax": jax.__version__}
     sections = []
     if workdir is not None:
-        corpus, run = load(workdir, flags.num_steps, flags.checkpoint)
+        corpus = load_corpus(workdir)
+        vocab_size = corpus.tokenizer.vocab_size
+        run = load_run(workdir, vocab_size, batch_size=1, checkpoint=flags.checkpoint)
+        run = run.at_depth(flags.num_steps)
         facts |= facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
             say("spectra")
-            sections.append(spectra(workdir, run, params, flags))
+            sections.append(spectra(corpus, run, params, flags))
         if "lyapunov" in kinds:
             say("Lyapunov exponents")
             sections.append(lyapunov(corpus, run, params, flags))

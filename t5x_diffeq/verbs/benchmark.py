@@ -1,6 +1,5 @@
 """The time of an optimizer step against the baseline's, and other measurements."""
 
-import copy
 import json
 import statistics
 import time
@@ -11,13 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 from t5x_diffeq.benchmarks.generation_rate import generation_rates
 from t5x_diffeq.benchmarks.throughput import measure
+from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
-from t5x_diffeq.runtime.config_keys import KEYS
 from t5x_diffeq.runtime.console import Progress, aligned, count, say, tracked
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import (
@@ -36,7 +34,7 @@ WARM_UP = 2  # rounds that are not counted
 class Contestant:
     """A model with its compiled optimizer step, its train state and a batch."""
 
-    def __init__(self, name: str, config: ConfigDict):
+    def __init__(self, name: str, config: Config):
         self.name, self.batch_size = name, config.train.batch_size
         self.setup: Setup = make_setup(config, expected_vocab_size(config))
         check_new(config)
@@ -84,7 +82,7 @@ class Contestant:
         }
 
 
-def compare(config: ConfigDict, rounds: int) -> list[dict]:
+def compare(config: Config, rounds: int) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
     It is compared with its per-layer baseline, and with microbatches also with itself on the whole
@@ -93,12 +91,13 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
     """
     contestants = [Contestant("model", config)]
     if config.train.trainable:
-        contestants.append(Contestant("full", without_adapters(config)))
+        contestants.append(
+            Contestant("full", config.changed({"train.trainable": (), "model.adapter_rank": 0}))
+        )
     else:
         contestants.append(Contestant("baseline", baseline_of(config)))
     if config.train.microbatches > 1:
-        whole = copy.deepcopy(config)
-        whole.train.microbatches = 1
+        whole = config.changed({"train.microbatches": 1})
         contestants.append(Contestant("whole batch", whole))
     for _ in tracked(range(WARM_UP), "warming up", WARM_UP, "rounds"):
         for contestant in contestants:
@@ -120,14 +119,7 @@ def compare(config: ConfigDict, rounds: int) -> list[dict]:
     return [*results, *ratios]
 
 
-def without_adapters(config: ConfigDict) -> ConfigDict:
-    """The same model without adapters, in which everything trains."""
-    full = copy.deepcopy(config)
-    full.train.trainable, full.model.adapter_rank = (), 0
-    return full
-
-
-def show_coordinate_check(config: ConfigDict) -> None:
+def show_coordinate_check(config: Config) -> None:
     """Prints a table of the coordinate check for each initialisation.
 
     Raises:
@@ -145,7 +137,7 @@ def show_coordinate_check(config: ConfigDict) -> None:
             print(json.dumps({"init": init, **row}), flush=True)
 
 
-def show_data(config: ConfigDict, rounds: int) -> None:
+def show_data(config: Config, rounds: int) -> None:
     """Prints a line for each way of making batches."""
     with TemporaryDirectory() as folder, Progress("timing the data pipeline"):
         rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
@@ -155,7 +147,7 @@ def show_data(config: ConfigDict, rounds: int) -> None:
     print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
 
 
-def show_generation(config: ConfigDict, rounds: int) -> None:
+def show_generation(config: Config, rounds: int) -> None:
     """Prints the rates of generation with and without a cache, and their ratios."""
     model = make_setup(config, expected_vocab_size(config)).model
     with Progress("timing generation"):
@@ -168,7 +160,7 @@ def show_generation(config: ConfigDict, rounds: int) -> None:
     print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
 
 
-def show_comparison(config: ConfigDict, rounds: int) -> None:
+def show_comparison(config: Config, rounds: int) -> None:
     """Prints a table with a column per model and per ratio."""
     results = compare(config, rounds)
     lines = [["", *(result["name"] for result in results)]]

@@ -25,32 +25,23 @@ from t5x_diffeq.training.step import make_eval_step
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
 
-def load_on(
-    workdir: AnyPath,
-    tokenizer: Tokenizer,
-    num_steps: int | None,
-    scheme: str | None,
-    flags: FlagValues,
-) -> Run:
-    """Loads the run on a grid; `flags` name the checkpoint and the adapters."""
+def load(workdir: AnyPath, tokenizer: Tokenizer, flags: FlagValues) -> Run:
+    """Loads the run; `flags` name the checkpoint and the adapters."""
     return load_run(
         workdir,
         tokenizer.vocab_size,
         batch_size=jax.device_count(),
-        num_steps=num_steps,
-        scheme=scheme,
         checkpoint=flags.checkpoint,
         adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
 
 def evaluate_grid(
-    workdir: AnyPath, num_steps: int | None, scheme: str | None, flags: FlagValues
+    run: Run, corpus: Corpus, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
     """Loss and perplexity on the validation split with N steps of the scheme."""
-    corpus = load_corpus(workdir)
     solver = scheme if scheme in SOLVERS else None
-    run = load_on(workdir, corpus.tokenizer, num_steps, None if solver else scheme, flags)
+    run = run.at_depth(num_steps, None if solver else scheme)
     model = run.setup.model.config
     limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
     adaptive = Adaptive(solver, *limits) if solver else None
@@ -77,14 +68,15 @@ def evaluate_split(
       limit: only the first `limit` batches; None for the whole split.
       adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
     """
-    setup, parts = run.setup, eval_examples(run.config.data, corpus)
+    setup, parts = run.setup, eval_examples(run.setup.config.data, corpus)
     rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
     batches = eval_batches(parts, rows, setup.rows, limit)
+    chunk = setup.config.train.loss_chunk
     with setup.context():
-        eval_step = make_eval_step(setup.model, setup.loss_chunk)
+        eval_step = make_eval_step(setup.model, chunk)
         if adaptive:
             check_adaptive(setup.model.config, adaptive)
-            eval_step = make_adaptive_eval_step(setup.model, setup.loss_chunk, adaptive)
+            eval_step = make_adaptive_eval_step(setup.model, chunk, adaptive)
         return evaluate(eval_step, run.params, batches)
 
 
@@ -134,9 +126,10 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = place(flags.output, "--output") if flags.output else workdir / "lm_eval"
+    run = load(workdir, tokenizer, flags)
     for scheme, num_steps in grids:
-        run = load_on(workdir, tokenizer, num_steps, scheme, flags)
-        values = harness.evaluate_run(run, tokenizer, flags.batch_size, tasks, folder)
+        on_grid = run.at_depth(num_steps, scheme)
+        values = harness.evaluate_run(on_grid, tokenizer, flags.batch_size, tasks, folder)
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
 
@@ -145,9 +138,11 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
     if flags.plot:
         plots()
+    corpus = load_corpus(workdir)
+    run = load(workdir, corpus.tokenizer, flags)
     results = []
     for scheme, num_steps in grids:
-        values = evaluate_grid(workdir, num_steps, scheme, flags)
+        values = evaluate_grid(run, corpus, num_steps, scheme, flags)
         results.append(values)
         steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
@@ -155,5 +150,5 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
             print(json.dumps(values), flush=True)
     fixed = "num_steps" in results[0]
     if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
-        model = read_config(workdir)["model"]
-        show_table(results, flags.plot, (model["scheme"], model["num_steps"]))
+        model = read_config(workdir).model
+        show_table(results, flags.plot, (model.scheme, model.num_steps))

@@ -60,10 +60,9 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
         workdir,
         tokenizer.vocab_size,
         batch_size=1,
-        num_steps=flags.num_steps,
         checkpoint=flags.checkpoint,
         adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
-    )
+    ).at_depth(flags.num_steps)
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]

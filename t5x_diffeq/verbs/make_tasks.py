@@ -4,7 +4,6 @@ import json
 import re
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
@@ -69,7 +68,7 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
     Raises:
       InputError: if the text is too short.
     """
-    data = ConfigDict(read_config(workdir)["data"])
+    data = read_config(workdir).data
     corpus = load_corpus(workdir)
     (windows, *_) = eval_examples(data, corpus)
     chosen = np.random.default_rng(0).permutation(len(windows))[:PASSAGES]

@@ -4,13 +4,12 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
 from t5x_diffeq.planner.search import as_flags, remedies
 from t5x_diffeq.planner.sweep import Sweep
 from t5x_diffeq.planner.tables import record, show, show_ranked
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.chips import GIB
@@ -20,7 +19,7 @@ from t5x_diffeq.training.setup import expected_vocab_size
 SECONDS_BETWEEN_LINES = 10
 
 
-def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
+def make_plan(name: str, config: Config, where: Topology) -> Plan:
     """Makes the plan of a config; prints a line when it is compiled."""
     setup = plan_setup(config, expected_vocab_size(config), where)
     begun = time.perf_counter()
@@ -30,7 +29,7 @@ def make_plan(name: str, config: ConfigDict, where: Topology) -> Plan:
     return plan
 
 
-def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Plan]:
+def make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
     """Makes plans by name, one after the other; prints a line every few seconds."""
     begun, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
@@ -44,7 +43,7 @@ def make_plans(configs: dict[str, ConfigDict], where: Topology) -> dict[str, Pla
     return plans
 
 
-def compare(config: ConfigDict, where: Topology) -> dict[str, Plan]:
+def compare(config: Config, where: Topology) -> dict[str, Plan]:
     """Plans of the model and, unless it is a baseline itself, of its baseline."""
     configs = {"model": config}
     if config.model.weights != "per_layer":
@@ -57,7 +56,7 @@ def tell(name: str, plan: Plan) -> None:
     print(json.dumps({"name": name, **record(plan)}), flush=True)
 
 
-def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
+def advise(config: Config, plan: Plan, where: Topology) -> None:
     """Compiles configs that may fit until one does, and prints which one that is."""
     say("looking for what does fit:")
     for change, other in remedies(config, dict(plan.setup.mesh.shape)):
@@ -71,10 +70,10 @@ def advise(config: ConfigDict, plan: Plan, where: Topology) -> None:
     say("nothing tried fits: take a larger topology, or a smaller model")
 
 
-def sweep(config: ConfigDict, where: Topology) -> None:
+def sweep(config: Config, where: Topology) -> None:
     """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
 
-    def compiled(title: str, other: ConfigDict) -> Plan:
+    def compiled(title: str, other: Config) -> Plan:
         (plan,) = make_plans({title: other}, where).values()
         tell("model", plan)
         return plan
@@ -86,7 +85,7 @@ def sweep(config: ConfigDict, where: Topology) -> None:
     say(found[0][0])
 
 
-def show_plans(config: ConfigDict, where: Topology) -> None:
+def show_plans(config: Config, where: Topology) -> None:
     """Prints plans of the model and its baseline, and what would fit if the model doesn't."""
     plans = compare(config, where)
     show(plans)

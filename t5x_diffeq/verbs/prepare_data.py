@@ -2,19 +2,18 @@
 
 import json
 
-from ml_collections import ConfigDict
-
 from t5x_diffeq.data.manifest import SPLITS
 from t5x_diffeq.data.preparation import prepare
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import count, say
 from t5x_diffeq.runtime.files import AnyPath, digest
 from t5x_diffeq.runtime.locks import held
 
 
 def prepare_data(
-    data: ConfigDict, folder: AnyPath, shards: int, workers: int, part: tuple[int, int]
+    data: DataKeys, folder: AnyPath, shards: int, workers: int, part: tuple[int, int]
 ) -> None:
     """Makes a part of the shards, and with the last part the manifest.
 

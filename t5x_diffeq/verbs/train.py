@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from statistics import fmean
 
 import jax
-from ml_collections import ConfigDict
 
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
@@ -16,6 +15,7 @@ from t5x_diffeq.inference.downstream import Downstream
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.compilation_cache import keep_compiled
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.runtime.locks import held
@@ -26,7 +26,7 @@ from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate
 from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
-from t5x_diffeq.training.setup import Setup, check_fits, check_new, make_setup
+from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
     TrainMetrics,
@@ -37,7 +37,7 @@ from t5x_diffeq.training.step import (
 
 
 def train(
-    config: ConfigDict,
+    config: Config,
     workdir: AnyPath,
     begun: Callable[[Setup], TrainState] = Setup.init_state,
 ) -> int:
@@ -58,8 +58,7 @@ def train(
     # ------------------------------------------------------------------ checks and data
     started = time.perf_counter()
     new = check_config(config, workdir)
-    stated = config.model.vocab_size
-    setup = make_setup(config, 1 if stated is None else stated)  # refuses what it can without data
+    setup = make_setup(config, expected_vocab_size(config))  # refuses what it can without data
     check_fits(setup, config.train.batch_size)
     if new:
         check_new(config)
@@ -67,10 +66,11 @@ def train(
     check_data(config.data)
     downstream = Downstream(config.tasks)
     corpus = first_then_others(
-        lambda first: prepare_corpus(config.data, workdir, new and first, stated),
+        lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
         "the data is prepared",
     )
-    setup = make_setup(config, corpus.tokenizer.vocab_size)
+    if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
+        setup = make_setup(config, corpus.tokenizer.vocab_size)
     length, batch_size = config.data.sequence_length, config.train.batch_size
     examples = train_examples(config.data, corpus, batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
@@ -99,7 +99,7 @@ def train(
 
         # -------------------------------------------------------------- compiled steps
         compiling = time.perf_counter()
-        eval_step = make_eval_step(setup.model, setup.loss_chunk)
+        eval_step = make_eval_step(setup.model, setup.config.train.loss_chunk)
         depths = depths_to_come(config, start)
         with Progress(f"compiling {progress.describe_steps(depths)}"):
             train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}

@@ -1,0 +1,288 @@
+"""The config of a run: every key with its type and the values that it can take, frozen.
+
+`configs/default.py` has the default of each key and says what it means. Config files return a
+ConfigDict, whose values the command line can change; `Config.of` makes it a `Config`, and nothing
+else takes a ConfigDict. A key is checked whether or not the run uses it.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+from ml_collections import ConfigDict
+
+from t5x_diffeq.runtime.config_keys import INT32, KERNELS, REMATS, SCHEMES, STEPS, THREADS, Key
+from t5x_diffeq.runtime.errors import InputError
+
+VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
+
+
+def _one_of(*choices: str) -> Key:
+    return Key(str, choices=choices)
+
+
+Size = Annotated[int, Key(int, 1, INT32)]
+SizeOrNone = Annotated[int | None, Key(int, 1, INT32, optional=True)]
+Count = Annotated[int, Key(int, 0, INT32)]
+CountOrNone = Annotated[int | None, Key(int, 0, INT32, optional=True)]
+SolverSteps = Annotated[int, Key(int, 1, STEPS)]
+Positive = Annotated[float, Key(float, 0, open="(]")]
+NotNegative = Annotated[float, Key(float, 0)]
+Fraction = Annotated[float, Key(float, 0, 1)]
+BelowOne = Annotated[float, Key(float, 0, 1, open="[)")]
+Seconds = Annotated[float, Key(float, 1)]
+Text = Annotated[str, Key(str)]
+TextOrNone = Annotated[str | None, Key(str, optional=True)]
+Switch = Annotated[bool, Key(bool)]
+Dtype = Annotated[str, _one_of("float32", "bfloat16")]
+Entries = Annotated[tuple, Key(tuple)]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The keys of a section.
+
+    Raises:
+      InputError: if a key has a value that it can't take; names both, and what it can take.
+    """
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_values(
+            {f"{self.section}.{each.name}": getattr(self, each.name) for each in fields(self)}
+        )
+
+
+@dataclass(frozen=True)
+class ModelKeys(_Section):
+    """`config.model` as it is stated; `models.config.ModelConfig` adds what data determine."""
+
+    section = "model"
+    architecture: Annotated[str, _one_of("gpt", "llama")]
+    weights: Annotated[str, _one_of("time_dependent", "per_layer", "shared")]
+    scheme: Annotated[str, _one_of(*SCHEMES)]
+    step_size: Annotated[str, _one_of("1/N", "1")]
+    num_steps: SolverSteps
+    embed_dim: Size
+    num_heads: Size
+    num_kv_heads: SizeOrNone
+    mlp_dim: Size
+    activation: Annotated[str | None, Key(str, choices=("gelu", "relu", "silu"), optional=True)]
+    time_embed_dim: Size
+    num_frequencies: Size
+    time_scale: Positive
+    time_embedding: Annotated[str, _one_of("per_layer", "shared")]
+    init: Annotated[str, _one_of("paper", "invariant")]
+    norm_eps: Positive
+    final_norm_eps: Positive
+    norm_shift: Switch
+    mlp_input: Annotated[str, _one_of("state", "attention_norm")]
+    dropout_rate: BelowOne
+    adapter_rank: Count
+    adapter_alpha: Positive
+    adapter_kernels: Annotated[
+        tuple[str, ...],
+        Key(tuple, choices=("qkv", "query", "key", "value", "output", "up", "gate", "down")),
+    ]
+    vocab_size: Annotated[int | None, Key(int, 1, VOCABULARY, optional=True)]
+    dtype: Dtype
+    state_dtype: Dtype
+    attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
+    remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
+
+
+@dataclass(frozen=True)
+class DataKeys(_Section):
+    """`config.data`."""
+
+    section = "data"
+    source: Text
+    path: TextOrNone
+    validation_path: TextOrNone
+    text_field: Text
+    data_dir: TextOrNone
+    train_split: Text
+    validation_split: Text
+    mixture: Entries
+    tokenizer: Text
+    tokenizer_vocab_size: Annotated[int, Key(int, 1, VOCABULARY)]
+    end_of_text: TextOrNone
+    sequence_length: Size
+    tokenize: Annotated[str, _one_of("ahead", "in_loop")]
+    packing: Annotated[str, _one_of("concat_then_split", "first_fit")]
+    cross_documents: Switch
+    read_threads: Annotated[int, Key(int, 1, THREADS)]
+
+
+@dataclass(frozen=True)
+class TrainKeys(_Section):
+    """`config.train`."""
+
+    section = "train"
+    total_steps: Size
+    batch_size: Size
+    trainable: Annotated[
+        tuple[str, ...],
+        Key(tuple, choices=("source", "adapters", "embeddings", "head", "final_norm")),
+    ]
+    depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
+    depths_per_step: Size
+    depths_until: Fraction
+    microbatches: Size
+    eval_batch_size: Size
+    eval_batches: SizeOrNone
+    eval_all_at_end: Switch
+    loss_chunk: Size
+    z_loss: NotNegative
+    log_every: Size
+    eval_every: Size
+    checkpoint_every: Size
+    keep_checkpoints: Size
+    verify_checkpoints: Switch
+    hang_timeout: Seconds
+    eval_timeout: Seconds
+    save_timeout: Seconds
+
+
+@dataclass(frozen=True)
+class TasksKeys(_Section):
+    """`config.tasks`."""
+
+    section = "tasks"
+    names: Annotated[tuple[str, ...], Key(tuple, entry=Key(str))]
+    every: Size
+    num_fewshot: CountOrNone
+    limit: SizeOrNone
+    include_path: TextOrNone
+
+
+@dataclass(frozen=True)
+class OptimizerKeys(_Section):
+    """`config.optimizer`."""
+
+    section = "optimizer"
+    learning_rate: Positive
+    beta1: BelowOne
+    beta2: BelowOne
+    epsilon: Positive
+    moment_dtype: Dtype
+    weight_decay: NotNegative
+    decay: Annotated[str, _one_of("embeddings", "kernels", "all")]
+    warmup_fraction: Fraction
+    min_lr_ratio: Fraction
+    max_grad_norm: Positive
+
+
+@dataclass(frozen=True)
+class MeshKeys(_Section):
+    """`config.mesh`."""
+
+    section = "mesh"
+    data: Annotated[int | None, Key(int, -1, INT32, optional=True)]
+    fsdp: Annotated[int, Key(int, -1, INT32)]
+    tensor: Annotated[int, Key(int, -1, INT32)]
+    rules: Entries
+
+
+@dataclass(frozen=True)
+class Config:
+    """All keys.
+
+    Raises:
+      InputError: if a key has a value that it can't take; names both, and what it can take.
+    """
+
+    seed: Annotated[int, Key(int, 0, 2**32 - 1)]
+    init_from: TextOrNone
+    init_step: CountOrNone
+    model: ModelKeys
+    data: DataKeys
+    train: TrainKeys
+    tasks: TasksKeys
+    optimizer: OptimizerKeys
+    mesh: MeshKeys
+
+    def __post_init__(self) -> None:
+        check_values({key: getattr(self, key) for key in ("seed", "init_from", "init_step")})
+
+    @classmethod
+    def of(cls, values: ConfigDict | Mapping[str, Any]) -> "Config":
+        """The config of a ConfigDict, or of the content of a `config.json`, which has every key.
+
+        Raises:
+          InputError: if a key has a value that it can't take; names both, and what it can take.
+        """
+        nested = values.to_dict() if isinstance(values, ConfigDict) else values
+        parts: dict[str, Any] = {}
+        for key, value in nested.items():
+            parts[key] = value
+            if key in SECTIONS:
+                parts[key] = SECTIONS[key](**{name: _frozen(each) for name, each in value.items()})
+        return cls(**parts)
+
+    def changed(self, values: Mapping[str, object]) -> "Config":
+        """The config with other values for some dotted keys.
+
+        Raises:
+          InputError: if a key can't take its value; names both, and what it can take.
+        """
+        of_section: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            section, _, name = key.rpartition(".")
+            of_section.setdefault(section, {})[name] = _frozen(value)
+        own = of_section.pop("", {})
+        sections = {key: replace(getattr(self, key), **new) for key, new in of_section.items()}
+        return replace(self, **own, **sections)
+
+    def flat(self) -> dict[str, Any]:
+        """The values by dotted key."""
+        return {key: attrgetter(key)(self) for key in KEYS}
+
+    def as_json(self) -> dict[str, Any]:
+        """The config as read back from `config.json`: tuples become lists."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    each.section: each
+    for each in (ModelKeys, DataKeys, TrainKeys, TasksKeys, OptimizerKeys, MeshKeys)
+}
+
+
+def _keys(section: type, prefix: str = "") -> dict[str, Key]:
+    hints = get_type_hints(section, include_extras=True).items()
+    own = {f"{prefix}{name}": hint for name, hint in hints if hasattr(hint, "__metadata__")}
+    return {key: hint.__metadata__[0] for key, hint in own.items()}
+
+
+KEYS = _keys(Config) | {
+    key: values
+    for section in SECTIONS.values()
+    for key, values in _keys(section, f"{section.section}.").items()
+}
+
+
+def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> None:
+    """Checks that each key has a value that it can take.
+
+    Args:
+      values: the values by dotted key.
+      unset: keys that may be None here although they must have a value in the end.
+
+    Raises:
+      InputError: if one hasn't; names the key, its value and what it can be.
+    """
+    for key, value in values.items():
+        if key not in KEYS or (value is None and key in unset):
+            continue
+        fault = KEYS[key].fault(value)
+        if fault:
+            raise InputError(f"{key} is {value!r}; {fault}")
+
+
+def _frozen(value: Any) -> Any:
+    """The value with tuples for lists, which JSON has instead."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
