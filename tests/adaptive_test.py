@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_model_test import SMALL, TOKENS, random_params
+from small_models import SMALL, TOKENS, random_params
 
 from t5x_diffeq.models.adaptive import Adaptive, check_adaptive, solve
 from t5x_diffeq.models.language_model import LanguageModel

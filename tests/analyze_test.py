@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from conftest import small_config
-from language_model_test import LLAMA, TOKENS, random_params, small
+from helpers import numbered_lines, small_config
 from numpy_model import norm, rotary, softmax
+from small_models import LLAMA, TOKENS, random_params, small
 
 from t5x_diffeq import analyze
 from t5x_diffeq.analysis import clustering_section, plots, report
@@ -24,7 +24,7 @@ def workdir(tmp_path_factory):
     """A GPT-shaped ODE of bytes, trained for two steps on one device."""
     folder = tmp_path_factory.mktemp("run")
     text = folder / "text.txt"
-    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    text.write_text(numbered_lines(200))
     config = small_config(text)
     config.mesh.fsdp = 1
     config.train.total_steps = 2

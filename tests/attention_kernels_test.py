@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_model_test import SMALL
+from helpers import auto_mesh
+from small_models import SMALL
 
 from t5x_diffeq.layers import attention_kernels
 from t5x_diffeq.layers.attention_kernels import (
@@ -50,7 +51,7 @@ def test_splash_equals_xla(heads, kv_heads, head_dim, copies, monkeypatch):
 def test_splash_on_a_mesh():
     inputs = qkv(4, 2, 16)
     rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = auto_mesh(fsdp=4, tensor=2)
     with sharded(mesh, rules):
         found = jax.jit(lambda *x: splash_attention(*x, interpret=True))(*inputs)
     np.testing.assert_allclose(found, causal_attention(*inputs, "xla"), atol=2e-5)
@@ -164,7 +165,7 @@ def test_segments_keep_to_themselves():
             expected[row, own] = causal_attention(*part, "xla")[0]
     found = causal_attention(q, k, v, "xla", SEGMENTS)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = auto_mesh(fsdp=4, tensor=2)
     rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
     with sharded(mesh, rules):
         splash = jax.jit(lambda *x: splash_attention(*x, interpret=True))(q, k, v, SEGMENTS)

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from absl import flags
-from conftest import ROOT
+from helpers import ROOT
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.__main__ import VERBS
@@ -103,7 +103,7 @@ def config_file(tmp_path):
     path.write_text(
         "import sys\n"
         f"sys.path.append({str(ROOT / 'tests')!r})\n"
-        "from conftest import small_config\n"
+        "from helpers import small_config\n"
         "def get_config():\n"
         f"    return small_config({str(tmp_path / 'text.txt')!r})\n"
     )
@@ -115,7 +115,7 @@ SETUPS = {}
 
 
 def setup_of(config, vocab_size):
-    """`make_setup`, once for all configs that differ in keys which only the data have."""
+    """A setup, once for all configs that differ in keys which only the data have."""
     check_values(flatten(config))
     shapes = [config[key] for key in ("seed", "model", "train", "optimizer", "mesh")]
     key = repr((shapes, vocab_size, config.data.sequence_length, config.data.cross_documents))

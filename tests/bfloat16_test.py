@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from language_model_test import TOKENS, small
+from helpers import auto_mesh
+from small_models import TOKENS, small
 
 from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.layers.embedding import Embedding
@@ -21,7 +22,7 @@ from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.losses import dot_products
-from t5x_diffeq.training.partitioning import sharded, unbox
+from t5x_diffeq.training.partitioning import AXES, sharded, unbox
 
 SHAPES = {
     "num_steps": 4,
@@ -80,8 +81,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
         compiled = jax.jit(of_batch)
         found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
     else:
-        axis_types = (jax.sharding.AxisType.Auto,) * 3
-        devices = jax.make_mesh(mesh, ("data", "fsdp", "tensor"), axis_types=axis_types)
+        devices = auto_mesh(**dict(zip(AXES, mesh, strict=True)))
         with sharded(devices, RULES):
             compiled = jax.jit(of_batch)
             found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
@@ -155,8 +155,7 @@ def test_devices_exchange_an_embedding_in_16_bits():
     """The table is rounded first, and then gathered along its width."""
     layer = Embedding(128, 16, dtype=jnp.bfloat16)
     params = {"params": {"table": jnp.ones((128, 16))}}
-    axis_types = (jax.sharding.AxisType.Auto,) * 3
-    mesh = jax.make_mesh((1, 2, 2), ("data", "fsdp", "tensor"), axis_types=axis_types)
+    mesh = auto_mesh(data=1, fsdp=2, tensor=2)
     with sharded(mesh, RULES):
         traced = jax.make_jaxpr(layer.apply)(params, jnp.zeros((4, 8), jnp.int32))
     constrained = re.findall(r"(\w+)\[128,16\] = sharding_constraint", str(traced))

@@ -9,7 +9,7 @@ import sys
 
 import emulator
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 FILES = """
 import pytest

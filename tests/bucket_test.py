@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from absl import flags
 from fake_gcs import serving
+from helpers import corpus_of
 
 from t5x_diffeq.data import shards
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -266,10 +266,10 @@ def test_shards(small, store, monkeypatch, gib):
     """Text, shards and the workdir in a bucket; the same tokens as from this machine."""
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", "1")
     store.put("bucket", "texts/a.txt", Path(small.data.path).read_bytes())
-    local = prepare_corpus(small.data, place(f"{small.data.path}.run", "it"), new=True)
+    local = corpus_of(small.data, place(f"{small.data.path}.run", "it"), new=True)
     small.data.path = "gs://bucket/texts"
     made = place("gs://bucket/run", "it")
-    prepare_corpus(small.data, made, new=True)
+    corpus_of(small.data, made, new=True)
     names = store.names("run/data/0/")
     assert store.writes.index("run/data/0/train-00000-of-00001.json") > store.writes.index(
         "run/data/0/train-00000-of-00001.array_record"
@@ -277,7 +277,7 @@ def test_shards(small, store, monkeypatch, gib):
     assert not any("partial" in name for name in names)
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", gib)
     small.data.update(source="tokens", path="gs://bucket/run/data/0")
-    found = prepare_corpus(small.data, place(f"{made}2", "it"), new=True)
+    found = corpus_of(small.data, place(f"{made}2", "it"), new=True)
     expected = local.parts[0].train
     assert files.is_in_bucket(found.parts[0].train.paths[0]) == (gib == "0")
     np.testing.assert_array_equal(found.parts[0].train[0], expected[0])

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 from fake_gcs import serving
+from helpers import ROOT, numbered_lines
 
 SHARDS = "gs://bucket/my shards"
 RUN = "gs://bucket/runs/a"
@@ -53,7 +53,7 @@ def reports(text):
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
     """With shards that `prepare_data` made there, of text that lies there."""
-    text = "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000))
+    text = numbered_lines(3000)
     with serving() as (store, environment):
         bucket = Bucket(store, environment, tmp_path_factory.mktemp("run"))
         store.put("bucket", "texts/a.txt", text.encode())

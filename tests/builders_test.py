@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq.data import archives, builders, document_builder
 from t5x_diffeq.data.builders import built, tidy, validates

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
-from stand_ins import StandIns, add_python, stand_ins_fixture  # noqa: F401
+from helpers import ROOT
+from stand_ins import StandIns, add_python
 
 DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 

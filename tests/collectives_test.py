@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import auto_mesh, setup_of
 from jax.sharding import PartitionSpec
 
 from configs import default
@@ -16,7 +17,6 @@ from t5x_diffeq.planner.collectives import (
     collectives,
     traffic,
 )
-from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import compile_train_step
 
 ADD = """
@@ -302,7 +302,7 @@ def test_a_text_without_a_program():
 
 
 def test_real_programs_on_eight_devices():
-    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = auto_mesh(a=2, b=4)
     spec = PartitionSpec(("a", "b"))
 
     @partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -338,7 +338,7 @@ def step_collectives(architecture, variant, **mesh):
     config.model.update(embed_dim=64, num_heads=4, mlp_dim=128, num_frequencies=8)
     config.data.sequence_length = 32
     config.mesh.update(mesh)
-    setup = make_setup(default.set_variant(copy.deepcopy(config), variant), 256)
+    setup = setup_of(default.set_variant(copy.deepcopy(config), variant))
     with setup.context():
         return collectives(compile_train_step(setup, 16).as_text())
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from absl import flags
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq.runtime import command_line, completion, processes
 from t5x_diffeq.runtime.command_line import check_keys, explain

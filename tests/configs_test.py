@@ -6,7 +6,7 @@ import json
 
 import jax
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq import __version__
 from t5x_diffeq.models.config import ModelConfig

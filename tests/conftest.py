@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 install_import_hook("t5x_diffeq", "typecheck.checked")
 
+from helpers import LENGTH_OF_LINES, LINES, numbered_lines, small_config
 from ml_collections import ConfigDict
+from stand_ins import StandIns
 
-from configs import default
 from t5x_diffeq.runs import load
 from t5x_diffeq.training import setup
 from t5x_diffeq.verbs import train
@@ -50,7 +51,7 @@ def one_setup_per_config():
         data = (config.data.sequence_length, config.data.cross_documents)
         key = repr((config.model, data, config.optimizer, config.mesh, train, config.seed))
         if (key, vocab_size) not in setups:
-            setups[key, vocab_size] = setup.make_setup(config, vocab_size)
+            setups[key, vocab_size] = setup.setup_of(config, vocab_size)
         return setups[key, vocab_size]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -59,39 +60,28 @@ def one_setup_per_config():
         yield
 
 
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 200 lines, which no test changes."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(numbered_lines(200))
+    return path
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> ConfigDict:
     """A run of seconds: bytes of a little text, width 16, two steps."""
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    text.write_text(numbered_lines(200))
     return small_config(text)
 
 
-def small_config(text: Path) -> ConfigDict:
-    config = default.get_config()
-    config.model.update(
-        num_steps=2,
-        embed_dim=16,
-        num_heads=2,
-        mlp_dim=32,
-        time_embed_dim=4,
-        num_frequencies=4,
-        remat="none",
-    )
-    config.data.update(source="text_files", path=str(text), tokenizer="bytes", sequence_length=16)
-    config.train.update(
-        total_steps=6,
-        batch_size=8,
-        eval_batch_size=16,
-        log_every=1,
-        eval_every=3,
-        checkpoint_every=2,
-    )
-    return config
-
-
-LINES = "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(300))
-LENGTH_OF_LINES = 160  # of the model; the harness's sequences are padded to 128 or 160
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> StandIns:
+    """Stand-ins for the programs that the scripts of launch/ call."""
+    folder = tmp_path / "stand_ins"
+    folder.mkdir()
+    return StandIns(folder)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import rules_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
@@ -13,7 +14,7 @@ from t5x_diffeq.ode.contraction import contract
 from t5x_diffeq.planner.hlo import read_program, shapes
 from t5x_diffeq.planner.topology import topology
 from t5x_diffeq.planner.trip_count import executions
-from t5x_diffeq.training.partitioning import AXES, logical_rules, sharded
+from t5x_diffeq.training.partitioning import AXES, sharded
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 N, T, KERNEL, AXIS_NAMES = 16, 32, (512, 1024), ("embed", "mlp")
@@ -40,7 +41,7 @@ def test_a_tpu_copies_neither_p_nor_its_moments():
     e = jax.ShapeDtypeStruct((N, T), jnp.float32, sharding=whole)
     dW = jax.ShapeDtypeStruct((N, *KERNEL), jnp.bfloat16, sharding=parts)
     shardings = (parts, whole, parts, parts, parts)
-    with sharded(mesh, logical_rules(default.get_config().mesh)):
+    with sharded(mesh, rules_of(default.get_config())):
         step = jax.jit(update, donate_argnums=(1, 2, 3), out_shardings=shardings)
         program = read_program(step.lower(e, of_P, of_P, of_P, dW).compile().as_text())
     copies = [

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from language_model_test import SMALL
+from small_models import SMALL
 
 from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 

@@ -7,9 +7,9 @@ import importlib.util
 from itertools import product
 from math import prod
 
-import jax
 import numpy as np
 import pytest
+from helpers import auto_mesh, mesh_of, rules_of
 from jax.sharding import NamedSharding, PartitionSpec
 from process_runs import reported, run, stop_at, write_text
 
@@ -21,8 +21,6 @@ from t5x_diffeq.training.partitioning import (
     arrange,
     axes_across_slices,
     batch_sharding,
-    logical_rules,
-    make_mesh,
 )
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -52,7 +50,7 @@ def check_rows(devices, sizes, batch_size):
     """Each row is held by as many devices as share it, and by the processes of these alone."""
     mesh = arrange(sizes, devices)
     assert sorted(d.id for d in mesh.devices.flat) == sorted(d.id for d in devices)
-    sharding = batch_sharding(mesh, logical_rules(default.get_config().mesh))
+    sharding = batch_sharding(mesh, rules_of(default.get_config()))
     where = np.vectorize(lambda device: device.process_index)(mesh.devices)
     shards = where.reshape(-1, sizes["tensor"])  # the processes that hold each part of the batch
     size = batch_size // len(shards)
@@ -82,7 +80,7 @@ def test_no_process_of_a_pod_holds_neighbouring_rows():
     """What made this file necessary: rows are no range on a TPU."""
     devices = topology("v5p:4x4x4").devices
     sizes = {"data": 1, "fsdp": 64, "tensor": 1}
-    sharding = batch_sharding(arrange(sizes, devices), logical_rules(default.get_config().mesh))
+    sharding = batch_sharding(arrange(sizes, devices), rules_of(default.get_config()))
     for process in range(16):
         rows = own_rows(sharding, 256, process)
         assert len(rows) == 16
@@ -94,7 +92,7 @@ def test_no_process_of_a_pod_holds_neighbouring_rows():
 def test_two_slices(name):
     """By default data crosses the slices, and fsdp fills each."""
     devices = topology(name, slices=2).devices
-    mesh = make_mesh(default.get_config().mesh, 2 * len(devices), devices)
+    mesh = mesh_of(default.get_config(), 2 * len(devices), devices)
     assert dict(mesh.shape) == {"data": 2, "fsdp": len(devices) // 2, "tensor": 1}
     for half in mesh.devices:
         assert len({device.slice_index for device in half.flat}) == 1
@@ -114,12 +112,12 @@ def test_a_mesh_that_the_torus_cannot_hold():
 def test_a_batch_that_does_not_fill_a_host():
     """Two of the four chips take a batch of six: three chips are no box."""
     devices = topology("v5e:2x2").devices
-    mesh = make_mesh(default.get_config().mesh, 6, devices)
+    mesh = mesh_of(default.get_config(), 6, devices)
     assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "tensor": 1}
 
 
 def test_rows_of_one_process_are_all():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = auto_mesh(data=8)
     rows = own_rows(NamedSharding(mesh, PartitionSpec("data")), 16)
     np.testing.assert_array_equal(rows, np.arange(16))
 

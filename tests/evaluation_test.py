@@ -4,13 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from conftest import small_config
+from helpers import corpus_of, numbered_lines, setup_of, small_config
 
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.training.evaluation import evaluate
-from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import make_eval_step
 
 
@@ -19,14 +17,14 @@ def perplexity(tmp_path_factory):
     """Of a model fresh from its key, by devices and batch size."""
     folder = tmp_path_factory.mktemp("evaluation")
     text = folder / "text.txt"
-    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(400)))
+    text.write_text(numbered_lines(400))
     config = small_config(text)
-    corpus = prepare_corpus(config.data, folder / "run", new=True)
+    corpus = corpus_of(config.data, folder / "run", new=True)
 
     @cache
     def model_on(devices):
         config.mesh.fsdp = devices
-        setup = make_setup(config, corpus.tokenizer.vocab_size)
+        setup = setup_of(config, corpus.tokenizer.vocab_size)
         assert setup.mesh.size == devices
         with setup.context():
             return setup, setup.init_state().params

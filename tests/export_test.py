@@ -8,9 +8,9 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, TEXTS, logits_of, random_run
 from exported_models import tokenizer_of as tokenizer
+from helpers import ROOT
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 

@@ -5,13 +5,13 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from helpers import setup_of
 
 from configs import default
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runs.workdir import as_json
-from t5x_diffeq.training.setup import make_setup
 
 LENGTH = 24
 TEXTS = [
@@ -91,7 +91,7 @@ def random_run(model, seed=0):
     config.model.update(changes)
     config.data.sequence_length = LENGTH
     config.train.batch_size = 1
-    setup = make_setup(config, tokenizer.vocab_size, devices=jax.devices()[:1])
+    setup = setup_of(config, tokenizer.vocab_size, devices=jax.devices()[:1])
     random = np.random.default_rng(seed)
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: jnp.asarray(

@@ -3,8 +3,8 @@
 import json
 import shutil
 
-from conftest import small_config
 from fault_checkpoints import WAYS, files_of
+from helpers import small_config
 
 from t5x_diffeq.data.manifest import MANIFEST
 from t5x_diffeq.data.preparation import prepare

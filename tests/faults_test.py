@@ -24,8 +24,8 @@ from fault_checkpoints import (
 )
 from fault_processes import PHASES, Run
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
+from helpers import corpus_of, numbered_lines
 
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
@@ -54,7 +54,7 @@ def arguments(text, workdir):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(300)))
+    path.write_text(numbered_lines(300))
     return path
 
 
@@ -124,10 +124,10 @@ def test_every_file_of_token_shards(tmp_path, survived):
     """A run that was begun on them refuses them by name; restored, they are what they were."""
     shards, run = make_shards(tmp_path), tmp_path / "run"
     data = data_of(shards)
-    before = tokens_of(prepare_corpus(data, run, new=True))
+    before = tokens_of(corpus_of(data, run, new=True))
     for name, way, must_be_found in shard_faults(shards):
         try:
-            found = tokens_of(prepare_corpus(data, run, new=False))
+            found = tokens_of(corpus_of(data, run, new=False))
         except InputError as error:
             told = str(error)
             assert str(shards) in told and "\n" not in told, (name, way, told)
@@ -136,7 +136,7 @@ def test_every_file_of_token_shards(tmp_path, survived):
             assert not must_be_found, (name, way)
             assert found == before, (name, way)
         survived.append((name, way))
-    assert tokens_of(prepare_corpus(data, run, new=False)) == before
+    assert tokens_of(corpus_of(data, run, new=False)) == before
     assert len(survived) >= 50
 
 

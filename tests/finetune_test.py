@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_config
 from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
-from language_model_test import random_params, small
+from helpers import setup_of, small_config
+from small_models import random_params, small
 
 from configs import finetune as finetune_config
 from t5x_diffeq.layers.linear import ADAPTERS
@@ -122,13 +122,6 @@ def test_only_what_trains_has_a_gradient():
 
 
 # ---------------------------------------------------------------- the verb
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +251,7 @@ def test_a_state_begun_on_a_mesh_is_sharded(base, text):
         tuning("lora", base, text, num_steps=3), json.loads((base / "config.json").read_text())
     )
     config.mesh.fsdp = 8
-    setup = verb.make_setup(config, 256)
+    setup = setup_of(config)
     with setup.context():
         state, step = begin(setup, config, Pretrained.of(base, 256))
     assert step == 6

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import jax
 import pytest
+from helpers import setup_of
 
 from configs import default
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
-from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import make_train_step, unrolled_cost
 
 BATCH = 16
@@ -21,7 +21,7 @@ def small(variant="ode", **model):
     config.data.sequence_length = 64
     config.data.cross_documents = True
     config.mesh.fsdp = 1
-    return make_setup(config, 256)
+    return setup_of(config)
 
 
 @pytest.mark.parametrize(

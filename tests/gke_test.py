@@ -12,14 +12,12 @@ import re
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import ROOT
+from helpers import ROOT
 from jsonschema import ValidationError, validate
-from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
+from manifests import CONFIG, GPU, TPU, WORKDIR, expanded, manifests, pods_of
+from stand_ins import ODD, assert_one_error
 
 KUBERNETES = "1.34"
-CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
-TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")
-GPU = (CONFIG, "--gpu=nvidia-h100-80gb", "--nodes=3", WORKDIR, "--unchecked")
 OPTIONAL = (
     "--queue=q",
     "--priority=urgent",
@@ -50,15 +48,6 @@ def render():
     return module.render
 
 
-def manifests(stand_ins, *arguments, script="gke.sh"):
-    """What --dry-run prints, without the commands."""
-    ended = stand_ins.run(script, *arguments, "--dry-run")
-    assert ended.returncode == 0, ended.stderr
-    assert stand_ins.calls() == []
-    documents = re.split(r"^\+ .*\n|^---\n", ended.stdout, flags=re.MULTILINE)
-    return [document for text in documents if (document := yaml.safe_load(text))]
-
-
 def check(document):
     """Strictly: a field that the schema doesn't know fails."""
     if document["kind"] == "JobSet":
@@ -67,18 +56,6 @@ def check(document):
         check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job})
     else:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
-
-
-def expanded(argument):
-    """A container's argument as Kubernetes passes it on, without variables of that name."""
-    return re.sub(r"\$(\$|\(\w+\))", lambda m: "$" if m[1] == "$" else "WRONG", argument)
-
-
-def pods_of(document):
-    """The Job of a JobSet, its pods and their container."""
-    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    return job, job["template"]["spec"], container
 
 
 @pytest.mark.parametrize("optional", [(), OPTIONAL])

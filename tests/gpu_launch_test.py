@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
+from helpers import ROOT
+from stand_ins import ODD, assert_one_error
 
 # `check_run_test.py` checks configs; here Python is a stand-in.
 SLURM = ("configs/llama1b.py", "--workdir=/shared/run", "--unchecked")

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from language_model_test import random_params
-from language_model_test import small as small_model
+from helpers import auto_mesh, setup_of
+from small_models import random_params
+from small_models import small as small_model
 
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import sharded
-from t5x_diffeq.training.setup import make_setup
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 50, (16, 11))
@@ -109,7 +109,7 @@ def test_several_depths_have_the_mean_of_their_gradients(microbatches):
 
 @pytest.mark.slow
 def test_on_a_mesh():
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = auto_mesh(fsdp=4, tensor=2)
     expected, norm, loss = gradient(1)
     found = gradient(2, mesh)
     np.testing.assert_allclose(found[1:], (norm, loss), rtol=1e-5)
@@ -123,4 +123,4 @@ def test_on_a_mesh():
 def test_a_batch_that_does_not_divide_names_its_numbers(small):
     small.train.microbatches = 3
     with pytest.raises(InputError, match=r"batch_size=8 is not divisible by train.microbatches=3"):
-        make_setup(small, 256)
+        setup_of(small)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import LENGTH_OF_LINES as LENGTH
-from conftest import LINES as TEXT
+from helpers import LENGTH_OF_LINES as LENGTH
+from helpers import LINES as TEXT
 from row import Row
 
 from t5x_diffeq.data.packing import Windows

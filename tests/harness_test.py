@@ -10,9 +10,8 @@ os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
 import numpy as np
 import pytest
-from conftest import LINES, ROOT, small_config
+from helpers import LINES, ROOT, call, small_config
 from process_runs import as_processes
-from verbs_test import call
 
 from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.inference.downstream import Downstream

@@ -13,11 +13,10 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 from images import python_of_images
 from packaging.requirements import Requirement
 from packaging.version import Version
-from stand_ins import stand_ins_fixture  # noqa: F401
 
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 TOOLS = Path(sysconfig.get_path("scripts"))

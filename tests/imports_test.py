@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq.__main__ import VERBS
 
@@ -50,6 +50,14 @@ def test_imports_go_down(room):
                 assert other in (room, "array_types", "__version__"), (path, name)
             if room in MATHEMATICS:
                 assert package not in LIBRARIES_OF_EDGES, (path, name)
+
+
+def test_no_test_imports_another():
+    tests = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    takes_no_part = {name for name in tests if name.endswith("_test")} | {"conftest"}
+    for name in tests:
+        found = {other.partition(".")[0] for other in imported(ROOT / "tests" / f"{name}.py")}
+        assert not found & takes_no_part, name
 
 
 def test_contributing_maps_the_rooms():

@@ -8,65 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_model
 import pytest
+from small_models import LLAMA, SMALL, TOKENS, random_params, small
 
 from t5x_diffeq.array_types import Places
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, in_one_document
+from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import unbox
-
-SMALL = ModelConfig(
-    architecture="gpt",
-    weights="time_dependent",
-    scheme="euler",
-    step_size="1/N",
-    num_steps=3,
-    embed_dim=16,
-    num_heads=4,
-    num_kv_heads=None,
-    mlp_dim=24,
-    activation=None,
-    time_embed_dim=5,
-    num_frequencies=4,
-    time_scale=1000.0,
-    time_embedding="per_layer",
-    init="invariant",
-    norm_eps=1e-5,
-    final_norm_eps=1e-5,
-    norm_shift=False,
-    mlp_input="state",
-    dropout_rate=0.0,
-    adapter_rank=0,
-    adapter_alpha=16.0,
-    adapter_kernels=(),
-    vocab_size=50,
-    dtype="float32",
-    state_dtype="float32",
-    remat="none",
-    attention="xla",
-    max_length=10,
-)
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
-
-
-def small(**changes):
-    return LanguageModel(dataclasses.replace(SMALL, **changes))
-
-
-def random_params(model, seed=0, scale=0.3):
-    """Every leaf random, so that none hides behind a zero or a one."""
-    declared = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: jnp.asarray(scale * rng.normal(size=x.shape), jnp.float32), unbox(declared)
-    )
 
 
 def logits(model, params, tokens=TOKENS, **kwargs):
     return jax.jit(lambda p, t: model.apply({"params": p}, t, **kwargs))(params, tokens)
 
 
-LLAMA = {"architecture": "llama", "num_kv_heads": 2}
 OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "norm_eps": 1e-6}
 
 

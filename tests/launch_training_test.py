@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from gke_test import GPU, TPU, expanded, manifests, pods_of
+from helpers import ROOT, numbered_lines
 from launched_run import small_training
-from stand_ins import SLOW_TRAINING, StandIns, add_python, stand_ins_fixture  # noqa: F401
-from tpu_hosts_test import Metadata, of_host
+from manifests import GPU, TPU, expanded, manifests, pods_of
+from stand_ins import SLOW_TRAINING, Metadata, StandIns, add_python, of_host
 
 pytestmark = pytest.mark.slow
 STEPS = 100
@@ -28,7 +27,7 @@ STEPS = 100
 def words(tmp_path):
     """Of a small training; the text's name has everything that a shell could take for its own."""
     text = tmp_path / "the $(text) 'is' \"here\".txt"
-    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    text.write_text(numbered_lines(3000))
     return [
         "configs/shakespeare.py",
         f"--workdir={tmp_path / 'run'}",

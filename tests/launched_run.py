@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from conftest import ROOT
+from helpers import ROOT, numbered_lines
 from process_runs import HEAR_CTRL_C
 from stand_ins import SLOW_TRAINING, add_python, inherited, mark_installed
 
@@ -38,7 +38,7 @@ class Run:
         self.workdir = folder / "run"
         self.set(seconds=0.0)
         text = folder / "the $(text) 'is' \"here\".txt"
-        text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+        text.write_text(numbered_lines(200))
         # The user's own file, under the name of one of the project's.
         (folder / "configs").mkdir()
         (folder / "configs" / "tiny.py").write_text(

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import auto_mesh
 
 from t5x_diffeq.training.losses import token_losses
-from t5x_diffeq.training.partitioning import sharded
+from t5x_diffeq.training.partitioning import AXES, sharded
 
 RNG = np.random.default_rng(0)
 Y = jnp.asarray(RNG.normal(size=(8, 5, 16)), jnp.float32)
@@ -49,8 +50,7 @@ def test_chunks(chunk):
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 1, 8)])
 def test_meshes(shape):
-    axis_types = (jax.sharding.AxisType.Auto,) * 3
-    mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=axis_types)
+    mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
     with sharded(mesh, RULES):
         close(value_and_gradients(chunked(3)))
 

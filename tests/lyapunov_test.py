@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_model
 import pytest
-from language_model_test import LLAMA, TOKENS, random_params, small
-from parity_test import GPT_ODE, gpt_params, load
+from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params, small
 
 from t5x_diffeq.analysis.lyapunov import (
     chunks_for,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax.traverse_util import flatten_dict
-from language_model_test import SMALL
+from small_models import SMALL
 
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.language_model import LanguageModel

@@ -10,7 +10,7 @@ import re
 import shlex
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq import reproduce
 from t5x_diffeq.experiments.paper import PAPER

@@ -7,25 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
 from flax.traverse_util import flatten_dict, unflatten_dict
-from language_model_test import SMALL
+from small_models import GPT_ODE, LAYERS, gpt_params, load, padded
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.training.losses import token_losses
 
-GOLDEN = ROOT / "tests" / "golden"
-GPT_ODE = dataclasses.replace(
-    SMALL,
-    num_steps=6,
-    embed_dim=32,
-    mlp_dim=128,
-    time_embed_dim=12,
-    num_frequencies=16,
-    vocab_size=97,
-    max_length=16,
-)
 LLAMA = dataclasses.replace(
     GPT_ODE,
     architecture="llama",
@@ -34,49 +22,6 @@ LLAMA = dataclasses.replace(
     step_size="1",
     mlp_dim=64,
 )
-LAYERS = {  # of the official GPT: ours
-    "attn.c_attn": "attention.qkv",
-    "attn.c_proj": "attention.output",
-    "mlp.c_fc": "mlp.up",
-    "mlp.c_proj": "mlp.down",
-    "attn_ln": "attention_norm",
-    "mlp_ln": "mlp_norm",
-}
-LEAVES = {
-    "lin1.weight": ("time_embedding", "hidden_kernel"),
-    "lin1.bias": ("time_embedding", "hidden_bias"),
-    "lin2.weight": ("time_embedding", "output_kernel"),
-    "lin2.bias": ("time_embedding", "output_bias"),
-    "f_W.weight": ("kernel",),
-    "f_W.bias": ("kernel_base",),
-    "f_b": ("bias",),
-    "f_weight": ("scale",),
-    "f_bias": ("shift",),
-}
-
-
-def load(name):
-    return dict(np.load(GOLDEN / name))
-
-
-def padded(table):
-    return np.pad(table, ((0, 128 - len(table)), (0, 0)))
-
-
-def gpt_params(arrays, kind):
-    """`param` or `grad` arrays of the official GPT as our tree; `[D, T]` leaves transposed."""
-    flat = {}
-    for theirs, ours in LAYERS.items():
-        for leaf, path in LEAVES.items():
-            name = f"{kind}/transformer.block.{theirs}.{leaf}"
-            if name in arrays:
-                value = arrays[name]
-                flat["source", ours, *path] = value.T if path[0] in ("scale", "shift") else value
-    flat["final_norm", "scale"] = arrays[f"{kind}/transformer.ln_f.weight"]
-    flat["final_norm", "shift"] = arrays[f"{kind}/transformer.ln_f.bias"]
-    flat["token_embedding", "table"] = padded(arrays[f"{kind}/embeddings.token_embeddings"])
-    flat["position_embedding", "table"] = arrays[f"{kind}/embeddings.position_embeddings"]
-    return jax.tree.map(jnp.asarray, unflatten_dict(flat))
 
 
 def llama_params(arrays):

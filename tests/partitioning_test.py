@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import jax
 import pytest
 from flax.traverse_util import flatten_dict
+from helpers import mesh_of, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.runs.progress import describe_devices
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import arrange, axes_across_slices, logical_rules, make_mesh
-from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.partitioning import arrange, axes_across_slices
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from t5x_diffeq.training.setup import make_setup
 )
 def test_filling(small, mesh, batch_size, shape):
     small.mesh.update(mesh)
-    assert tuple(make_mesh(small.mesh, batch_size).shape.values()) == shape
+    assert tuple(mesh_of(small, batch_size).shape.values()) == shape
 
 
 def test_idle_devices_are_told(small):
-    told = describe_devices(make_mesh(small.mesh, 12))
+    told = describe_devices(mesh_of(small, 12))
     assert "6 x cpu" in told
     assert "2 more devices idle: the batch is not divisible by more" in told
 
@@ -47,24 +47,24 @@ def test_idle_devices_are_told(small):
 def test_bad_meshes(small, mesh, message):
     small.mesh.update(mesh)
     with pytest.raises(InputError, match=message):
-        make_mesh(small.mesh, 8)
+        mesh_of(small, 8)
 
 
 def test_bad_rules(small):
     small.mesh.rules = (("batch", "rows"),)
     with pytest.raises(InputError, match="'batch' goes to 'rows'; mesh axes are data, fsdp, tens"):
-        logical_rules(small.mesh)
+        rules_of(small)
 
 
 def test_an_axis_that_does_not_divide_names_both_numbers(small):
     small.mesh.update(fsdp=2, tensor=4)  # and there are two heads
     with pytest.raises(InputError, match=r"'heads' of size 2 is not divisible by 4 .mesh.tensor"):
-        make_setup(small, 256)
+        setup_of(small)
 
 
 def test_state_is_laid_out_as_its_axes_say(small):
     small.mesh.update(data=2, fsdp=2, tensor=2)
-    setup = make_setup(small, 256)
+    setup = setup_of(small)
     params = flatten_dict(setup.abstract_state.params, sep="/")
     expected = {
         "source/attention.qkv/kernel": PartitionSpec(None, "fsdp", None, "tensor", None),

@@ -6,6 +6,7 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
+from helpers import auto_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
@@ -40,7 +41,7 @@ def test_windows_over_shuffled_documents():
 
 
 def by_row():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = auto_mesh(data=8)
     return NamedSharding(mesh, PartitionSpec("data"))
 
 

@@ -11,7 +11,7 @@ import sys
 
 import jax
 import pytest
-from conftest import ROOT
+from helpers import ROOT, mesh_of
 
 from configs import default
 from t5x_diffeq import plan as verb
@@ -26,7 +26,6 @@ from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
 from t5x_diffeq.training.flops import step_flops
-from t5x_diffeq.training.partitioning import make_mesh
 from t5x_diffeq.verbs import plan
 
 SMALL = {
@@ -195,7 +194,7 @@ def one_setup():
 
 def quick_setup(config, *_):
     """One setup, on the mesh of a config."""
-    mesh = make_mesh(config.mesh, config.train.batch_size, EIGHT.devices)
+    mesh = mesh_of(config, config.train.batch_size, EIGHT.devices)
     return dataclasses.replace(one_setup(), mesh=mesh)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
-from conftest import ROOT
+from helpers import ROOT, numbered_lines
 
 # Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
 HEAR_CTRL_C = ["env", "--default-signal=INT"]
@@ -17,7 +17,7 @@ REMATERIALIZED = "Involuntary full rematerialization"  # XLA's word for a gather
 def write_text(folder):
     """A text of 3000 lines."""
     path = folder / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    path.write_text(numbered_lines(3000))
     return path
 
 

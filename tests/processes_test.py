@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT, numbered_lines
 from process_runs import HEAR_CTRL_C
 
 RATES = {"train/tokens_per_second"}
@@ -48,7 +48,7 @@ def start(arguments):
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(3000)))
+    path.write_text(numbered_lines(3000))
     return path
 
 

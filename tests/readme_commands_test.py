@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from helpers import READMES, ROOT
 from process_runs import write_text
-from readme_test import READMES
 
 from t5x_diffeq.runtime import command_line
 

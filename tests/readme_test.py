@@ -3,15 +3,11 @@
 import re
 
 import pytest
-from conftest import ROOT
+from helpers import READMES, ROOT
 
 from configs import default
 from t5x_diffeq.runs.workdir import may_change
 from t5x_diffeq.runtime.config_files import flatten
-
-READMES = sorted(
-    path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)
-)
 
 
 def test_keys_that_may_change():

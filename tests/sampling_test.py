@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_model_test import random_params, small
+from small_models import random_params, small
 
 from t5x_diffeq.inference.sampling import Sampling, generate
 

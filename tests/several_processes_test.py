@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 from process_runs import command, reported, run, start, stop_at, write_text
 
 from t5x_diffeq.runtime.errors import InputError

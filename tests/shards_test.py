@@ -11,10 +11,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT, corpus_of
 
 from t5x_diffeq.data import preparation, shards
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenised
 from t5x_diffeq.data.recipe import tokenizer_in
@@ -77,9 +76,9 @@ def test_what_is_missing_is_made_again(data, made):
 
 
 def test_training_reads_from_shards_what_it_reads_from_documents(data, made, tmp_path):
-    direct = prepare_corpus(data, tmp_path / "direct", new=True)
+    direct = corpus_of(data, tmp_path / "direct", new=True)
     data.source, data.path = "tokens", str(made)
-    sharded = prepare_corpus(data, tmp_path / "sharded", new=True)
+    sharded = corpus_of(data, tmp_path / "sharded", new=True)
     for split in ("train", "validation"):
         windows = [
             Windows(getattr(corpus.parts[0], split), 16, split, ragged=True, seed=3)
@@ -100,13 +99,13 @@ def test_damaged_shards_are_named(data, made, tmp_path, monkeypatch):
         prepare(data, made, shards=3, workers=1, part=(0, 1))
     data.source, data.path = "tokens", str(made)
     with pytest.raises(InputError, match=r"train-00001-of-00003.array_record is not the one that"):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
     monkeypatch.setattr(shards, "verify", lambda *_: None)  # as if it were damaged later
     with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: record \d+ can't"):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
     shard.write_bytes(content[:100])
     with pytest.raises(InputError, match=r"00001-of-00003.array_record can't be read: [^;]+; prep"):
-        prepare_corpus(data, tmp_path / "again", new=True)
+        corpus_of(data, tmp_path / "again", new=True)
 
 
 def test_folders_that_can_not_be_used(data, made, tmp_path):
@@ -115,7 +114,7 @@ def test_folders_that_can_not_be_used(data, made, tmp_path):
         prepare(data, made, shards=3, workers=1, part=(0, 1))
     data.source, data.path = "tokens", str(tmp_path / "documents")
     with pytest.raises(InputError, match=r"holds no manifest.json; data.source=tokens needs"):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
 
 
 def test_long_documents_take_several_records(monkeypatch, data, tmp_path):
@@ -195,22 +194,22 @@ def test_a_mixture_of_shards_and_documents(data, made, tmp_path):
     mixed = data.copy_and_resolve_references()
     parts = ((0.25, "text_files", str(text)), (0.75, "tokens", str(made)))
     mixed.update(source="mixture", path=None, mixture=parts)
-    corpus = prepare_corpus(mixed, tmp_path / "run", new=True)
-    again = prepare_corpus(mixed, tmp_path / "run", new=False)
+    corpus = corpus_of(mixed, tmp_path / "run", new=True)
+    again = corpus_of(mixed, tmp_path / "run", new=False)
     assert corpus.fingerprint == again.fingerprint
     assert corpus.name == f"0.25 x {text}, 0.75 x {data.path}"
     decoded = corpus.tokenizer.decode(corpus.parts[0].train[0][:-1])
     assert decoded == text.read_text()[: len(decoded)]
     text.write_text("changed")
     with pytest.raises(InputError, match=r"started on .*notes.txt"):
-        prepare_corpus(mixed, tmp_path / "run", new=False)
+        corpus_of(mixed, tmp_path / "run", new=False)
     for wrong in (((0, "stdlib", None),), ("stdlib",), ()):
         mixed.mixture = wrong
         with pytest.raises(InputError, match=r"data.mixture"):
-            prepare_corpus(mixed, tmp_path / "wrong", new=True)
+            corpus_of(mixed, tmp_path / "wrong", new=True)
     data.mixture = parts
     with pytest.raises(InputError, match=r"set data.source=mixture"):
-        prepare_corpus(data, tmp_path / "wrong", new=True)
+        corpus_of(data, tmp_path / "wrong", new=True)
 
 
 @pytest.mark.slow

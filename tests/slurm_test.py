@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 from launched_run import STEPS, Run
 from slurm_cluster import Cluster, missing
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_model_test import LLAMA, random_params, small
 from scipy.optimize import linear_sum_assignment
+from small_models import LLAMA, random_params, small
 
 from t5x_diffeq.analysis.spectra import (
     copying,

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
 
@@ -108,13 +109,6 @@ class StandIns:
         return [call for call in lines if call[0].startswith(program)]
 
 
-@pytest.fixture(name="stand_ins")
-def stand_ins_fixture(tmp_path):
-    folder = tmp_path / "stand_ins"
-    folder.mkdir()
-    return StandIns(folder)
-
-
 def assert_one_error(ended: subprocess.CompletedProcess, status: int, message: str) -> None:
     """It ended so, and its last line says why."""
     assert ended.returncode == status, ended.stderr
@@ -122,3 +116,31 @@ def assert_one_error(ended: subprocess.CompletedProcess, status: int, message: s
     assert last.startswith("error: "), ended.stderr
     assert message in last
     assert ended.stderr.count("error: ") == 1
+
+
+class Metadata:
+    """A metadata server with these attributes, for one host."""
+
+    def __init__(self, attributes):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.rpartition("/")[2]
+                known = name in attributes and self.headers["Metadata-Flavor"] == "Google"
+                self.send_response(200 if known else 404)
+                self.end_headers()
+                self.wfile.write(attributes.get(name, "").encode())
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.address = f"127.0.0.1:{self.server.server_port}"
+
+
+def of_host(number, endpoints, environment=""):
+    return {
+        "agent-worker-number": str(number),
+        "worker-network-endpoints": endpoints,
+        "tpu-env": f"ACCELERATOR_TYPE: 'v5p-32'\n{environment}ZONE: 'z'\n",
+    }

@@ -8,13 +8,11 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
-from conftest import small_config
+from helpers import corpus_of, metrics_of, send_after, small_config
 from row import Row as Documents
-from train_test import lines, send_after
 
 from t5x_diffeq.benchmarks import throughput
 from t5x_diffeq.data import preparation, streams
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import RowStreams, document_at, gathered
 from t5x_diffeq.data.tokenizer import ByteTokenizer
@@ -188,7 +186,7 @@ def test_stopped_and_resumed_equals_undisturbed(
     assert "in all, tokenised as they are needed" in told
     assert train(config, tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
-    assert lines(tmp_path) == lines(undisturbed)
+    assert metrics_of(tmp_path) == metrics_of(undisturbed)
     params = [load_run(w, 256, batch_size=1).params for w in (undisturbed, tmp_path)]
     assert_equal(*params)
     assert not list((tmp_path / "data" / "0").glob("train*"))
@@ -203,7 +201,7 @@ def test_runs_that_are_refused(config, undisturbed, folder, tmp_path):
     (other / "b.txt").write_text("more")
     config.data.path = str(other)
     with pytest.raises(InputError, match="restore that data or choose a new --workdir"):
-        prepare_corpus(config.data, undisturbed, new=False)
+        corpus_of(config.data, undisturbed, new=False)
 
 
 @pytest.mark.parametrize(

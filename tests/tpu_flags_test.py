@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 KINDS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SAID = """ERROR: Unknown command line flag 'xla_tpu_gone'. Did you mean: xla_tpu_log_flags ?

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 from stand_ins import ODD
 
 ARGUMENTS = ("--config=configs/tiny.py", "--workdir=gs://bucket/run", ODD)

@@ -1,9 +1,7 @@
 """A TPU host's place, from GKE's variables and from the metadata that Cloud TPU serves."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
+from stand_ins import Metadata, of_host
 
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -16,34 +14,6 @@ SLICES = {
     "MEGASCALE_SLICE_ID": "1",
     "MEGASCALE_COORDINATOR_ADDRESS": "first:8080",
 }
-
-
-class Metadata:
-    """A metadata server with these attributes, for one host."""
-
-    def __init__(self, attributes):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                name = self.path.rpartition("/")[2]
-                known = name in attributes and self.headers["Metadata-Flavor"] == "Google"
-                self.send_response(200 if known else 404)
-                self.end_headers()
-                self.wfile.write(attributes.get(name, "").encode())
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.address = f"127.0.0.1:{self.server.server_port}"
-
-
-def of_host(number, endpoints, environment=""):
-    return {
-        "agent-worker-number": str(number),
-        "worker-network-endpoints": endpoints,
-        "tpu-env": f"ACCELERATOR_TYPE: 'v5p-32'\n{environment}ZONE: 'z'\n",
-    }
 
 
 def test_on_gke():

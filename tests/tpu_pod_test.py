@@ -14,8 +14,8 @@ import subprocess
 import tarfile
 
 import pytest
-from conftest import ROOT
-from stand_ins import ODD, assert_one_error, stand_ins_fixture  # noqa: F401
+from helpers import ROOT
+from stand_ins import ODD, assert_one_error
 
 PLACE = ("--type=v5p-32", "--workdir=gs://bucket/run", "--zone=z")
 RUN = ("configs/llama1b.py:ode", *PLACE, "--unchecked")

@@ -1,38 +1,23 @@
 """Whole runs: stopped and resumed, refused, fallen back, sharded."""
 
 import json
-import os
 import shutil
 import signal
 
 import jax
 import numpy as np
 import pytest
-from conftest import small_config
+from helpers import corpus_of, metrics_of, send_after, small_config
 
-from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import train as train_verb
 from t5x_diffeq.verbs.train import train
 
-RATES = {"train/tokens_per_second"}
-
-
-def lines(workdir):
-    return [{k: v for k, v in line.items() if k not in RATES} for line in read_metrics(workdir)]
-
 
 def losses(workdir):
     return [line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +31,6 @@ def undisturbed(text, tmp_path_factory):
     return config, workdir
 
 
-def send_after(monkeypatch, number, steps):
-    """Sends this process a signal as the batch after `steps` is drawn."""
-    batches = train_verb.train_batches
-
-    def disturbed(*arguments):
-        for n, batch in enumerate(batches(*arguments)):
-            if n == steps:
-                os.kill(os.getpid(), number)
-            yield batch
-
-    monkeypatch.setattr(train_verb, "train_batches", disturbed)
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
 def test_stopped_and_resumed_equals_undisturbed(
     undisturbed, tmp_path, monkeypatch, capsys, number, status
@@ -68,17 +40,17 @@ def test_stopped_and_resumed_equals_undisturbed(
         send_after(patch, number, steps=2)
         assert train(config, tmp_path) == status
     assert "after step 3, saved; the same command continues" in capsys.readouterr().err
-    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3, 3]
+    assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3, 3]
     assert train(config, tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
-    assert lines(tmp_path) == lines(workdir)
+    assert metrics_of(tmp_path) == metrics_of(workdir)
     params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
     jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def test_metrics_written_and_falling(undisturbed):
     _, workdir = undisturbed
-    assert [line["step"] for line in lines(workdir) if "eval/loss" in line] == [0, 3, 6]
+    assert [line["step"] for line in metrics_of(workdir) if "eval/loss" in line] == [0, 3, 6]
     assert losses(workdir)[0] == pytest.approx(np.log(256), abs=0.2)
     assert losses(workdir)[-1] < losses(workdir)[0]
     assert list((workdir / "events").glob("events.out.tfevents.*"))
@@ -105,12 +77,12 @@ def test_another_config_is_refused_and_how_often_may_change(undisturbed):
 
 
 def test_other_data_is_refused(small, tmp_path):
-    prepare_corpus(small.data, tmp_path / "run", new=True)
-    prepare_corpus(small.data, tmp_path / "run", new=False)
+    corpus_of(small.data, tmp_path / "run", new=True)
+    corpus_of(small.data, tmp_path / "run", new=False)
     with open(small.data.path, "a") as file:
         file.write("more\n")
     with pytest.raises(InputError, match="restore that data or choose a new --workdir"):
-        prepare_corpus(small.data, tmp_path / "run", new=False)
+        corpus_of(small.data, tmp_path / "run", new=False)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +121,7 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
     told = capsys.readouterr().err
     assert "checkpoint 6 can't be read" in told
     assert "continuing at step 4" in told
-    assert lines(tmp_path) == lines(workdir)
+    assert metrics_of(tmp_path) == metrics_of(workdir)
     assert (tmp_path / "unreadable_checkpoints" / "6").is_dir()
     for step in (2, 4, 6):
         damage(tmp_path, step)
@@ -227,7 +199,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
         with pytest.raises(RunError, match="out of memory"):
             train(larger, tmp_path)
     assert train(config, tmp_path) == 0
-    assert lines(tmp_path) == lines(workdir)
+    assert metrics_of(tmp_path) == metrics_of(workdir)
 
 
 def test_the_last_evaluation_takes_the_whole_split(small, tmp_path):

@@ -7,7 +7,7 @@ import textwrap
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 import t5x_diffeq as td
 from t5x_diffeq.inference.sampling import Sampling

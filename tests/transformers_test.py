@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 from exported_models import ADAPTED, MODELS, TEXTS, random_run, said_by_ours
+from helpers import ROOT
 
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_config
+from helpers import call, numbered_lines, small_config
 
 from t5x_diffeq import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.runtime import command_line, console
+from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import benchmark
@@ -22,19 +22,13 @@ def workdir(tmp_path_factory):
     """A Llama-shaped ODE, trained for three steps on one device."""
     folder = tmp_path_factory.mktemp("run")
     text = folder / "text.txt"
-    text.write_text("".join(f"line {n} of the text, {n * n} squared.\n" for n in range(200)))
+    text.write_text(numbered_lines(200))
     config = small_config(text)
     config.model.update(architecture="llama", num_kv_heads=1)
     config.mesh.fsdp = 1
     config.train.total_steps = 3
     assert train(config, folder / "run") == 0
     return folder / "run"
-
-
-def call(verb, *arguments):
-    verb.FLAGS.unparse_flags()
-    command_line.parse(["verb", *arguments], verb.FLAGS)
-    return verb.main()
 
 
 def test_evaluate_is_what_training_reported(workdir, capsys):

@@ -6,12 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import small_config
 from fault_checkpoints import flip
 from fault_shards import NAMES, data_of, edit, make_shards, swap
+from helpers import corpus_of, small_config
 
 from t5x_diffeq.data import verification
-from t5x_diffeq.data.corpus import load_corpus, prepare_corpus
+from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, write_records
@@ -91,14 +91,14 @@ def test_what_is_not_as_it_was_made_is_refused_by_name(shards, data, tmp_path, c
     make, message = CHANGES[change]
     make(shards)
     with pytest.raises(InputError, match=message):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
 
 
 def test_shards_of_another_tokenizer_under_the_right_names(shards, data, tmp_path):
     for name in NAMES:
         write_records(shards / f"{name}.array_record", [np.full(9, 7, "<u2")] * 4)
     with pytest.raises(InputError, match=f"{NAMES[0]}.array_record is not the one that manifest"):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written beside it", "an old shard"])
@@ -116,7 +116,7 @@ def test_tokens_beyond_the_vocabulary(shards, data, tmp_path, written):
     with pytest.raises(
         InputError, match=rf"{NAMES[1]} of .* holds token 999, .* tokenizer has 256"
     ):
-        prepare_corpus(data, tmp_path / "run", new=True)
+        corpus_of(data, tmp_path / "run", new=True)
 
 
 def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
@@ -127,9 +127,9 @@ def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
         return file_digest(path)
 
     monkeypatch.setattr(verification, "file_digest", counted)
-    prepare_corpus(data, tmp_path / "run", new=True)
+    corpus_of(data, tmp_path / "run", new=True)
     assert len(hashed) == len(set(hashed)) == 8  # records and lengths of two splits
-    prepare_corpus(data, tmp_path / "run", new=False)
+    corpus_of(data, tmp_path / "run", new=False)
     load_corpus(tmp_path / "run")
     assert len(hashed) == 8
     os.utime(shards / f"{NAMES[1]}.array_record")
@@ -183,15 +183,15 @@ def test_a_refused_run_leaves_nothing_that_matters(tmp_path, capsys, tokenizer):
     data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
     data.update(tokenizer=tokenizer, tokenizer_vocab_size=300)
     with pytest.raises(InputError, match=r"model.vocab_size is 77, and the tokenizer has"):
-        prepare_corpus(data, run, new=True, vocab_size=77)
+        corpus_of(data, run, new=True, vocab_size=77)
     assert not (run / "data").exists()  # it was refused before the text was tokenised
-    prepare_corpus(data, run, new=True)
+    corpus_of(data, run, new=True)
     data.path = str(text_of(tmp_path, "b.txt", "something else:"))
-    corpus = prepare_corpus(data, run, new=True)
+    corpus = corpus_of(data, run, new=True)
     assert "of a run that never started" in capsys.readouterr().err
     tokens = corpus.parts[0].train[0]
     assert corpus.tokenizer.decode(tokens[:-1]).startswith("something else: 0")
-    fresh = prepare_corpus(data, tmp_path / "fresh", new=True)
+    fresh = corpus_of(data, tmp_path / "fresh", new=True)
     assert corpus.fingerprint == fresh.fingerprint
     assert read_manifest(run / "data" / "0") == read_manifest(tmp_path / "fresh" / "data" / "0")
 
@@ -212,9 +212,9 @@ def test_a_tokenizer_of_other_text_is_not_used_for_shards(tmp_path):
 
 def test_a_workdir_with_the_tokenizer_of_another_run(tmp_path):
     data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
-    prepare_corpus(data, tmp_path / "bytes", new=True)
+    corpus_of(data, tmp_path / "bytes", new=True)
     data.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
-    prepare_corpus(data, tmp_path / "run", new=True)
+    corpus_of(data, tmp_path / "run", new=True)
     shutil.rmtree(tmp_path / "run" / "tokenizer")
     shutil.copytree(tmp_path / "bytes" / "tokenizer", tmp_path / "run" / "tokenizer")
     with pytest.raises(InputError, match=r"was tokenised with tokenizer .* restore the one or the"):
@@ -226,5 +226,5 @@ def test_shards_in_the_workdir_of_a_refused_run_on_text(shards, data, tmp_path):
     text = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
     text.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
     with pytest.raises(InputError, match=r"model.vocab_size is 77"):
-        prepare_corpus(text, tmp_path / "run", new=True, vocab_size=77)
-    assert prepare_corpus(data, tmp_path / "run", new=True).tokenizer.vocab_size == 256
+        corpus_of(text, tmp_path / "run", new=True, vocab_size=77)
+    assert corpus_of(data, tmp_path / "run", new=True).tokenizer.vocab_size == 256

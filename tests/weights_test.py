@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
+from helpers import auto_mesh
 
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
@@ -118,8 +119,7 @@ def collectives(compiled):
 def test_sharded_generation_equals_whole_and_moves_only_embeddings():
     source = TimeDependentWeights(Odd(), INPUTS, SCALES)
     params = random_params(source)
-    axis_types = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=axis_types)
+    mesh = auto_mesh(fsdp=2, tensor=2)
     rules = (("embed", "fsdp"), ("heads", "tensor"), ("mlp", None), ("time_embed", None))
     names = nn.get_partition_spec(source.init(jax.random.key(0), TIMES))["params"]
     shardings = nn.logical_to_mesh_sharding(names, mesh, rules)

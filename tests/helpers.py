@@ -1,0 +1,114 @@
+"""What several test files use: small configs, and the package's functions of a config."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from jax.sharding import AxisType, Mesh
+from ml_collections import ConfigDict
+
+from configs import default
+from t5x_diffeq.data import corpus
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.training import partitioning, setup
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs import train
+
+ROOT = Path(__file__).resolve().parents[1]
+READMES = sorted(
+    path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)
+)
+LENGTH_OF_LINES = 160  # of the model of `run_on_lines`; the harness pads sequences to 128 or 160
+
+
+def numbered_lines(count: int) -> str:
+    """A text of so many lines, no two the same."""
+    return "".join(f"line {n} of the text, {n * n} squared.\n" for n in range(count))
+
+
+LINES = numbered_lines(300)  # what `run_on_lines` was trained on
+
+
+def small_config(text: Path) -> ConfigDict:
+    """A run of seconds on the bytes of a text: width 16, two solver steps, six optimizer steps."""
+    config = default.get_config()
+    config.model.update(
+        num_steps=2,
+        embed_dim=16,
+        num_heads=2,
+        mlp_dim=32,
+        time_embed_dim=4,
+        num_frequencies=4,
+        remat="none",
+    )
+    config.data.update(source="text_files", path=str(text), tokenizer="bytes", sequence_length=16)
+    config.train.update(
+        total_steps=6,
+        batch_size=8,
+        eval_batch_size=16,
+        log_every=1,
+        eval_every=3,
+        checkpoint_every=2,
+    )
+    return config
+
+
+# The functions of the package that take a config or a part of it, each called in one place.
+
+
+def setup_of(
+    config: ConfigDict, vocab_size: int = 256, devices: Sequence[jax.Device] | None = None
+) -> setup.Setup:
+    return setup.make_setup(config, vocab_size, devices)
+
+
+def corpus_of(
+    data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
+) -> corpus.Corpus:
+    return corpus.prepare_corpus(data, workdir, new, vocab_size)
+
+
+def mesh_of(
+    config: ConfigDict, batch_size: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    return partitioning.make_mesh(config.mesh, batch_size, devices)
+
+
+def rules_of(config: ConfigDict) -> partitioning.Rules:
+    return partitioning.logical_rules(config.mesh)
+
+
+def auto_mesh(**sizes: int) -> Mesh:
+    """A mesh of axes with these sizes, whose shardings the compiler chooses."""
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+
+
+def call(verb, *arguments: str):
+    """Runs a verb's `main` with these arguments of the command line."""
+    verb.FLAGS.unparse_flags()
+    command_line.parse(["verb", *arguments], verb.FLAGS)
+    return verb.main()
+
+
+def send_after(monkeypatch, number: int, steps: int) -> None:
+    """Makes training send this process a signal as the batch after `steps` is drawn."""
+    batches = train.train_batches
+
+    def disturbed(*arguments):
+        for n, batch in enumerate(batches(*arguments)):
+            if n == steps:
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(train, "train_batches", disturbed)
+
+
+def metrics_of(workdir: AnyPath) -> list[dict]:
+    """The lines of `metrics.jsonl`, without what depends on the machine's speed."""
+    return [
+        {name: value for name, value in line.items() if name != "train/tokens_per_second"}
+        for line in read_metrics(workdir)
+    ]

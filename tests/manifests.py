@@ -1,0 +1,30 @@
+"""Manifests that launch/gke.sh and launch/gke_data.sh would apply."""
+
+import re
+
+import yaml
+
+CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
+TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")
+GPU = (CONFIG, "--gpu=nvidia-h100-80gb", "--nodes=3", WORKDIR, "--unchecked")
+
+
+def manifests(stand_ins, *arguments, script="gke.sh"):
+    """What --dry-run prints, without the commands."""
+    ended = stand_ins.run(script, *arguments, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert stand_ins.calls() == []
+    documents = re.split(r"^\+ .*\n|^---\n", ended.stdout, flags=re.MULTILINE)
+    return [document for text in documents if (document := yaml.safe_load(text))]
+
+
+def expanded(argument):
+    """A container's argument as Kubernetes passes it on, without variables of that name."""
+    return re.sub(r"\$(\$|\(\w+\))", lambda m: "$" if m[1] == "$" else "WRONG", argument)
+
+
+def pods_of(document):
+    """The Job of a JobSet, its pods and their container."""
+    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    return job, job["template"]["spec"], container
