@@ -14,6 +14,7 @@ from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs.train import train
@@ -28,7 +29,7 @@ def workdir(tmp_path_factory):
     config = small_config(text)
     config.mesh.fsdp = 1
     config.train.total_steps = 2
-    assert train(config, folder / "run") == 0
+    assert train(Config.of(config), folder / "run") == 0
     return folder / "run"
 
 

@@ -7,7 +7,6 @@ import importlib
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 
 import pytest
 from absl import flags
@@ -16,8 +15,9 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.__main__ import VERBS
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config, flatten
-from t5x_diffeq.runtime.config_keys import KEYS, check_values
+from t5x_diffeq.runtime.config_keys import KEYS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import train
@@ -116,9 +116,8 @@ SETUPS = {}
 
 def setup_of(config, vocab_size):
     """A setup, once for all configs that differ in keys which only the data have."""
-    check_values(flatten(config))
-    shapes = [config[key] for key in ("seed", "model", "train", "optimizer", "mesh")]
-    key = repr((shapes, vocab_size, config.data.sequence_length, config.data.cross_documents))
+    shapes = (config.seed, config.model, config.train, config.optimizer, config.mesh)
+    key = (shapes, vocab_size, config.data.sequence_length, config.data.cross_documents)
     if key not in SETUPS:
         SETUPS[key] = make_setup(config, vocab_size)
     return SETUPS[key]
@@ -132,7 +131,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section):
     monkeypatch.setattr(train, "make_setup", setup_of)
 
     def main():
-        return train.train(config.value, tmp_path / "run")
+        return train.train(Config.of(config.value), tmp_path / "run")
 
     for key in (key for key in KEYS if key.startswith(section) and (section or "." not in key)):
         for text in NUMBERS + TEXTS:
@@ -147,8 +146,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section):
             own(["verb", f"--config={config_file}"])
             with config.value.ignore_type(), config.value.unlocked():
                 config.value.update_from_flattened_dict({key: value})
-            changed = partial(train.train, config.value, tmp_path / "run")
-            said = end(changed, flags.FlagValues())
+            said = end(main, flags.FlagValues())
             if KEYS[key].fault(flatten(config.value)[key]):
                 assert said and key in said, (key, value, said)
 
@@ -180,7 +178,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section):
 def test_absurd_sizes_are_refused_before_anything_is_made(small, tmp_path, key, value, message):
     small.update_from_flattened_dict({key: value})
     with pytest.raises(InputError, match=message):
-        train.train(small, tmp_path / "run")
+        train.train(Config.of(small), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

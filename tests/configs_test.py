@@ -11,8 +11,9 @@ from helpers import ROOT
 from t5x_diffeq import __version__
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.workdir import as_json, check_config, read_config, save_config
+from t5x_diffeq.runs.workdir import check_config, read_config, save_config
 from t5x_diffeq.runtime.command_line import check_complete
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import expected_vocab_size
@@ -46,8 +47,8 @@ def test_makes_a_model(name, variant):
     get_config = importlib.import_module(f"configs.{name}").get_config
     config = get_config(variant) if variant else get_config()
     check_complete(config)
-    keys = config.model.to_dict()
-    model = ModelConfig.of(keys, expected_vocab_size(config), config.data.sequence_length)
+    config = Config.of(config)
+    model = ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
     model, _ = model.with_attention_for("cpu")
     count = sum(x.size for x in jax.tree.leaves(declared_params(LanguageModel(model))))
     if (name, variant) in BILLIONS:
@@ -61,14 +62,14 @@ def test_unknown_variant():
 
 def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
     config = default_config()
-    before = as_json(config)
+    before = Config.of(config).as_json()
     del before["tasks"], before["optimizer"]["moment_dtype"], before["model"]["state_dtype"]
     (tmp_path / "config.json").write_text(json.dumps(before))
-    assert read_config(tmp_path) == as_json(config)
-    assert not check_config(config, tmp_path)
+    assert read_config(tmp_path) == Config.of(config)
+    assert not check_config(Config.of(config), tmp_path)
     config.optimizer.moment_dtype = "bfloat16"
     with pytest.raises(InputError, match=r"optimizer.moment_dtype was 'float32', is 'bfloat16'"):
-        check_config(config, tmp_path)
+        check_config(Config.of(config), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
     ],
 )
 def test_what_is_wrong_in_a_workdirs_config_is_named(tmp_path, change, message):
-    save_config(default_config(), tmp_path)
+    save_config(Config.of(default_config()), tmp_path)
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     assert content.pop("t5x_diffeq") == __version__
@@ -104,8 +105,8 @@ def test_what_is_wrong_in_a_workdirs_config_is_named(tmp_path, change, message):
 
 def test_a_workdir_with_values_that_were_taken_before(tmp_path):
     """Keys that say nothing of the model, and that a run could once set to anything."""
-    before = as_json(default_config())
+    before = Config.of(default_config()).as_json()
     before["data"]["read_threads"], before["tasks"]["every"] = 0, -1
     (tmp_path / "config.json").write_text(json.dumps(before))
-    assert read_config(tmp_path) == as_json(default_config())
-    assert not check_config(default_config(), tmp_path)
+    assert read_config(tmp_path) == Config.of(default_config())
+    assert not check_config(Config.of(default_config()), tmp_path)

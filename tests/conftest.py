@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from stand_ins import StandIns
 
 from t5x_diffeq.runs import load
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import setup
 from t5x_diffeq.verbs import train
 
@@ -94,5 +95,5 @@ def run_on_lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.mesh.fsdp = 1
     config.optimizer.learning_rate = 0.01
     config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
-    assert train.train(config, folder / "run") == 0
+    assert train.train(Config.of(config), folder / "run") == 0
     return folder / "run"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from configs import default
 from t5x_diffeq import convert, evaluate, export
-from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, set_model
+from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.time_basis import (
     FREQUENCIES,
@@ -21,7 +21,8 @@ from t5x_diffeq.exchange.time_basis import (
     check_condition,
     make_time_basis,
 )
-from t5x_diffeq.exchange.to_ode import ode_config, to_ode
+from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runs.load import load_run
@@ -38,10 +39,10 @@ def saved(name, folder):
 
 
 def read(run, folder):
-    """The folder's parameters, for the run's config."""
+    """The run's config with the folder's model, and its parameters."""
     found = read_config_json(folder)
-    tables = set_model(run.config, found, None)
-    return pretrained_params(folder, found, run.setup.model.config, tables)
+    config, tables = with_model(run.setup.config, found, None)
+    return config, pretrained_params(folder, found, run.setup.model.config, tables)
 
 
 def assert_same(found, expected):
@@ -58,7 +59,7 @@ def real_rows(params, vocab_size):
 def test_round_trip_is_exact(name, tmp_path):
     run = saved(name, tmp_path / "out")
     before = run.setup.model.config
-    found = read(run, tmp_path / "out")
+    config, found = read(run, tmp_path / "out")
     assert_same(*(real_rows(tree, before.vocab_size) for tree in (found, run.params)))
     for key in (
         "num_steps",
@@ -70,8 +71,8 @@ def test_round_trip_is_exact(name, tmp_path):
         "activation",
     ):
         key = "num_kv_heads" if key == "kv_heads" else key
-        assert run.config.model[key] == getattr(before, key)
-    assert run.config.data.sequence_length == LENGTH
+        assert getattr(config.model, key) == getattr(before, key)
+    assert config.data.sequence_length == LENGTH
 
 
 def rewrite(folder, change):
@@ -115,7 +116,8 @@ def test_a_tied_head(tmp_path):
 def ode_of(changes, width=None):
     """A random per-layer model, its ODE's config and parameters, and the time basis."""
     run, _, _ = random_run(({**CLASSIC, **changes}, "bytes"))
-    config = ode_config(run.setup.model.config, width)
+    keys = ode_keys(run.setup.config.model, width)
+    config = ModelConfig.of(keys, run.setup.model.config.vocab_size, LENGTH)
     params, basis = to_ode(config, jax.tree.map(np.asarray, run.params))
     return run, config, jax.tree.map(jnp.asarray, params), basis
 
@@ -336,4 +338,4 @@ def test_a_config_that_is_none(tmp_path):
         read_config_json(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
     with pytest.raises(InputError, match=r"--input: config.json lacks 'n_embd'; restore it"):
-        set_model(default.get_config(), read_config_json(tmp_path), None)
+        with_model(default.get_config(), read_config_json(tmp_path), None)

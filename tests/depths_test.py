@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.metrics import read_metrics
@@ -16,18 +17,18 @@ from t5x_diffeq.verbs.train import train
 
 def test_drawn_by_seed_and_step_alone(small):
     small.train.update(depths=(1, 3, 3, 3), total_steps=400, depths_until=0.5)
-    drawn = [depths_of(small, step) for step in range(1, 401)]
-    assert drawn == [depths_of(small, step) for step in range(1, 401)]
+    drawn = [depths_of(Config.of(small), step) for step in range(1, 401)]
+    assert drawn == [depths_of(Config.of(small), step) for step in range(1, 401)]
     assert set(drawn[200:]) == {(2,)}  # model.num_steps
     counts = Counter(drawn[:200])
     assert counts.keys() == {(1,), (3,)}
     assert 0.65 < counts[3,] / 200 < 0.85
-    assert depths_to_come(small, 0) == [(1,), (2,), (3,)]
-    assert depths_to_come(small, 200) == [(2,)]
+    assert depths_to_come(Config.of(small), 0) == [(1,), (2,), (3,)]
+    assert depths_to_come(Config.of(small), 200) == [(2,)]
     small.train.depths_per_step = 2
-    assert depths_of(small, 7) == (1, 3)
+    assert depths_of(Config.of(small), 7) == (1, 3)
     small.seed, small.train.depths_per_step = 1, 1
-    assert drawn[:200] != [depths_of(small, step) for step in range(1, 201)]
+    assert drawn[:200] != [depths_of(Config.of(small), step) for step in range(1, 201)]
 
 
 @pytest.mark.slow
@@ -35,14 +36,14 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 4), total_steps=12)
     small.optimizer.learning_rate = 1e-2
-    assert train(small, tmp_path) == 0
+    assert train(Config.of(small), tmp_path) == 0
     assert "a step for each of 1, 4" in capsys.readouterr().err
     steps = [line for line in read_metrics(tmp_path) if "train/loss" in line]
     assert [(line["train/num_steps"],) for line in steps] == [
-        depths_of(small, line["step"]) for line in steps
+        depths_of(Config.of(small), line["step"]) for line in steps
     ]
     for num_steps in (1, 2, 4):  # 2 was never drawn
-        run = load_run(tmp_path, 256, batch_size=1, num_steps=num_steps)
+        run = load_run(tmp_path, 256, batch_size=1).at_depth(num_steps)
         tokens = jnp.asarray(np.frombuffer(b"line 4 of the te", np.uint8)[None], jnp.int32)
         logits = run.setup.model.apply({"params": run.params}, tokens)[0, :-1]
         losses = jax.nn.logsumexp(logits, -1) - logits[np.arange(15), tokens[0, 1:]]
@@ -60,4 +61,4 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
 def test_bad_depths(small, keys, message):
     small.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=message):
-        check_depths(small)
+        check_depths(Config.of(small))

@@ -204,8 +204,9 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(200)))
     run, its_tokenizer, _ = random_run(({**LLAMA, **CLASSIC}, "bytes"))
-    run.config.data.update(source="text_files", path=str(folder / "text.txt"), tokenizer="bytes")
-    write_run(run.config, its_tokenizer, run.params, folder / "run")
+    text = {"source": "text_files", "path": str(folder / "text.txt"), "tokenizer": "bytes"}
+    config = run.setup.config.changed({f"data.{key}": value for key, value in text.items()})
+    write_run(config, its_tokenizer, run.params, folder / "run")
     return folder / "run"
 
 

@@ -11,7 +11,7 @@ from configs import default
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.runs.load import Run
-from t5x_diffeq.runs.workdir import as_json
+from t5x_diffeq.runtime.config import Config
 
 LENGTH = 24
 TEXTS = [
@@ -71,7 +71,7 @@ def with_dummy_prefix(tokenizer):
 
 
 def random_run(model, seed=0):
-    """A run with random weights, its tokenizer and its config as JSON.
+    """A run with random weights, its tokenizer and its config.
 
     Every parameter is random, norms and biases too, so that none can be left out unseen.
     """
@@ -99,7 +99,7 @@ def random_run(model, seed=0):
         ),
         setup.abstract_state.params,
     )
-    return Run(config, setup, params, step=7), tokenizer, as_json(config)
+    return Run(setup, params, step=7), tokenizer, Config.of(config)
 
 
 def is_norm_of_layers(path):

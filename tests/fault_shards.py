@@ -11,6 +11,7 @@ from t5x_diffeq.data.preparation import prepare
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import stem
 from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.runtime.config import Config
 
 NAMES = [stem("train", number, 2) for number in range(2)]
 CHECKED = (".array_record", ".lengths.npy")  # of these every byte counts
@@ -21,7 +22,7 @@ def make_shards(folder):
     (folder / "text").mkdir()
     for number in range(8):
         (folder / "text" / f"{number}.txt").write_text(f"document {number}\n" * 5)
-    data = small_config(folder / "text").data
+    data = Config.of(small_config(folder / "text")).data
     source = load_source(data)
     tokenizer = tokenizer_in(folder / "made" / "tokenizer", data, source.train)
     prepare(source, tokenizer, folder / "made", shards=2, workers=1)

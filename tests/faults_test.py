@@ -27,6 +27,7 @@ from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 from helpers import corpus_of, numbered_lines
 
 from t5x_diffeq.runs import progress
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.verbs import train as verb
@@ -182,7 +183,7 @@ def fill(disk):
 def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
     """In each phase: one line, and with room again the same command goes on."""
     small.mesh.fsdp = 1
-    assert verb.train(small, tmp_path / "undisturbed") == 0
+    assert verb.train(Config.of(small), tmp_path / "undisturbed") == 0
     shutil.rmtree(tmp_path / "undisturbed" / "checkpoints")
     run = disk / "run"
     phases = [
@@ -202,10 +203,10 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, filling)
             with pytest.raises(RunError, match="No space left on device"):
-                verb.train(small, run)
+                verb.train(Config.of(small), run)
         (disk / "filler").unlink()
         survived.append(name)
-    assert verb.train(small, run) == 0
+    assert verb.train(Config.of(small), run) == 0
     assert lines(run) == lines(tmp_path / "undisturbed")
 
 

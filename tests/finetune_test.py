@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
-from helpers import setup_of, small_config
+from helpers import small_config
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
@@ -19,8 +19,12 @@ from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.pretrained import Pretrained, begin, discretised
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import finetune as verb
 from t5x_diffeq.verbs.train import train
 
@@ -129,7 +133,7 @@ def base(text, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("base")
     config = small_config(text)
     config.mesh.fsdp = 1
-    assert train(config, workdir) == 0
+    assert train(Config.of(config), workdir) == 0
     return workdir
 
 
@@ -155,11 +159,11 @@ def evaluations(workdir):
 @pytest.mark.slow
 def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
     config = tuning("lora", base, text, num_steps=3)
-    assert verb.finetune(config, tmp_path / "lora") == 0
+    assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     said = capsys.readouterr().err
     assert "trained" in said and "frozen" in said
     assert "adapters:" in said
-    before = load_run(base, 256, batch_size=1, num_steps=3)
+    before = load_run(base, 256, batch_size=1).at_depth(3)
     after = load_run(tmp_path / "lora", 256, batch_size=1)
     weights = before.setup.model.apply({"params": before.params}, method="weights")
     jax.tree.map(np.testing.assert_array_equal, after.params["source"]["weights"], weights)
@@ -169,13 +173,13 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
     assert np.abs(after.params["adapters"]["mlp.up"]["b"]).max() > 0
     loaded = load_run(base, 256, batch_size=1, adapters=tmp_path / "lora" / "adapters")
     jax.tree.map(np.testing.assert_array_equal, loaded.params, after.params)
-    with pytest.raises(InputError, match="were trained for num_steps=3 with scheme euler"):
-        load_run(base, 256, batch_size=1, num_steps=2, adapters=tmp_path / "lora" / "adapters")
-    assert verb.finetune(config, tmp_path / "lora") == 0
+    with pytest.raises(InputError, match=r"num_steps=2 .* reads weights at other times"):
+        loaded.at_depth(2)
+    assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     assert "already finished" in capsys.readouterr().err
 
     other = tuning("full", base, text, num_steps=3)
-    assert verb.finetune(other, tmp_path / "full") == 0
+    assert verb.finetune(flatten(other), tmp_path / "full") == 0
     with pytest.raises(InputError, match="trained beside other weights"):
         adapters = tmp_path / "lora" / "adapters"
         load_run(tmp_path / "full", 256, batch_size=1, adapters=adapters)
@@ -189,7 +193,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_path):
-    assert verb.finetune(tuning("hypernetwork", base, text, num_steps=4), tmp_path) == 0
+    assert verb.finetune(flatten(tuning("hypernetwork", base, text, num_steps=4)), tmp_path) == 0
     tuned = load_run(tmp_path, 256, batch_size=1)
     assert tuned.setup.model.config.weights == "time_dependent"
     assert tuned.setup.model.config.num_steps == 4
@@ -202,7 +206,7 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
 def test_what_is_the_runs_to_say(base, text, tmp_path):
     def refused(match, method="lora", **model):
         with pytest.raises(InputError, match=match):
-            verb.finetune(tuning(method, base, text, **model), tmp_path / "new")
+            verb.finetune(flatten(tuning(method, base, text, **model)), tmp_path / "new")
         assert not (tmp_path / "new" / "config.json").exists()
 
     refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
@@ -211,17 +215,17 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
     config = tuning("lora", base, text)
     config.init_from = None
     with pytest.raises(InputError, match=r"config\.init_from is not set"):
-        verb.finetune(config, tmp_path / "new")
+        verb.finetune(flatten(config), tmp_path / "new")
     config.init_from = str(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"holds no config.json"):
-        verb.finetune(config, tmp_path / "new")
+        verb.finetune(flatten(config), tmp_path / "new")
     config.init_from, config.init_step = str(base), 77
     with pytest.raises(InputError, match=r"checkpoint 77 of .* does not exist; there are 2, 4, 6"):
-        verb.finetune(config, tmp_path / "new")
+        verb.finetune(flatten(config), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     config.init_step, config.train.trainable = None, ("adapters", "hands")
     with pytest.raises(InputError, match=r"train\.trainable is .*'hands'.*it can be source, ad"):
-        verb.finetune(config, tmp_path / "new")
+        verb.finetune(flatten(config), tmp_path / "new")
 
 
 @pytest.mark.slow
@@ -231,29 +235,26 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     truncate(next((damaged / "checkpoints" / "6").rglob("manifest.ocdbt")))
     config = tuning("lora", damaged, text)
     with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"):
-        verb.finetune(config, tmp_path / "new")
+        verb.finetune(flatten(config), tmp_path / "new")
     config.init_step = 4
     config.train.total_steps = 1
-    assert verb.finetune(config, tmp_path / "new") == 0
+    assert verb.finetune(flatten(config), tmp_path / "new") == 0
 
 
 def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
     lost = shutil.copytree(base, tmp_path / "lost", ignore=shutil.ignore_patterns("config.json"))
     (lost / "tokenizer" / "tokenizer.model").write_bytes(b"of that run")
     with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
-        verb.finetune(tuning("lora", base, text), lost)
+        verb.finetune(flatten(tuning("lora", base, text)), lost)
     assert (lost / "tokenizer" / "tokenizer.model").read_bytes() == b"of that run"
 
 
 @pytest.mark.slow
 def test_a_state_begun_on_a_mesh_is_sharded(base, text):
-    config = verb.complete(
-        tuning("lora", base, text, num_steps=3), json.loads((base / "config.json").read_text())
-    )
-    config.mesh.fsdp = 8
-    setup = setup_of(config)
+    config = verb.complete(flatten(tuning("lora", base, text, num_steps=3)), read_config(base))
+    setup = make_setup(config.changed({"mesh.fsdp": 8}), 256)
     with setup.context():
-        state, step = begin(setup, config, Pretrained.of(base, 256))
+        state, step = begin(setup, Pretrained.of(base, 256))
     assert step == 6
     kernel = state.params["source"]["weights"]["mlp"]["up"]["kernel"]
     assert len({str(shard.index) for shard in kernel.addressable_shards}) == 8

@@ -15,6 +15,7 @@ from process_runs import as_processes
 
 from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.inference.downstream import Downstream
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs.train import train
@@ -150,7 +151,7 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
     config.tasks.update(
         names=("local_cloze",), every=2, limit=3, num_fewshot=0, include_path=str(tasks)
     )
-    assert train(config, tmp_path / "run") == 0
+    assert train(Config.of(config), tmp_path / "run") == 0
     reports = read_metrics(tmp_path / "run")
     found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
     assert list(found) == [2, 4, 5]
@@ -168,10 +169,10 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
 
 
 def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
-    config = small_config(tmp_path / "text.txt").tasks
-    config.update(names=("gone",), include_path=str(tasks))
+    config = small_config(tmp_path / "text.txt")
+    config.tasks.update(names=("gone",), include_path=str(tasks))
     with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
-        Downstream(config)
+        Downstream(Config.of(config).tasks)
 
 
 @pytest.mark.slow

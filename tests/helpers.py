@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from configs import default
 from t5x_diffeq.data import corpus
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training import partitioning, setup
 from t5x_diffeq.training.metrics import read_metrics
@@ -61,23 +62,23 @@ def small_config(text: Path) -> ConfigDict:
 def setup_of(
     config: ConfigDict, vocab_size: int = 256, devices: Sequence[jax.Device] | None = None
 ) -> setup.Setup:
-    return setup.make_setup(config, vocab_size, devices)
+    return setup.make_setup(Config.of(config), vocab_size, devices)
 
 
 def corpus_of(
     data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
 ) -> corpus.Corpus:
-    return corpus.prepare_corpus(data, workdir, new, vocab_size)
+    return corpus.prepare_corpus(DataKeys(**data), workdir, new, vocab_size)
 
 
 def mesh_of(
     config: ConfigDict, batch_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    return partitioning.make_mesh(config.mesh, batch_size, devices)
+    return partitioning.make_mesh(Config.of(config).mesh, batch_size, devices)
 
 
 def rules_of(config: ConfigDict) -> partitioning.Rules:
-    return partitioning.logical_rules(config.mesh)
+    return partitioning.logical_rules(Config.of(config).mesh)
 
 
 def auto_mesh(**sizes: int) -> Mesh:

@@ -8,6 +8,7 @@ from small_models import SMALL
 
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.config import Config, OptimizerKeys
 from t5x_diffeq.training.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
@@ -16,7 +17,7 @@ from t5x_diffeq.training.state import declared_params
 def updates(optimizer, gradient):
     """The update of every parameter, all 1, at learning rate 1."""
     declared = declared_params(LanguageModel(SMALL))
-    transform = make_optimizer(optimizer, declared, lambda step: 1.0)
+    transform = make_optimizer(OptimizerKeys(**optimizer), declared, lambda step: 1.0)
     params = jax.tree.map(lambda x: jnp.ones(x.shape), unbox(declared))
     gradients = jax.tree.map(lambda x: jnp.full(x.shape, gradient), params)
     norm = jnp.float32(0.5)
@@ -57,7 +58,7 @@ def test_steps_are_scaled_by_their_multipliers(small):
 
 def test_schedule(small):
     small.optimizer.update(learning_rate=1.0, warmup_fraction=0.1, min_lr_ratio=0.1)
-    rate = learning_rate_schedule(small.optimizer, 100)
+    rate = learning_rate_schedule(Config.of(small).optimizer, 100)
     assert 0 < float(rate(0)) < float(rate(5)) < float(rate(10)) == 1
     assert float(rate(55)) == pytest.approx(0.55, abs=0.01)
     assert float(rate(100)) == pytest.approx(0.1)

@@ -13,7 +13,7 @@ from t5x_diffeq.experiments.paired import paired
 from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
 from t5x_diffeq.experiments.runs import Run, figures
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
-from t5x_diffeq.runs.workdir import as_json
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
 
 
@@ -150,6 +150,6 @@ def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
     run = Run("r", "train", ())
     (tmp_path / "r" / "tokenizer").mkdir(parents=True)
     ByteTokenizer().save(tmp_path / "r" / "tokenizer")
-    (tmp_path / "r" / "config.json").write_text(json.dumps(as_json(default_config())))
+    (tmp_path / "r" / "config.json").write_text(json.dumps(Config.of(default_config()).as_json()))
     (said,) = remark([run, Run("other", "evaluate", ())], tmp_path)
     assert "Not comparable with the paper's numbers" in said and said.endswith("Llama 2's): r.")

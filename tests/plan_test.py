@@ -19,10 +19,11 @@ from t5x_diffeq.planner import planning, sweep, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
 from t5x_diffeq.planner.estimate import Times
 from t5x_diffeq.planner.planning import plan_setup
-from t5x_diffeq.planner.search import REMATS, changed, meshes, remedies
+from t5x_diffeq.planner.search import REMATS, meshes, remedies
 from t5x_diffeq.planner.sweep import Sweep
 from t5x_diffeq.planner.topology import Topology, topology
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
 from t5x_diffeq.training.flops import step_flops
@@ -48,7 +49,7 @@ LIBTPU = importlib.util.find_spec("libtpu") is not None
 def small(**keys):
     config = default.get_config()
     config.update_from_flattened_dict({**SMALL, **keys})
-    return default.set_variant(config, "baseline")  # it compiles twice as fast
+    return Config.of(default.set_variant(config, "baseline"))  # it compiles twice as fast
 
 
 def planned(name, *arguments):
@@ -206,8 +207,7 @@ class FakePlans:
     compiled: list = dataclasses.field(default_factory=list)
 
     def __call__(self, title, config):
-        sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
-        self.compiled.append((sizes["data"], config.model.remat, config.train.microbatches))
+        self.compiled.append((config.mesh.data, config.model.remat, config.train.microbatches))
         low = self.seconds.get(self.compiled[-1], self.seconds["else"])
         made = quick_setup(config)
         times = Times(low, 0, 0, 0, 0, low, low)
@@ -269,13 +269,13 @@ def test_the_bound_says_what_a_mesh_costs():
     """More copies of the state are made and read; a larger fsdp moves more, tensor activations."""
     config, figures = small(**{"model.embed_dim": 64}), CHIPS["TPU v5p"]
 
-    def bound(**sizes):
-        setup = plan_setup(changed(config, **sizes), 256, EIGHT)
+    def bound(sizes):
+        setup = plan_setup(config.changed(sizes), 256, EIGHT)
         return lower_bound(setup, 16, figures), moved_bytes(setup, 16)
 
-    whole, moved = bound(mesh__fsdp=8)
-    repeated, less = bound(mesh__data=8, mesh__fsdp=1)
-    tensor, more = bound(mesh__data=4, mesh__fsdp=1, mesh__tensor=2)
+    whole, moved = bound({"mesh.fsdp": 8})
+    repeated, less = bound({"mesh.data": 8, "mesh.fsdp": 1})
+    tensor, more = bound({"mesh.data": 4, "mesh.fsdp": 1, "mesh.tensor": 2})
     assert repeated.bytes == pytest.approx(8 * whole.bytes, rel=0.1)
     weights = 2 * 4 * (4 * 64 * 64 + 2 * 64 * 64)  # two layers, float32
     assert moved == pytest.approx(3 * weights * 7 / 8)
@@ -296,8 +296,7 @@ def test_remedies_keep_to_what_divides():
     for flags, config in tried.items():
         for flag in flags.split():
             key, value = flag.removeprefix("--config.").split("=")
-            group, name = key.split(".")
-            assert str(config[group][name]) == value
+            assert str(config.flat()[key]) == value
 
 
 @pytest.mark.slow

@@ -9,17 +9,18 @@ import pytest
 from configs import default
 from t5x_diffeq.data.preparation import pieces
 from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
+from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
 
 
 def source_of(path, source="text_files", **keys):
     data = default.get_config().data
     data.update(source=source, path=str(path), **keys)
-    return load_source(data)
+    return load_source(DataKeys(**data))
 
 
 def test_stdlib_is_split_by_file_and_the_same_in_every_process():
-    source = stdlib(default.get_config().data)
+    source = stdlib(Config.of(default.get_config()).data)
     assert len(source.train) > 10 * len(source.validation) > 100
     assert not set(source.train) & set(source.validation)
     code = "from t5x_diffeq.data.sources import stdlib; print(stdlib(None).fingerprint)"
@@ -86,7 +87,7 @@ def test_paths_that_lead_nowhere(tmp_path, small):
         find_text_files("path", None)
     small.data.source = "books"
     with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):
-        load_source(small.data)
+        load_source(Config.of(small).data)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import RowStreams, document_at, gathered
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.verbs.train import train
 
@@ -167,7 +168,7 @@ def config(folder):
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed")
-    assert train(in_loop_config(folder), workdir) == 0
+    assert train(Config.of(in_loop_config(folder)), workdir) == 0
     return workdir
 
 
@@ -180,11 +181,11 @@ def test_stopped_and_resumed_equals_undisturbed(
 ):
     with monkeypatch.context() as patch:
         send_after(patch, number, steps=2)
-        assert train(config, tmp_path) == status
+        assert train(Config.of(config), tmp_path) == status
     told = capsys.readouterr().err
     assert "55 documents train, " in told
     assert "in all, tokenised as they are needed" in told
-    assert train(config, tmp_path) == 0
+    assert train(Config.of(config), tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
     assert metrics_of(tmp_path) == metrics_of(undisturbed)
     params = [load_run(w, 256, batch_size=1).params for w in (undisturbed, tmp_path)]
@@ -195,7 +196,7 @@ def test_stopped_and_resumed_equals_undisturbed(
 def test_runs_that_are_refused(config, undisturbed, folder, tmp_path):
     config.data.tokenize = "ahead"
     with pytest.raises(InputError, match=r"data.tokenize was 'in_loop', is 'ahead'"):
-        train(config, undisturbed)
+        train(Config.of(config), undisturbed)
     config.data.tokenize = "in_loop"
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "b.txt").write_text("more")
@@ -221,13 +222,13 @@ def test_keys_that_do_not_go_together(config, tmp_path, monkeypatch, changes, me
         (folder / f"{name}.jsonl.gz").write_bytes(b"")
     config.data.update(changes)
     with pytest.raises(InputError, match=message):
-        train(config, tmp_path / "run")
+        train(Config.of(config), tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_throughput_against_grain(config, tmp_path, monkeypatch):
     for name in ("SECONDS", "LEAD_IN"):
         monkeypatch.setattr(throughput, name, 0.01)
-    rates = throughput.measure(config.data, 8, 0, tmp_path, rounds=1)
+    rates = throughput.measure(Config.of(config).data, 8, 0, tmp_path, rounds=1)
     assert rates.keys() >= {"plain_grain", "tokenising", "in_loop", "grain_tokenising"}
     assert min(rates.values()) > 0

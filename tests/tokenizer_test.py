@@ -12,6 +12,7 @@ from t5x_diffeq.data.tokenizer import (
     load_tokenizer,
     make_tokenizer,
 )
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 TEXTS = [
@@ -67,19 +68,19 @@ def test_a_tokenizer_is_given_by_its_file(sentencepiece, hugging_face, small, tm
     (tmp_path / "gpt.json").write_bytes(hugging_face.model)
     for name, tokenizer in (("spiece.model", sentencepiece), ("gpt.json", hugging_face)):
         small.data.tokenizer = str(tmp_path / name)
-        assert make_tokenizer(small.data, []).fingerprint == tokenizer.fingerprint
+        assert make_tokenizer(Config.of(small).data, []).fingerprint == tokenizer.fingerprint
     small.data.end_of_text = "line"
     with pytest.raises(InputError, match="has none of the tokens line"):
-        make_tokenizer(small.data, [])
+        make_tokenizer(Config.of(small).data, [])
     small.data.tokenizer = str(tmp_path / "spiece.model")
     with pytest.raises(InputError, match="no token line to end a document"):
-        make_tokenizer(small.data, [])
+        make_tokenizer(Config.of(small).data, [])
     small.data.end_of_text = "<s>"
-    assert make_tokenizer(small.data, []).end_of_text == 1
+    assert make_tokenizer(Config.of(small).data, []).end_of_text == 1
     (tmp_path / "gpt.json").write_text("{}")
     small.data.tokenizer = str(tmp_path / "gpt.json")
     with pytest.raises(InputError, match=r"is neither a sentencepiece model nor a tokenizer.json"):
-        make_tokenizer(small.data, [])
+        make_tokenizer(Config.of(small).data, [])
 
 
 def test_saved_and_loaded_is_the_same(sentencepiece, hugging_face, tmp_path):
@@ -101,4 +102,4 @@ def test_bad_tokenizers(small):
         SentencePieceTokenizer.train(TEXTS, 100_000)
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
-        make_tokenizer(small.data, TEXTS)
+        make_tokenizer(Config.of(small).data, TEXTS)

@@ -10,6 +10,7 @@ import pytest
 from helpers import corpus_of, metrics_of, send_after, small_config
 
 from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import train as train_verb
@@ -27,7 +28,7 @@ def undisturbed(text, tmp_path_factory):
     config.model.dropout_rate = 0.1
     config.mesh.fsdp = 1
     workdir = tmp_path_factory.mktemp("undisturbed")
-    assert train(config, workdir) == 0
+    assert train(Config.of(config), workdir) == 0
     return config, workdir
 
 
@@ -38,10 +39,10 @@ def test_stopped_and_resumed_equals_undisturbed(
     config, workdir = undisturbed
     with monkeypatch.context() as patch:
         send_after(patch, number, steps=2)
-        assert train(config, tmp_path) == status
+        assert train(Config.of(config), tmp_path) == status
     assert "after step 3, saved; the same command continues" in capsys.readouterr().err
     assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3, 3]
-    assert train(config, tmp_path) == 0
+    assert train(Config.of(config), tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
     assert metrics_of(tmp_path) == metrics_of(workdir)
     params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
@@ -60,7 +61,7 @@ def test_metrics_written_and_falling(undisturbed):
 def test_a_finished_run_says_so(undisturbed, capsys):
     config, workdir = undisturbed
     before = (workdir / "metrics.jsonl").read_bytes()
-    assert train(config, workdir) == 0
+    assert train(Config.of(config), workdir) == 0
     assert "already finished: 6 of 6 steps" in capsys.readouterr().err
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
@@ -70,10 +71,10 @@ def test_another_config_is_refused_and_how_often_may_change(undisturbed):
     other = config.copy_and_resolve_references()
     other.optimizer.learning_rate = 0.5
     with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.003, is 0.5"):
-        train(other, workdir)
+        train(Config.of(other), workdir)
     often = config.copy_and_resolve_references()
     often.train.log_every = 2
-    assert train(often, workdir) == 0
+    assert train(Config.of(often), workdir) == 0
 
 
 def test_other_data_is_refused(small, tmp_path):
@@ -93,7 +94,7 @@ def test_eight_devices_equal_one(undisturbed, tmp_path, capfd, mesh):
     config, workdir = undisturbed
     sharded = config.copy_and_resolve_references()
     sharded.mesh.update(mesh)
-    assert train(sharded, tmp_path) == 0
+    assert train(Config.of(sharded), tmp_path) == 0
     np.testing.assert_allclose(losses(tmp_path), losses(workdir), atol=1e-5)
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
@@ -103,7 +104,7 @@ def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
     small.optimizer.warmup_fraction = 0.0
     small.train.checkpoint_every = 1
     with pytest.raises(RunError, match=r"at step \d .*last good checkpoint is 1.*learning_rate"):
-        train(small, tmp_path)
+        train(Config.of(small), tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
@@ -115,9 +116,9 @@ def damage(workdir, step):
 
 def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
     config, workdir = undisturbed
-    assert train(config, tmp_path) == 0
+    assert train(Config.of(config), tmp_path) == 0
     damage(tmp_path, 6)
-    assert train(config, tmp_path) == 0
+    assert train(Config.of(config), tmp_path) == 0
     told = capsys.readouterr().err
     assert "checkpoint 6 can't be read" in told
     assert "continuing at step 4" in told
@@ -127,7 +128,7 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
         damage(tmp_path, step)
     for _ in range(2):  # starting again does not begin anew
         with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
-            train(config, tmp_path)
+            train(Config.of(config), tmp_path)
     for step in (2, 4, 6):
         assert (tmp_path / "checkpoints" / str(step)).is_dir()
 
@@ -143,10 +144,10 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
         copy = tmp_path / lost
         shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns(lost))
         with pytest.raises(InputError, match=message):
-            train(config, copy)
+            train(Config.of(config), copy)
     (copy / "config.json").write_text("[]")
     with pytest.raises(InputError, match=r"config.json is not the config of a run"):
-        train(config, copy)
+        train(Config.of(config), copy)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
     with small.ignore_type():
         small.update_from_flattened_dict({key: value})
     with pytest.raises(InputError, match=message):
-        train(small, tmp_path / "run")
+        train(Config.of(small), tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -197,15 +198,15 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     with monkeypatch.context() as patch:
         patch.setattr(train_verb, phase, out_of_memory)
         with pytest.raises(RunError, match="out of memory"):
-            train(larger, tmp_path)
-    assert train(config, tmp_path) == 0
+            train(Config.of(larger), tmp_path)
+    assert train(Config.of(config), tmp_path) == 0
     assert metrics_of(tmp_path) == metrics_of(workdir)
 
 
 def test_the_last_evaluation_takes_the_whole_split(small, tmp_path):
     """With `eval_all_at_end`, whatever `eval_batches` says of those on the way."""
     small.train.update(eval_batches=1, eval_all_at_end=True)
-    assert train(small, tmp_path) == 0
+    assert train(Config.of(small), tmp_path) == 0
     reports = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     tokens = {r["step"]: r["eval/tokens"] for r in reports if "eval/tokens" in r}
     assert tokens[0] == tokens[3] == 16 * 16

@@ -11,6 +11,7 @@ from helpers import call, numbered_lines, small_config
 from t5x_diffeq import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runtime import console
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import benchmark
@@ -27,7 +28,7 @@ def workdir(tmp_path_factory):
     config.model.update(architecture="llama", num_kv_heads=1)
     config.mesh.fsdp = 1
     config.train.total_steps = 3
-    assert train(config, folder / "run") == 0
+    assert train(Config.of(config), folder / "run") == 0
     return folder / "run"
 
 
@@ -151,7 +152,7 @@ def test_sampling():
 @pytest.mark.slow
 def test_benchmark_compares_equal_work(small):
     small.mesh.fsdp = 1
-    model, baseline, ratio = benchmark.compare(small, rounds=2)
+    model, baseline, ratio = benchmark.compare(Config.of(small), rounds=2)
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1
@@ -162,11 +163,11 @@ def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
     small.train.trainable = ("adapters", "embeddings")
-    adapted, full, ratio = benchmark.compare(small, rounds=2)
+    adapted, full, ratio = benchmark.compare(Config.of(small), rounds=2)
     assert (full["name"], ratio["name"]) == ("full", "model / full")
     assert ratio["state_bytes"] < 1 < ratio["parameters"]
     assert adapted["flops"] < full["flops"]
     small.data.sequence_length = 32
-    benchmark.show_generation(small, 3)
+    benchmark.show_generation(Config.of(small), 3)
     rates = json.loads(capsys.readouterr().out)
     assert rates["cached/tokens_per_second"] > 0 and len(rates) == 3

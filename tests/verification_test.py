@@ -16,6 +16,7 @@ from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, write_records
 from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import file_digest
 
@@ -200,6 +201,7 @@ def test_a_tokenizer_of_other_text_is_not_used_for_shards(tmp_path):
     folder = tmp_path / "tokenizer"
     data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
     data.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    data = DataKeys(**data)
     documents = load_source(data).train
     tokenizer_in(folder, data, documents, "text of a")
     tokenizer_in(folder, data, documents, "text of a")
