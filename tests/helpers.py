@@ -66,9 +66,10 @@ def setup_of(
 
 
 def corpus_of(
-    data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
+    data: ConfigDict | DataKeys, workdir: AnyPath, new: bool, vocab_size: int | None = None
 ) -> corpus.Corpus:
-    return corpus.prepare_corpus(DataKeys(**data), workdir, new, vocab_size)
+    keys = data if isinstance(data, DataKeys) else DataKeys(**data)
+    return corpus.prepare_corpus(keys, workdir, new, vocab_size)
 
 
 def mesh_of(
