@@ -1,13 +1,13 @@
 """Other ways to run the same config on the same devices: what to compile next."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
-from t5x_diffeq.training.partitioning import AXES
+from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.
 REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
@@ -24,12 +24,13 @@ def changed(config: ConfigDict, **keys: object) -> ConfigDict:
     return other
 
 
-def divides(config: ConfigDict, data: int, fsdp: int, tensor: int) -> bool:
+def divides(config: ConfigDict, mesh: Mapping[str, int]) -> bool:
     """Whether the batch and the model's axes are divisible by this mesh."""
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
-    rows = (train.batch_size, data * fsdp * train.microbatches)
-    sizes = (rows, (model.embed_dim, fsdp), (heads, tensor), (model.mlp_dim, tensor))
+    rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
+    of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
+    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *of_tensor)
     return all(size % n == 0 for size, n in sizes)
 
 
@@ -42,10 +43,10 @@ def meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> Iterator[di
     for tensor in TENSOR_SIZES:
         rest = num_devices // tensor
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            sizes = (rest // fsdp, fsdp, tensor)
-            whole = num_devices % tensor == 0 and sizes[0] % slices == 0
-            if whole and divides(config, *sizes):
-                yield dict(zip(AXES, sizes, strict=True))
+            mesh = {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+            whole = num_devices % tensor == 0 and mesh["data"] % slices == 0
+            if whole and divides(config, mesh):
+                yield mesh
 
 
 def with_meshes(config: ConfigDict, num_devices: int, slices: int = 1) -> list[Changes]:
@@ -83,8 +84,7 @@ def remedies(config: ConfigDict, mesh: dict[str, int]) -> Iterator[tuple[str, Co
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
     for keys in candidates(config, data, fsdp, tensor):
         other = changed(config, **keys)
-        sizes = (keys.get(f"mesh__{axis}", mesh[axis]) for axis in AXES)
-        if divides(other, *sizes):
+        if divides(other, {axis: keys.get(f"mesh__{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other
 
 
