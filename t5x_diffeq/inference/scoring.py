@@ -18,7 +18,7 @@ from jaxtyping import Array
 from t5x_diffeq.array_types import Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.console import Progress
-from t5x_diffeq.training.losses import chunk_choices, token_losses
+from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.setup import Setup
 
 SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
@@ -68,15 +68,9 @@ def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Arr
     ) -> tuple[Array, Array]:
         y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
         head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
-        losses, best = token_losses(
-            y,
-            head,
-            targets,
-            vocab_size=model.config.vocab_size,
-            chunk=chunk,
-            of_chunk=chunk_choices,
-        )
-        return tuple(nn.with_logical_constraint(x, (None, None)) for x in (losses, best))
+        vocab_size = model.config.vocab_size
+        found = losses_and_choices(y, head, targets, vocab_size=vocab_size, chunk=chunk)
+        return tuple(nn.with_logical_constraint(x, (None, None)) for x in found)
 
     return score_step
 
