@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import State, States, Weights
-from t5x_diffeq.ode.solvers import SCHEMES, VectorField
+from t5x_diffeq.ode.solvers import SCHEMES, SubField, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
+SubFieldWithMemory = Callable[[Weights, State, Memory, int], tuple[State, Memory]]
 StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[State, StepInputs], State]
 
@@ -33,7 +35,6 @@ def integrate(
     remat: str = "none",
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
-    unroll: bool = False,
 ) -> State:
     """y(1) from y(0).
 
@@ -50,20 +51,15 @@ def integrate(
       kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
         backward pass; None keeps the state's own.
       key: dropout key, or None.
-      unroll: use a Python loop instead of a scan.
 
     Raises:
       InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
-    if unroll:
-        step = step_function(field, scheme, step_size)
-        for n in range(num_steps):
-            y = step(y, jax.tree.map(lambda x, n=n: x[n], inputs))
-        return y
-    # Schemes that evaluate a sub-field more than once per step would recompute it three times.
-    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):
-        field = apart(field)
+    # In other schemes sub-fields read states that depend on others' values: the backward pass
+    # would compute those once more.
+    if remat == "full" and scheme == "euler":
+        field = recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
     return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
 
@@ -88,7 +84,8 @@ def trajectory(
 
 
 def integrate_with_memory(
-    field: Callable[[Memory, int], tuple[VectorField, list[Memory]]],
+    f: SubFieldWithMemory,
+    g: SubField,
     weights: list[Weights],
     y: State,
     memory: Memory,
@@ -96,25 +93,31 @@ def integrate_with_memory(
     scheme: str,
     step_size: float,
 ) -> tuple[State, Memory]:
-    """y(1) from y(0), with a memory whose slots the evaluations of f read and update, one each.
+    """y(1) from y(0), with a memory that has a slot for each evaluation of f, and the memory at 1.
 
     The steps are unrolled: for a token or two most of the time goes into reading weights, and a
     scan would first copy the weights of each step.
 
     Args:
-      field: maps the memory and the first slot of a step to the vector field and to a list, to
-        which each evaluation of f appends the memory that it has updated.
+      f: one sub-field: from weights, state, memory and slot to its value and the updated memory.
+      g: the other sub-field, which has no memory.
       weights: the weights of each step, from `weights_by_step`.
       y: the state at t = 0.
-      memory: leaves `[number of steps * evaluations of the scheme, ...]`.
+      memory: leaves `[N * evaluations of f in a step, ...]`.
       scheme: a key of `solvers.SCHEMES`.
       step_size: dt.
     """
-    slots, _ = SCHEMES[scheme].evaluations
-    for n, of_step in enumerate(weights):
-        of_slot, memories = field(memory, n * slots)
-        y = step_function(without_key(of_slot), scheme, step_size)(y, (of_step, None))
-        memory = memories[-1]
+    slots = count()
+
+    def f_of_next_slot(W: Weights, y: State) -> State:
+        nonlocal memory
+        value, memory = f(W, y, memory, next(slots))
+        return value
+
+    field = VectorField(f_of_next_slot, g)
+    step = step_function(lambda _: field, scheme, step_size)
+    for of_step in weights:
+        y = step(y, (of_step, None))
     return y, memory
 
 
@@ -136,26 +139,12 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     return step
 
 
-def without_key(field: VectorField) -> FieldOfKey:
-    """The same field for every key."""
-    return lambda _: field
+def recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
+    """The same fields, of which the backward pass recomputes f and g one after the other.
 
-
-class SubFieldsApart(VectorField):
-    """The same field, whose sum stores no activation of f or g for the backward pass.
-
-    The backward pass recomputes each sub-field in turn, so the gathered weights and the activations
-    of both are never held at once.
+    So the gathered weights and the activations of both are never held at once.
     """
-
-    def __call__(self, W: Weights, y: State) -> State:
-        """f + g."""
-        return jax.checkpoint(self.f)(W, y) + jax.checkpoint(self.g)(W, y)
-
-
-def apart(field: FieldOfKey) -> FieldOfKey:
-    """`SubFieldsApart` of each field."""
-    return lambda key: SubFieldsApart(*field(key))
+    return lambda key: VectorField(*(jax.checkpoint(sub_field) for sub_field in field(key)))
 
 
 def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:

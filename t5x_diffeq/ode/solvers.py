@@ -19,12 +19,14 @@ from jaxtyping import Float
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.runtime.errors import InputError
 
+SubField = Callable[[Weights, State], State]
+
 
 class VectorField(NamedTuple):
     """A field split in two: attention f and MLP g."""
 
-    f: Callable[[Weights, State], State]
-    g: Callable[[Weights, State], State]
+    f: SubField
+    g: SubField
 
     def __call__(self, W: Weights, y: State) -> State:
         """f + g."""

@@ -42,17 +42,19 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
 from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
-from t5x_diffeq.ode.contraction import contract
+from t5x_diffeq.ode.contraction import contract, projection_square
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runtime.errors import InputError
 
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 SILU_SECOND_MOMENT = 0.36
-EMBEDDINGS = "embeddings"
+
+Path = tuple[str, ...]
+Embeddings = dict[str, Float[Array, "nodes T"]]  # e(t) by the name of the generated layer
 
 
-def block_parameters(block: nn.Module, inputs: tuple) -> dict[tuple[str, ...], Parameter]:
+def block_parameters(block: nn.Module, inputs: tuple) -> dict[Path, Parameter]:
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
@@ -135,14 +137,10 @@ class GeneratedLayer(nn.Module):
     @nn.compact
     def __call__(
         self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
-    ) -> dict[str, Float[Array, "N ..."]]:
-        """Its leaves at each time, from its own time embedding unless `e` is given.
-
-        The embedding is sown as `e` in the collection `EMBEDDINGS`.
-        """
+    ) -> tuple[dict[str, Float[Array, "N ..."]], Float[Array, "N T"]]:
+        """Its leaves at each time, and the e(t) that they come from: its own unless given."""
         e = self.scales.embedding()(features) if e is None else e
-        self.sow(EMBEDDINGS, "e", e, reduce_fn=lambda _, e: e, init_fn=lambda: None)
-        return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}
+        return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
     def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:
         """`offset + W0 + P e`."""
@@ -187,22 +185,49 @@ class TimeDependentWeights(nn.Module):
     shared_embedding: bool = False
     dtype: DTypeLike = jnp.float32
 
-    @nn.compact
     def __call__(self, times: Times) -> Weights:
-        """The block's parameter tree at `times`: each leaf `[N, ...]`."""
+        """The block's parameter tree at `times`: each leaf `[nodes, ...]`."""
+        weights, _ = self.with_embeddings(times)
+        return weights
+
+    @nn.compact
+    def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
+        """The weights at `times`, and the e(t) that they come from."""
         features = time_features(times, self.scales.S, self.time_scale)
         shared = self.scales.embedding()(features) if self.shared_embedding else None
-        generated = {}
+        generated, embeddings = {}, {}
         for path, leaves in self.layers():
-            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=".".join(path))
-            generated[path] = layer(features, shared)
-        return unflatten_dict(generated)
+            name = layer_name(path)
+            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=name)
+            generated[path], embeddings[name] = layer(features, shared)
+        return unflatten_dict(generated), embeddings
 
-    def layers(self) -> list[tuple[tuple[str, ...], dict[str, Parameter]]]:
+    def layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
         """The block's linears and norms: each module's path, and its leaves by name."""
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
+
+
+def layer_name(path: Path) -> str:
+    """The name, in the source's parameters, of the block's linear or norm at `path`."""
+    return ".".join(path)
+
+
+def projection_squares(d_weights: Weights, embeddings: Embeddings) -> dict[Path, Float[Array, ""]]:
+    """|dP|^2 of each P, by its path in the parameters of `TimeDependentWeights`.
+
+    They come from small matrices, so that P's gradient needn't be complete before they are used.
+
+    Args:
+      d_weights: the gradient of the weights that the source has made.
+      embeddings: the e(t) that they come from; empty for sources that have no P.
+    """
+    squares: dict[Path, Array] = {}
+    for path, dW in flatten_dict(d_weights).items() if embeddings else ():
+        layer = layer_name(path[:-1])
+        squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
+    return squares
 
 
 class LayerWeights(nn.Module):
@@ -273,9 +298,7 @@ def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 
 
-def cast_by_role(
-    weights: Weights, declared: dict[tuple[str, ...], Parameter], dtype: DTypeLike
-) -> Weights:
+def cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTypeLike) -> Weights:
     """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
     flat = flatten_dict(weights)
     return unflatten_dict(

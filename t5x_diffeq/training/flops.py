@@ -19,8 +19,6 @@ from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
 
-# Peak dense bf16 FLOP/s of a device, by its kind.
-
 
 @dataclass(frozen=True)
 class StepFlops:
