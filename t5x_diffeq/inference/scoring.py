@@ -50,13 +50,13 @@ class Score(NamedTuple):
 
 
 @cache
-def make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
+def _make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
     """The jitted function from parameters to the weights of a forward pass."""
     return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
 
 
 @cache
-def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
+def _make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
     """The jitted function from parameters, weights, inputs and targets to losses and choices.
 
     The losses and the likeliest tokens (the choices) are `[B, L]`, replicated on every process.
@@ -87,9 +87,9 @@ class Scorer:
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
         self.setup, self.params, self.batch_size = setup, params, batch_size
-        self.step = make_score_step(setup.model, setup.loss_chunk)
+        self.step = _make_score_step(setup.model, setup.loss_chunk)
         with setup.context():
-            self.weights = make_weights(setup.model)(params)
+            self.weights = _make_weights(setup.model)(params)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
@@ -99,11 +99,11 @@ class Scorer:
             for numbers, inputs, targets in self.batches(sequels):
                 dispatched = numbers, self.step(self.params, self.weights, inputs, targets)
                 if pending:
-                    done += collect(sequels, scores, *pending)  # while the next batch runs
+                    done += _collect(sequels, scores, *pending)  # while the next batch runs
                     progress.update(done)
                 pending = dispatched
             if pending:
-                collect(sequels, scores, *pending)
+                _collect(sequels, scores, *pending)
         return [scores[number] for number in range(len(sequels))]
 
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
@@ -141,7 +141,7 @@ def padded_length(length: int, limit: int) -> int:
     return min(padded, limit)
 
 
-def collect(
+def _collect(
     sequels: Sequence[Sequel],
     scores: dict[int, Score],
     numbers: list[int],

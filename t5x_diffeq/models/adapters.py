@@ -90,10 +90,10 @@ class Adapters(nn.Module):
     def __call__(self) -> Weights:
         """The factors `a` and `b` of each adapted linear."""
         made = {}
-        for path, kernel in adapted_kernels(self.block, self.inputs, self.kernels).items():
+        for path, kernel in _kernels_to_adapt(self.block, self.inputs, self.kernels).items():
             made[path] = Adapter(
                 kernel,
-                num_inputs_of(kernel),
+                _num_inputs(kernel),
                 self.num_nodes,
                 self.rank,
                 self.alpha / self.rank,
@@ -103,7 +103,7 @@ class Adapters(nn.Module):
         return unflatten_dict(made)
 
 
-def adapted_kernels(
+def _kernels_to_adapt(
     block: nn.Module, inputs: tuple, names: tuple[str, ...]
 ) -> dict[Path, Parameter]:
     """The kernels that have an adapter, by the path of their linear.
@@ -125,7 +125,7 @@ def adapted_kernels(
     return {path: leaf for path, leaf in kernels.items() if not names or path[-1] in names}
 
 
-def num_inputs_of(kernel: Parameter) -> int:
+def _num_inputs(kernel: Parameter) -> int:
     """The number of a kernel's leading dimensions that make up its `fan_in` inputs."""
     size, dimensions = 1, 0
     while size < kernel.fan_in:

@@ -84,9 +84,9 @@ class ModelConfig:
         if self.attention == STAND_IN:  # not a value that a user can choose
             del values["model.attention"]
         check_values({**values, "data.sequence_length": self.max_length})
-        self.check_choices()
-        self.check_heads()
-        self.check_adapters()
+        self._check_choices()
+        self._check_heads()
+        self._check_adapters()
 
     def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
         """The config with "auto" attention resolved for the platform, and the reason.
@@ -104,7 +104,7 @@ class ModelConfig:
         """The same model, computed in float32 throughout."""
         return replace(self, dtype="float32", state_dtype="float32")
 
-    def check_choices(self):
+    def _check_choices(self):
         """Checks the choices that depend on each other."""
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
@@ -119,7 +119,7 @@ class ModelConfig:
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
 
-    def check_adapters(self):
+    def _check_adapters(self):
         """Checks that a model with adapters has per-layer weights."""
         if self.adapter_rank and self.weights != "per_layer":
             raise InputError(
@@ -128,7 +128,7 @@ class ModelConfig:
                 "finetune verb makes these from any run)"
             )
 
-    def check_heads(self):
+    def _check_heads(self):
         """Checks that the heads divide the width and suit the architecture."""
         if self.embed_dim % self.num_heads:
             raise InputError(

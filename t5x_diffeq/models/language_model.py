@@ -56,7 +56,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     )
 
 
-def make_adapters(config: ModelConfig) -> Adapters:
+def _make_adapters(config: ModelConfig) -> Adapters:
     """The adapters that the config asks for."""
     block = Block(replace(config, attention="xla"), parent=None)
     return Adapters(
@@ -106,7 +106,7 @@ class LanguageModel(nn.Module):
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
         if c.adapter_rank:
-            self.adapters = make_adapters(c)
+            self.adapters = _make_adapters(c)
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
@@ -165,7 +165,7 @@ class LanguageModel(nn.Module):
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        return self.normalised(self.integrate(y, places, weights, deterministic))
+        return self.normalise(self.integrate(y, places, weights, deterministic))
 
     def extend(
         self, tokens: Tokens, places: Places, weights: list[Weights], cache: Cache
@@ -183,9 +183,9 @@ class LanguageModel(nn.Module):
             scheme=c.scheme,
             step_size=c.dt,
         )
-        return self.normalised(y), cache
+        return self.normalise(y), cache
 
-    def normalised(self, y: State) -> State:
+    def normalise(self, y: State) -> State:
         """The final norm."""
         return self.final_norm(y)
 

@@ -44,22 +44,22 @@ def contract(
     def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
         return jnp.tensordot(e, P, 1).astype(dtype)
 
-    whole, shard = PartitionSpec(), kernel_spec(axes)
+    whole, shard = PartitionSpec(), _kernel_spec(axes)
     return on_shards(product, (whole, shard), shard)(e, P)
 
 
-def contract_forward(
+def _contract_forward(
     e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
 ) -> tuple[Float[Array, "N ..."], tuple[Array, Array]]:
     """`contract`, and the residuals of its backward pass."""
     return contract(e, P, axes, dtype), (e, P)
 
 
-def contract_backward(
+def _contract_backward(
     axes: Axes, dtype: DTypeLike, inputs: tuple[Array, Array], dW: Float[Array, "N ..."]
 ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
     """dP = e^T dW, and de = dW P^T summed over the shards; both in float32."""
-    spec = kernel_spec(axes)
+    spec = _kernel_spec(axes)
     mesh_axes = [axis for entry in spec for axis in axes_of(entry)]
 
     def products(
@@ -67,15 +67,17 @@ def contract_backward(
     ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = jnp.matmul(e.T.astype(dtype), flat, preferred_element_type=jnp.float32)
-        de = long_contraction(flat, P.reshape(P.shape[0], -1))
-        dP = as_at_rest(dP.reshape(P.shape))
+        de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
+        dP = _lay_out_as_at_rest(dP.reshape(P.shape))
         return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP
 
     whole = PartitionSpec()
     return on_shards(products, (whole, spec, spec), (whole, spec))(*inputs, dW)
 
 
-def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+def _contract_long_axis(
+    dW: Float[Array, "N size"], P: Float[Array, "T size"]
+) -> Float[Array, "N T"]:
     """dW P^T in float32, where both factors are far longer than wide.
 
     On CPU this product is four times slower on whole factors than on slices that fit the cache.
@@ -96,7 +98,7 @@ def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> F
     return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
 
 
-def as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     """dP in the layout that P has at rest.
 
     Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
@@ -115,7 +117,7 @@ def as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     return jax.lax.platform_dependent(dP, tpu=constrained, default=as_it_is)
 
 
-contract.defvjp(contract_forward, contract_backward)
+contract.defvjp(_contract_forward, _contract_backward)
 
 
 def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Float[Array, ""]:
@@ -128,6 +130,6 @@ def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Floa
     return jnp.sum((e @ e.T) * gram)
 
 
-def kernel_spec(axes: Axes) -> PartitionSpec:
+def _kernel_spec(axes: Axes) -> PartitionSpec:
     """The sharding of `[N or T, *kernel]`: first axis unsharded, the others as the kernel's."""
     return PartitionSpec(None, *spec_of(axes))

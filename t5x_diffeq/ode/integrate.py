@@ -59,9 +59,9 @@ def integrate(
     # In other schemes sub-fields read states that depend on others' values: the backward pass
     # would compute those once more.
     if remat == "full" and scheme == "euler":
-        field = recompute_in_turn(field)
+        field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
+    return _scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -139,7 +139,7 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     return step
 
 
-def recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
+def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
     """The same fields, of which the backward pass recomputes f and g one after the other.
 
     So the gathered weights and the activations of both are never held at once.
@@ -154,31 +154,31 @@ def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
-def scan_steps(
+def _scan_steps(
     step: Step, y: State, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
 ) -> State:
     """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
-        return scan(step, y, inputs)
+        return _scan(step, y, inputs)
     if remat == "full":
-        return scan_again(step, y, inputs, kept_dtype)
+        return _scan_and_recompute(step, y, inputs, kept_dtype)
     if remat == "dots" or remat.startswith("keep:"):
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        policy = dots if remat == "dots" else keep_policy(remat)
-        return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
-    every = steps_per_checkpoint(remat)
+        policy = dots if remat == "dots" else _keep_policy(remat)
+        return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
+    every = _steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
 
     def chunk(y: State, inputs: StepInputs) -> State:
-        return scan(step, y, inputs)
+        return _scan(step, y, inputs)
 
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = scan_again(chunk, y, chunks, kept_dtype)
+    y = _scan_and_recompute(chunk, y, chunks, kept_dtype)
     rest = jax.tree.map(lambda x: x[None, whole:], inputs)
-    return scan_again(chunk, y, rest, kept_dtype) if whole < num_steps else y
+    return _scan_and_recompute(chunk, y, rest, kept_dtype) if whole < num_steps else y
 
 
-def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
+def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
     """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
     Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
@@ -187,8 +187,8 @@ def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) 
     """
     if kept_dtype == y.dtype:
         # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
-        return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
-    dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
+        return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
+    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step))
 
     def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[States, StepInputs]]:
         def keep(y: State, x: StepInputs) -> tuple[State, State]:
@@ -210,13 +210,13 @@ def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) 
     return again(y, inputs)
 
 
-def scan(step: Step, y: State, inputs: StepInputs) -> State:
+def _scan(step: Step, y: State, inputs: StepInputs) -> State:
     """Repeats `step` over the leading axis of `inputs`."""
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y
 
 
-def keep_policy(remat: str) -> Callable[..., bool]:
+def _keep_policy(remat: str) -> Callable[..., bool]:
     """The policy of "keep:a,b".
 
     Raises:
@@ -241,7 +241,7 @@ def kept_names(remat: str) -> tuple[str, ...]:
     return names
 
 
-def steps_per_checkpoint(remat: str) -> int:
+def _steps_per_checkpoint(remat: str) -> int:
     """k of "every:k".
 
     Raises:

@@ -46,10 +46,10 @@ class TimeEmbedding(nn.Module):
     @nn.compact
     def __call__(self, features: Float[Array, "N features"]) -> Float[Array, "N T"]:
         """The embedding of each time."""
-        hidden = self.linear("hidden", features, self.hidden_std, self.step_multiplier)
-        return self.linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
+        hidden = self._linear("hidden", features, self.hidden_std, self.step_multiplier)
+        return self._linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
 
-    def linear(
+    def _linear(
         self, name: str, x: Float[Array, "N _"], std: float, kernel_multiplier: float
     ) -> Float[Array, "N T"]:
         """`x @ kernel + bias`; both are small, so they are replicated on every device."""

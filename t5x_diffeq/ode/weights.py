@@ -140,9 +140,11 @@ class GeneratedLayer(nn.Module):
     ) -> tuple[dict[str, Float[Array, "N ..."]], Float[Array, "N T"]]:
         """Its leaves at each time, and the e(t) that they come from: its own unless given."""
         e = self.scales.embedding()(features) if e is None else e
-        return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
+        return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
-    def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:
+    def _generate(
+        self, name: str, leaf: Parameter, e: Float[Array, "N T"]
+    ) -> Float[Array, "N ..."]:
         """`offset + W0 + P e`."""
         parameter = partial(declare, self, role=leaf.role, writes_residual=leaf.writes_residual)
         P = parameter(
@@ -196,20 +198,20 @@ class TimeDependentWeights(nn.Module):
         features = time_features(times, self.scales.S, self.time_scale)
         shared = self.scales.embedding()(features) if self.shared_embedding else None
         generated, embeddings = {}, {}
-        for path, leaves in self.layers():
-            name = layer_name(path)
+        for path, leaves in self._layers():
+            name = _layer_name(path)
             layer = GeneratedLayer(leaves, self.scales, self.dtype, name=name)
             generated[path], embeddings[name] = layer(features, shared)
         return unflatten_dict(generated), embeddings
 
-    def layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
+    def _layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
         """The block's linears and norms: each module's path, and its leaves by name."""
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
 
 
-def layer_name(path: Path) -> str:
+def _layer_name(path: Path) -> str:
     """The name, in the source's parameters, of the block's linear or norm at `path`."""
     return ".".join(path)
 
@@ -225,7 +227,7 @@ def projection_squares(d_weights: Weights, embeddings: Embeddings) -> dict[Path,
     """
     squares: dict[Path, Array] = {}
     for path, dW in flatten_dict(d_weights).items() if embeddings else ():
-        layer = layer_name(path[:-1])
+        layer = _layer_name(path[:-1])
         squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
     return squares
 
@@ -257,12 +259,12 @@ class LayerWeights(nn.Module):
                 f"per-layer weights exist at their own {self.num_nodes} nodes alone, and "
                 f"{len(times)} were asked for; time-dependent and shared weights can change grid"
             )
-        stacked = self.param("weights", self.init_stacked)
-        return cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
+        stacked = self.param("weights", self._init_stacked)
+        return _cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
 
-    def init_stacked(self, key: jax.Array) -> Weights:
+    def _init_stacked(self, key: jax.Array) -> Weights:
         """`num_nodes` independent initialisations, stacked on a leading axis `steps`."""
-        init = jax.vmap(lambda key: init_block(self.block, self.inputs, key))
+        init = jax.vmap(lambda key: _init_block(self.block, self.inputs, key))
         return jax.tree.map(
             lambda leaf: leaf.replace(names=("steps", *leaf.names)),
             init(jax.random.split(key, self.num_nodes)),
@@ -286,19 +288,19 @@ class SharedWeights(nn.Module):
     @nn.compact
     def __call__(self, times: Times) -> Weights:
         """The same weights at each of `times`."""
-        weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
+        weights = self.param("weights", lambda key: _init_block(self.block, self.inputs, key))
         # Repeated before rounding, so that their gradient is summed over the times in float32.
         repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
-        return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
+        return _cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
 
 
-def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
+def _init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
     """One initialisation of the block's parameters, as the block declares it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 
 
-def cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTypeLike) -> Weights:
+def _cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTypeLike) -> Weights:
     """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
     flat = flatten_dict(weights)
     return unflatten_dict(

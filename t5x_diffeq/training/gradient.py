@@ -52,12 +52,12 @@ def make_gradient(
       z_loss: factor of the squared log normaliser.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
     """
-    models = [at_depth(model, n) for n in depths or (model.config.num_steps,)]
+    models = [_at_depth(model, n) for n in depths or (model.config.num_steps,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
-        make = partial(make_weights_of, model, jnp.asarray(np.concatenate(times)))
+        make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in MAKERS}
         rest = {name: part for name, part in training.items() if name not in MAKERS}
@@ -84,24 +84,24 @@ def make_gradient(
         (d_rest, d_weights), mean = (
             of_part(batch, key)
             if microbatches == 1
-            else accumulate(of_part, batch, key, microbatches)
+            else _accumulate(of_part, batch, key, microbatches)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
         (d_makers,) = pull_back(d_weights)
         gradient = {**d_makers, **d_rest}
         squares = projection_squares(d_weights, embeddings)
         of_source = {("source", *path): square for path, square in squares.items()}
-        return gradient, norm(gradient, of_source), mean
+        return gradient, _norm(gradient, of_source), mean
 
     return gradient
 
 
-def at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
+def _at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
     """The same model, integrated in `num_steps` solver steps."""
     return LanguageModel(replace(model.config, num_steps=num_steps))
 
 
-def make_weights_of(
+def _make_weights_of(
     model: LanguageModel, times: Times, params: Params, makers: Params
 ) -> tuple[Weights, Embeddings]:
     """The weights that `makers` make; and, by generated layer, the e(t) that they come from.
@@ -115,16 +115,16 @@ def make_weights_of(
     variables = {"params": {**params, **makers}}
     make = nn.apply(LanguageModel.weights_and_embeddings, model)
     weights, embeddings = make(variables, times)
-    theirs = {name: leaves for name, leaves in weights.items() if maker_of(name) in makers}
+    theirs = {name: leaves for name, leaves in weights.items() if _maker_of(name) in makers}
     return theirs, embeddings
 
 
-def maker_of(name: str) -> str:
+def _maker_of(name: str) -> str:
     """The part of the parameters that makes the weights of this name."""
     return "adapters" if name == ADAPTERS else "source"
 
 
-def accumulate(
+def _accumulate(
     of_part: Callable[[Batch, Array], Part], batch: Batch, key: Array, parts: int
 ) -> Part:
     """Sums over the microbatches, in float32; each has its own dropout.
@@ -144,7 +144,7 @@ def accumulate(
     return jax.lax.scan(add, zeros, inputs)[0]
 
 
-def norm(gradient: Params, squares: dict[Path, Float[Array, ""]]) -> Float[Array, ""]:
+def _norm(gradient: Params, squares: dict[Path, Float[Array, ""]]) -> Float[Array, ""]:
     """The global norm of the gradient, given the squared norms of some of its leaves by path."""
     others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in squares)
     known = sum(squares.values(), start=jnp.zeros(()))

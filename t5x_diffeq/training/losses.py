@@ -84,7 +84,7 @@ def _on_device(
     head = head.astype(jnp.float32)
     # The gradient of a value is summed over devices where it is made to vary over them: here,
     # before the loop, so that this happens once.
-    head, y = vary(head, rows, (*vocab, *width)), vary(y, (*vocab, *width), rows)
+    head, y = _vary(head, rows, (*vocab, *width)), _vary(y, (*vocab, *width), rows)
     first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
@@ -143,7 +143,7 @@ def _logits_of_chunk(
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
 
 
-def vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
+def _vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
     """x as a value that may vary over the mesh axes `over`; it already varies over `already`."""
     missing = tuple(axis for axis in over if axis not in already)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
@@ -162,14 +162,14 @@ def dot_products(
     return jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
 
 
-def dot_products_forward(
+def _dot_products_forward(
     states: Float[Array, "chunk D"], head: Float[Array, "v D"]
 ) -> tuple[Float[Array, "chunk v"], tuple[Array, Array]]:
     """`dot_products`, and what its backward pass needs."""
     return dot_products(states, head), (states, head)
 
 
-def dot_products_backward(
+def _dot_products_backward(
     inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
 ) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
     """The gradients of the states, in their dtype, and of the head, in float32."""
@@ -180,4 +180,4 @@ def dot_products_backward(
     return d_states, product("tv,td->vd", d_logits, states)
 
 
-dot_products.defvjp(dot_products_forward, dot_products_backward)
+dot_products.defvjp(_dot_products_forward, _dot_products_backward)

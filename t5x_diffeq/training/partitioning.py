@@ -66,8 +66,8 @@ def mesh_sizes(mesh: ConfigDict, batch_size: int, devices: Sequence[Any]) -> dic
     if len(filled) > 1:
         raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
     if filled:
-        sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
-    check_mesh(sizes, batch_size, devices)
+        sizes[filled[0]] = _fill(sizes, filled[0], batch_size, devices)
+    _check_mesh(sizes, batch_size, devices)
     return sizes
 
 
@@ -126,7 +126,7 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     return {"data": data, "fsdp": fsdp, "tensor": 1}
 
 
-def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
+def _fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
     On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
@@ -142,7 +142,7 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[An
             f"{others} of the other axes; change one of them"
         )
     size = len(devices) // others
-    if axis == "tensor" or on_many_machines(devices):
+    if axis == "tensor" or _on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
     whole = devices[0].platform == "tpu"
@@ -150,19 +150,19 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[An
     return next((n for n in usable if batch_size % (n * rest) == 0), size)
 
 
-def on_many_machines(devices: Sequence[jax.Device]) -> bool:
+def _on_many_machines(devices: Sequence[jax.Device]) -> bool:
     """Whether the devices belong to several processes, each of which must take part."""
     return len({device.process_index for device in devices}) > 1
 
 
-def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
+def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
     """Checks that there are enough devices, and that the batch can be divided among them.
 
     Raises:
       InputError: if either doesn't hold; gives both numbers.
     """
     needed, present = prod(sizes.values()), len(devices)
-    if needed > present or (needed < present and on_many_machines(devices)):
+    if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
             f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
             "set one axis to -1 to fill it"
@@ -193,7 +193,7 @@ def logical_rules(mesh: ConfigDict) -> Rules:
     """
     rules = [*FIXED_RULES.items()]
     for rule in mesh.rules:
-        if not is_rule(rule):
+        if not _is_rule(rule):
             raise InputError(
                 f"mesh.rules has {rule!r}; each rule is a logical axis and a mesh axis, a tuple of "
                 "different ones, or None"
@@ -215,7 +215,7 @@ def logical_rules(mesh: ConfigDict) -> Rules:
     return tuple(rules)
 
 
-def is_rule(rule: object) -> bool:
+def _is_rule(rule: object) -> bool:
     """Whether `rule` is a logical axis with None, a mesh axis or several different ones."""
     if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
         return False
@@ -251,13 +251,13 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
         if not isinstance(leaf, Parameter):
             return NamedSharding(mesh, PartitionSpec())
         spec = spec_of(leaf.names, rules)
-        check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
+        _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, declared, is_leaf=is_parameter)
 
 
-def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
+def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
     """Checks that every sharded dimension of `leaf` is a multiple of its mesh axes."""
     for size, logical, target in zip(leaf.value.shape, leaf.names, spec, strict=True):
         axes = axes_of(target)
