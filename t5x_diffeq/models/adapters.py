@@ -28,7 +28,7 @@ class Adapter(nn.Module):
     Attributes:
       kernel: the kernel's declaration.
       num_inputs: how many of its leading dimensions are inputs.
-      num_nodes: number of nodes N.
+      num_nodes: number of nodes of the grid.
       rank: rank r of the product.
       scale: factor on the product.
       dtype: dtype of the computation.
@@ -42,8 +42,8 @@ class Adapter(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self) -> dict[str, Float[Array, "N ..."]]:
-        """`a`, `[N, *inputs, r]`, and `b`, `[N, r, *outputs]`, multiplied by the scale."""
+    def __call__(self) -> dict[str, Float[Array, "nodes ..."]]:
+        """`a`, `[nodes, *inputs, r]`, and `b`, `[nodes, r, *outputs]`, multiplied by the scale."""
         shape, axes = self.kernel.value.shape, self.kernel.names
         inputs, outputs = slice(None, self.num_inputs), slice(self.num_inputs, None)
         a = declare(
@@ -72,7 +72,7 @@ class Adapters(nn.Module):
       block: the block.
       inputs: shapes of its inputs.
       kernels: names of the linears that have an adapter; if empty, all have one.
-      num_nodes: number of nodes N.
+      num_nodes: number of nodes of the grid.
       rank: rank r.
       alpha: the product of the factors is scaled by alpha / r.
       dtype: dtype of the computation.
@@ -142,7 +142,7 @@ def block_variables(W: Weights) -> dict[str, Weights]:
 
 
 def merge(weights: Weights) -> Weights:
-    """The same weights with each adapter's product added to its kernel; `[N, ...]` leaves."""
+    """The same weights with each adapter's product added to its kernel; `[nodes, ...]` leaves."""
     variables = block_variables(weights)
     leaves = flatten_dict(variables["params"])
     factors = flatten_dict(variables.get(ADAPTERS, {}))

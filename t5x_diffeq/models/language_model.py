@@ -131,7 +131,7 @@ class LanguageModel(nn.Module):
         return y, self.head_vectors()
 
     def weights(self, times: Times | None = None) -> Weights:
-        """The weights of a forward pass, leaves `[num_nodes, ...]`, adapters under their own name.
+        """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
 
         With `times`, the weights at those times instead, such as the nodes of several grids.
         """
@@ -151,7 +151,7 @@ class LanguageModel(nn.Module):
         return merge(self.weights())
 
     def merged_weights_by_step(self) -> list[Weights]:
-        """The same, one tree per solver step: leaves `[nodes of a step, ...]`."""
+        """The same, one tree per solver step: leaves `[nodes per step, ...]`."""
         return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
 
     def hidden(

@@ -41,7 +41,7 @@ def integrate(
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all
         stages of a step drop the same units).
-      weights: leaves `[num_steps * nodes, ...]`, in the order of `solvers.grid`.
+      weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
       y: the state at t = 0.
       scheme: a key of `solvers.SCHEMES`.
       num_steps: N.
@@ -122,7 +122,7 @@ def integrate_with_memory(
 
 
 def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
-    """The weights of a forward pass, one tree per step, with leaves `[nodes, ...]`."""
+    """The weights of a forward pass, one tree per step, with leaves `[nodes per step, ...]`."""
     stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
     return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
 
@@ -148,7 +148,7 @@ def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
 
 
 def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
-    """Each step's weights, leaves `[num_steps, nodes, ...]`, and its dropout key."""
+    """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
     nodes = len(SCHEMES[scheme].nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
     return by_step, None if key is None else jax.random.split(key, num_steps)

@@ -115,8 +115,10 @@ SCHEMES = {
 }
 
 
-def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes"]:
-    """The times in [0, 1] at which each step reads its weights: step n runs from n/N to (n+1)/N.
+def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
+    """The nodes: the times in [0, 1] at which each step reads its weights.
+
+    Step n runs from n/N to (n+1)/N.
 
     Raises:
       InputError: if there is no such scheme, or `num_steps` is less than 1.

@@ -1,7 +1,7 @@
 """The three weight sources: t -> W(t), for any Linen block.
 
 A source reads the block's parameter tree, shapes, logical axes and roles from the block itself
-and returns, for N times, the same tree with a leading axis of size N: the weights of a whole
+and returns, for the nodes, the same tree with a leading axis of nodes: the weights of a whole
 forward pass, made at once before the solver's loop and never inside it.
 
     TimeDependentWeights   W(t) = W0 + P e(t)          the paper's hypernetwork
@@ -136,15 +136,15 @@ class GeneratedLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
-    ) -> tuple[dict[str, Float[Array, "N ..."]], Float[Array, "N T"]]:
+        self, features: Float[Array, "nodes features"], e: Float[Array, "nodes T"] | None
+    ) -> tuple[dict[str, Float[Array, "nodes ..."]], Float[Array, "nodes T"]]:
         """Its leaves at each time, and the e(t) that they come from: its own unless given."""
         e = self.scales.embedding()(features) if e is None else e
         return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
     def _generate(
-        self, name: str, leaf: Parameter, e: Float[Array, "N T"]
-    ) -> Float[Array, "N ..."]:
+        self, name: str, leaf: Parameter, e: Float[Array, "nodes T"]
+    ) -> Float[Array, "nodes ..."]:
         """`offset + W0 + P e`."""
         parameter = partial(declare, self, role=leaf.role, writes_residual=leaf.writes_residual)
         P = parameter(

@@ -161,8 +161,8 @@ def _hypernetwork_flops(config: ModelConfig) -> float:
     """FLOPs of making the weights of all times, forward: e(t), then P e(t) for every leaf."""
     if config.weights != "time_dependent":
         return 0
-    N, T, S = config.num_nodes, config.time_embed_dim, config.num_frequencies
+    T, S = config.time_embed_dim, config.num_frequencies
     leaves = _generated_leaves(config)
     layers = 1 if config.time_embedding == "shared" else len({path[:-1] for path in leaves})
     products = sum(prod(leaf.value.shape) for leaf in leaves.values())
-    return 2 * N * (T * products + layers * ((2 * S + 1) * T + T * T))
+    return 2 * config.num_nodes * (T * products + layers * ((2 * S + 1) * T + T * T))
