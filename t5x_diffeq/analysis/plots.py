@@ -66,7 +66,7 @@ def panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
 
 
 def eigenvalues_over_depth(
-    times: Float[np.ndarray, " N"],
+    times: Float[np.ndarray, " times"],
     values: Complex[np.ndarray, "times H M"],
     part: str,
     name: str,

@@ -64,7 +64,7 @@ def spectra(weights: Weights) -> Spectra:
     )
 
 
-def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> Weights:
+def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"]) -> Weights:
     """W(t) at any times in [0, 1]: a block's tree with leaves `[N, ...]`.
 
     The weights of a model trained on one grid are meaningful only at that grid's nodes.
@@ -148,7 +148,7 @@ def growth(values: Complex[np.ndarray, "times *rest"]) -> dict[str, float]:
     }
 
 
-def rank_correlation(x: Float[np.ndarray, " N"]) -> float:
+def rank_correlation(x: Float[np.ndarray, " times"]) -> float:
     """Spearman's rank correlation of a sequence with its index; 0 if constant or too short."""
     if len(x) < 2 or np.ptp(x) == 0:
         return 0.0
