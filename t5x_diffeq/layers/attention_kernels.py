@@ -205,7 +205,6 @@ def _local_splash(
 def _splash_kernel(
     heads: int, length: int, blocks: SplashBlocks, interpret: bool
 ) -> Callable[..., Array]:
-    """The kernel for a causal mask, on `[H, L, G]`."""
     mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
     size = blocks.size
     sizes = splash.BlockSizes(
@@ -245,7 +244,6 @@ def _stand_in_forward(
 
 
 def _stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
-    """The gradients of the arguments."""
     shapes = tuple(jax.typeof(x) for x in kept[:3])
     return *jax.pure_callback(_never, shapes, *kept, d_out), None
 

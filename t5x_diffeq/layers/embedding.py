@@ -81,7 +81,6 @@ def _rows(
 
 
 def _rows_forward(table: Float[Array, "V D"], indices: Indices, *static: object) -> tuple:
-    """`rows`, and the residuals of its backward pass."""
     return _rows(table, indices, *static), indices
 
 

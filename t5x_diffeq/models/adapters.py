@@ -106,11 +106,7 @@ class Adapters(nn.Module):
 def _kernels_to_adapt(
     block: nn.Module, inputs: tuple, names: tuple[str, ...]
 ) -> dict[Path, Parameter]:
-    """The kernels that have an adapter, by the path of their linear.
-
-    Raises:
-      InputError: if the block has no linear of one of these names.
-    """
+    """The kernels that have an adapter, by the path of their linear."""
     kernels = {
         path[:-1]: leaf
         for path, leaf in block_parameters(block, inputs).items()

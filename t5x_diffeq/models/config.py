@@ -105,7 +105,6 @@ class ModelConfig:
         return replace(self, dtype="float32", state_dtype="float32")
 
     def _check_choices(self):
-        """Checks the choices that depend on each other."""
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
@@ -120,7 +119,6 @@ class ModelConfig:
             kept_names(self.remat)
 
     def _check_adapters(self):
-        """Checks that a model with adapters has per-layer weights."""
         if self.adapter_rank and self.weights != "per_layer":
             raise InputError(
                 f"model.adapter_rank={self.adapter_rank} with model.weights={self.weights}: "
@@ -129,7 +127,6 @@ class ModelConfig:
             )
 
     def _check_heads(self):
-        """Checks that the heads divide the width and suit the architecture."""
         if self.embed_dim % self.num_heads:
             raise InputError(
                 f"model.embed_dim={self.embed_dim} is not divisible by "

@@ -57,7 +57,6 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
 
 
 def _make_adapters(config: ModelConfig) -> Adapters:
-    """The adapters that the config asks for."""
     block = Block(replace(config, attention="xla"), parent=None)
     return Adapters(
         block=block,

@@ -51,7 +51,6 @@ def contract(
 def _contract_forward(
     e: Float[Array, "nodes T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
 ) -> tuple[Float[Array, "nodes ..."], tuple[Array, Array]]:
-    """`contract`, and the residuals of its backward pass."""
     return contract(e, P, axes, dtype), (e, P)
 
 

@@ -157,7 +157,6 @@ def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None
 def _scan_steps(
     step: Step, y: State, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
 ) -> State:
-    """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
         return _scan(step, y, inputs)
     if remat == "full":
@@ -211,17 +210,11 @@ def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DT
 
 
 def _scan(step: Step, y: State, inputs: StepInputs) -> State:
-    """Repeats `step` over the leading axis of `inputs`."""
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y
 
 
 def _keep_policy(remat: str) -> Callable[..., bool]:
-    """The policy of "keep:a,b".
-
-    Raises:
-      InputError: if it names a value that is not in `NAMES`.
-    """
     return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
 
 
@@ -242,11 +235,6 @@ def kept_names(remat: str) -> tuple[str, ...]:
 
 
 def _steps_per_checkpoint(remat: str) -> int:
-    """k of "every:k".
-
-    Raises:
-      InputError: if `remat` does not have that form.
-    """
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:
         raise InputError(

@@ -295,7 +295,6 @@ class SharedWeights(nn.Module):
 
 
 def _init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
-    """One initialisation of the block's parameters, as the block declares it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 

@@ -101,17 +101,7 @@ def _pass_argument(
 
 
 def _trip_count(program: Program, caller: str, loop: Instruction, arguments: Elements) -> int:
-    """How often a loop's body runs each time that the loop is reached.
-
-    Args:
-      program: the program.
-      caller: the name of the computation that contains the loop.
-      loop: a `while` instruction.
-      arguments: the caller's arguments, as far as they are known.
-
-    Raises:
-      ValueError: if the trip count can't be determined.
-    """
+    """How often a loop's body runs each time that the loop is reached."""
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
         return int(known)
@@ -133,7 +123,6 @@ def _trip_count(program: Program, caller: str, loop: Instruction, arguments: Ele
 def _initial_state(
     program: Program, caller: str, loop: Instruction, arguments: Elements
 ) -> Elements:
-    """The initial state of a loop."""
     return _remember(lambda index: _find_value(program, caller, loop.operands[0], arguments)(index))
 
 
@@ -143,7 +132,6 @@ def _only(state: Value) -> Elements:
 
 
 def _next_state(program: Program, body: str, state: Elements) -> Elements:
-    """The state after one run of the body."""
     return _remember(
         lambda index: _find_value(program, body, _root(program, body), _only(state))(index)
     )
@@ -182,17 +170,12 @@ def _remember(element: Elements) -> Elements:
 
 
 def _root(program: Program, name: str) -> str:
-    """The name of a computation's root instruction."""
     instructions = program.computations[name].values()
     return next(i.name for i in instructions if i.root)
 
 
 def _find_value(program: Program, computation: str, name: str, arguments: Elements) -> Value:
-    """The value of a scalar instruction, or of a tuple of scalars.
-
-    Raises:
-      UnknownValueError: if it isn't known before the program runs; names the instruction.
-    """
+    """The value of a scalar instruction, or of a tuple of scalars."""
     it = program.computations[computation][name]
 
     def operand(number: int) -> Value:
@@ -212,11 +195,6 @@ def _find_value(program: Program, computation: str, name: str, arguments: Elemen
 
 
 def _compute(it: Instruction, operand: Elements) -> Value:
-    """The value of a scalar operation.
-
-    Raises:
-      UnknownValueError: if the operation isn't one that loop counters use.
-    """
     if it.opcode in SAME:
         return operand(0)
     if it.opcode in ARITHMETIC:
@@ -229,11 +207,6 @@ def _compute(it: Instruction, operand: Elements) -> Value:
 
 
 def _read_constant(it: Instruction) -> int:
-    """The value of a scalar constant.
-
-    Raises:
-      UnknownValueError: if it is not an integer.
-    """
     value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
     if not value.lstrip("-").isdigit():
         raise UnknownValueError(f"constant {it.name}")

@@ -227,11 +227,7 @@ def _close_quietly(manager: ocp.CheckpointManager) -> None:
 
 
 def _find_damage(folder: AnyPath, verify: bool) -> str | None:
-    """What checksums say is wrong with a checkpoint, or None; the same on all processes.
-
-    Raises:
-      MachineryError: if the bucket doesn't answer.
-    """
+    """What checksums say is wrong with a checkpoint, or None; the same on all processes."""
     if not verify:
         return None
     try:
@@ -249,12 +245,7 @@ def _find_damage(folder: AnyPath, verify: bool) -> str | None:
 
 
 def _read_data(folder: AnyPath, step: int) -> dict:
-    """The data state of a checkpoint.
-
-    Raises:
-      ValueError: if the file holds something else.
-      OSError: if it can't be read.
-    """
+    """The data state of a checkpoint."""
     data = json.loads((folder / "data" / "metadata").read_text())
     if not (isinstance(data, dict) and data.get("step") == step and "fingerprint" in data):
         raise ValueError(f"data/metadata is not that of step {step}")
@@ -314,7 +305,6 @@ def chosen_step(workdir: AnyPath, step: int | None) -> int:
 
 
 def _list_steps(steps: list[int]) -> str:
-    """`2, 4, 6`."""
     return ", ".join(map(str, steps))
 
 

@@ -77,7 +77,6 @@ def set_aside(step: AnyPath) -> AnyPath:
 
 
 def _remove(path: AnyPath) -> None:
-    """Deletes a folder."""
     if is_in_bucket(path):
         bucket_files().rm(str(path), recursive=True)
     else:

@@ -89,11 +89,6 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
 
 
 def _read_sums(path: AnyPath) -> dict[str, Sum]:
-    """What `save_sums` wrote.
-
-    Raises:
-      ValueError: if the file holds something else.
-    """
     try:
         return {name: Sum(*values) for name, values in json.loads(path.read_text()).items()}
     except (TypeError, AttributeError) as error:
@@ -166,7 +161,6 @@ def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Sum]:
 
 
 def _sum_of(path: AnyPath) -> Sum:
-    """Size and hash of a local file."""
     crc, size = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

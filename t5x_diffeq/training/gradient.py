@@ -97,21 +97,13 @@ def make_gradient(
 
 
 def _at_depth(model: LanguageModel, num_steps: int) -> LanguageModel:
-    """The same model, integrated in `num_steps` solver steps."""
     return LanguageModel(replace(model.config, num_steps=num_steps))
 
 
 def _make_weights_of(
     model: LanguageModel, times: Times, params: Params, makers: Params
 ) -> tuple[Weights, Embeddings]:
-    """The weights that `makers` make; and, by generated layer, the e(t) that they come from.
-
-    Args:
-      model: the model.
-      times: the times at which to make them.
-      params: all the model's parameters.
-      makers: the parameters of the parts whose weights are returned.
-    """
+    """The weights that some parts of the parameters, `makers`, make, and the e(t) that they use."""
     variables = {"params": {**params, **makers}}
     make = nn.apply(LanguageModel.weights_and_embeddings, model)
     weights, embeddings = make(variables, times)

@@ -165,7 +165,6 @@ def dot_products(
 def _dot_products_forward(
     states: Float[Array, "chunk D"], head: Float[Array, "v D"]
 ) -> tuple[Float[Array, "chunk v"], tuple[Array, Array]]:
-    """`dot_products`, and what its backward pass needs."""
     return dot_products(states, head), (states, head)
 
 

@@ -149,11 +149,6 @@ def _lines_up_to(path: AnyPath, step: int) -> bytes:
 
 
 def _lines_of(path: AnyPath) -> list[bytes]:
-    """The lines of a file; none if it doesn't exist.
-
-    Raises:
-      InputError: if it can't be read.
-    """
     try:
         return path.read_bytes().splitlines(keepends=True) if path.exists() else []
     except OSError as error:

@@ -156,11 +156,6 @@ def _on_many_machines(devices: Sequence[jax.Device]) -> bool:
 
 
 def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
-    """Checks that there are enough devices, and that the batch can be divided among them.
-
-    Raises:
-      InputError: if either doesn't hold; gives both numbers.
-    """
     needed, present = prod(sizes.values()), len(devices)
     if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
