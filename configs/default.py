@@ -133,14 +133,12 @@ def get_config() -> ConfigDict:
     mesh.tensor = 1  # devices that split heads, MLP and vocabulary
     # The mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     # an array once: in a kernel ("embed", "mlp"), fsdp splits the first axis and tensor the second.
-    # Activations are split by batch, so their width is not an "embed" axis and stays whole.
+    # Activations are split by batch, over data and fsdp, so their width is not an "embed" axis and
+    # stays whole, as do the length of a sequence and the width of a head.
     mesh.rules = (
-        ("batch", ("data", "fsdp")),  # sequences
-        ("length", None),  # tokens of a sequence: not split, because attention needs all of them
         ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
         ("embed", "fsdp"),  # width of the state, in parameters only
         ("heads", "tensor"),  # attention heads
-        ("head_dim", None),  # width of a head: not split
         ("mlp", "tensor"),  # width inside the MLP
         ("steps", None),  # solver steps: stacked weights are scanned, never split
         ("time_embed", None),  # T: not split, so that making W(t) needs no communication

@@ -1,11 +1,11 @@
 """The named array types of every signature, and the legend of their dimensions.
 
-B  batch: sequences          N  times: steps x stages of the grid
+B  batch: sequences          N  solver steps
 L  length: tokens            T  width of a time embedding
 D  width of the state        S  frequencies of the time features
 H  query heads               V  vocabulary, padded
 K  key and value heads       G  width of a head
-F  width of the MLP
+F  width of the MLP          nodes  times at which W is read: of N steps, those of each in turn
 """
 
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ Segments = Int[Array, "B L"]
 State = Float[Array, "B L D"]
 States = Float[Array, "states B L D"]  # along a trajectory
 Logits = Float[Array, "B L V"]
-Times = Float[Array, " N"]
+Times = Float[Array, " nodes"]
 
 # Keys and values of attention, by name: `[slots, B, length, K, G]`, a slot per evaluation of f.
 Cache = dict[str, Any]
 
-# A block's parameter tree; a source's tree has one more, leading axis: times.
+# A block's parameter tree; a source's tree has one more, leading axis: nodes.
 Weights = dict[str, Any]
 
 

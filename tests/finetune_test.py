@@ -18,7 +18,7 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runs.pretrained import Pretrained, begin, discretised
+from t5x_diffeq.runs.pretrained import Pretrained, begin, discretise
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import flatten
@@ -44,7 +44,7 @@ def test_discretised_weights_are_the_same_bit_for_bit(weights, dtype, num_steps)
     params = random_params(model)
     on_grid = LanguageModel(replace(model.config, num_steps=num_steps))
     layers = LanguageModel(replace(on_grid.config, weights="per_layer"))
-    taken = {**params, "source": {"weights": discretised(on_grid.config, params)}}
+    taken = {**params, "source": {"weights": discretise(on_grid.config, params)}}
     read = [
         jax.jit(lambda p, m=m: m.apply({"params": p}, method="weights"))(p)
         for m, p in ((on_grid, params), (layers, taken))

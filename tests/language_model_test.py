@@ -91,13 +91,6 @@ def test_remat_changes_nothing(remat):
         np.testing.assert_allclose(found, expected, atol=1e-5 * float(jnp.abs(expected).max()))
 
 
-def test_unrolled_equals_scanned():
-    model = small()
-    params = random_params(model)
-    unrolled = logits(model, params, unroll=True)
-    np.testing.assert_allclose(unrolled, logits(model, params), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("architecture", ["gpt", "llama"])
 @pytest.mark.parametrize("scheme", ["euler", "heun"])
 def test_discretised_ode_has_its_weights_bit_for_bit(architecture, scheme):

@@ -26,7 +26,7 @@ def torus(*extents, slices=1):
 
 
 def collective(kind, group, size=1_000_000):
-    return Collective(kind, tuple(shapes(f"f32[{size}]")), 2, group, "", "", False)
+    return Collective(kind, tuple(shapes(f"f32[{size}]")), 2, group, False)
 
 
 V5P, V6E = CHIPS["TPU v5p"], CHIPS["TPU v6 lite"]

@@ -51,9 +51,20 @@ def test_bad_meshes(small, mesh, message):
 
 
 def test_bad_rules(small):
-    small.mesh.rules = (("batch", "rows"),)
-    with pytest.raises(InputError, match="'batch' goes to 'rows'; mesh axes are data, fsdp, tens"):
+    small.mesh.rules = (("embed", "rows"),)
+    with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, tens"):
         rules_of(small)
+    small.mesh.rules = (("length", "tensor"),)
+    with pytest.raises(InputError, match=r"\('length', 'tensor'\); it can set vocab, embed, heads"):
+        rules_of(small)
+
+
+def test_rules_that_older_configs_hold(small):
+    expected = rules_of(small)
+    assert expected[0] == ("batch", ("data", "fsdp"))
+    fixed = (["batch", ["data", "fsdp"]], ["length", None], ["head_dim", None])
+    small.mesh.rules = (*fixed, *small.mesh.rules)
+    assert rules_of(small) == expected
 
 
 def test_an_axis_that_does_not_divide_names_both_numbers(small):

@@ -164,7 +164,7 @@ def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
         ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
         ("model.attention", "splash", "attention=splash can't be used here: there is no other"),
         ("model.num_kv_heads", 0, "model.num_kv_heads is 0; it must be at least 1"),
-        ("mesh.rules", (("batch", "data"),), "'batch' goes to 'data'; it must go to"),
+        ("mesh.rules", (("batch", "data"),), r"\('batch', 'data'\); it can set vocab, "),
         ("seed", -1, "seed is -1; it must be at least 0"),
         ("model.norm_eps", -1.0, "model.norm_eps is -1.0; it must be greater than 0"),
         ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),

@@ -45,7 +45,7 @@ def test_the_trajectory_ends_in_the_logits(run):
     length = len(run.tokenizer.encode([text])[0])
     config = run.run.setup.model.config
     assert states.shape == (config.num_steps + 1, length, config.embed_dim)
-    last = run._apply(LanguageModel.normalised, states[-1:])
+    last = run._apply(LanguageModel.normalise, states[-1:])
     logits = run._apply(LanguageModel.logits, last)[0]
     np.testing.assert_allclose(logits, run.logits(text), rtol=1e-5, atol=1e-5)
 

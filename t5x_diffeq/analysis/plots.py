@@ -66,8 +66,8 @@ def panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
 
 
 def eigenvalues_over_depth(
-    times: Float[np.ndarray, " N"],
-    values: Complex[np.ndarray, "N H M"],
+    times: Float[np.ndarray, " times"],
+    values: Complex[np.ndarray, "times H M"],
     part: str,
     name: str,
     nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
@@ -101,7 +101,7 @@ def eigenvalues_over_depth(
     return figure
 
 
-def sorted_part(values: Complex[np.ndarray, "N M"], part: str) -> Float[np.ndarray, "N M"]:
+def sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.ndarray, "times M"]:
     """|lambda| or Re lambda, decreasing along the last axis."""
     return -np.sort(-(np.abs(values) if part == "magnitude" else values.real), axis=-1)
 

@@ -37,9 +37,9 @@ class Spectra:
       mlp: those of W_up W_down, the min(D, F) largest.
     """
 
-    qk: Complex[np.ndarray, "N H G"]
-    ov: Complex[np.ndarray, "N H G"]
-    mlp: Complex[np.ndarray, "N M"]
+    qk: Complex[np.ndarray, "times H G"]
+    ov: Complex[np.ndarray, "times H G"]
+    mlp: Complex[np.ndarray, "times M"]
 
 
 def spectra(weights: Weights) -> Spectra:
@@ -64,7 +64,7 @@ def spectra(weights: Weights) -> Spectra:
     )
 
 
-def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> Weights:
+def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"]) -> Weights:
     """W(t) at any times in [0, 1]: a block's tree with leaves `[N, ...]`.
 
     The weights of a model trained on one grid are meaningful only at that grid's nodes.
@@ -82,7 +82,7 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " N"]) -> 
     return apply(params["source"], jnp.asarray(times, jnp.float32))
 
 
-def heads(attention: dict) -> tuple[Float[np.ndarray, "N D H G"], ...]:
+def heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...]:
     """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
     if "qkv" in attention:
         kernel = attention["qkv"]["kernel"]
@@ -93,8 +93,8 @@ def heads(attention: dict) -> tuple[Float[np.ndarray, "N D H G"], ...]:
 
 
 def smaller_product(
-    A: Float[np.ndarray, "N D F"], B: Float[np.ndarray, "N F D"]
-) -> Float[np.ndarray, "N M M"]:
+    A: Float[np.ndarray, "times D F"], B: Float[np.ndarray, "times F D"]
+) -> Float[np.ndarray, "times M M"]:
     """A B or B A, whichever is smaller."""
     return A @ B if A.shape[1] <= A.shape[2] else B @ A
 
@@ -127,7 +127,7 @@ def copying(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"
     return values.sum(-1).real / np.where(total > 0, total, 1)
 
 
-def growth(values: Complex[np.ndarray, "N *rest"]) -> dict[str, float]:
+def growth(values: Complex[np.ndarray, "times *rest"]) -> dict[str, float]:
     """How magnitudes change over depth, to compare with the paper's claim that they grow.
 
     Returns:
@@ -148,7 +148,7 @@ def growth(values: Complex[np.ndarray, "N *rest"]) -> dict[str, float]:
     }
 
 
-def rank_correlation(x: Float[np.ndarray, " N"]) -> float:
+def rank_correlation(x: Float[np.ndarray, " times"]) -> float:
     """Spearman's rank correlation of a sequence with its index; 0 if constant or too short."""
     if len(x) < 2 or np.ptp(x) == 0:
         return 0.0

@@ -55,7 +55,7 @@ def check_scheme(config: ModelConfig) -> None:
         )
 
 
-def discretised(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
+def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
     """The weights of the grid in float32; those that write to the residual stream include dt.
 
     Args:
@@ -106,7 +106,7 @@ def save_pretrained(
     plain = plain_layout(config)
     with new_folder(output, "output") as folder:
         layout = plain or own_layout(config)
-        weights = discretised(run.setup.model, run.params, merged=not peft)
+        weights = _export_weights(run.setup.model, run.params, merged=not peft)
         parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))

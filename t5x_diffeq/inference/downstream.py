@@ -57,4 +57,4 @@ class Downstream:
           batch_size: sequences of the model's full length per batch.
         """
         assert self.tasks is not None  # callers check first that there are tasks
-        return self.harness.evaluate(setup, params, tokenizer, batch_size, self.tasks)
+        return self.harness.score_tasks(setup, params, tokenizer, batch_size, self.tasks)

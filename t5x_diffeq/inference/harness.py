@@ -120,7 +120,7 @@ def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
         ) from error
 
 
-def evaluate(
+def score_tasks(
     setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
 ) -> dict[str, float]:
     """Runs the tasks; returns every number of the results, and prints the harness's table."""

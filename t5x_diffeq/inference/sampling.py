@@ -50,7 +50,7 @@ class Sampling:
 
 
 @cache
-def make_weights(model: LanguageModel) -> Callable[[dict], list[Weights]]:
+def _make_weights_by_step(model: LanguageModel) -> Callable[[dict], list[Weights]]:
     """The jitted function from parameters to the weights of each step."""
     return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights_by_step"))
 
@@ -112,7 +112,7 @@ def generate(
       sampling: how tokens are drawn.
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
-    weights, extend = make_weights(model)(params), make_extend(model, sampling)
+    weights, extend = _make_weights_by_step(model)(params), make_extend(model, sampling)
     keys = key if key.ndim else jax.random.split(key, len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length

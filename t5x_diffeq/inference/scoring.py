@@ -18,7 +18,7 @@ from jaxtyping import Array
 from t5x_diffeq.array_types import Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.console import Progress
-from t5x_diffeq.training.losses import chunk_choices, token_losses
+from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.setup import Setup
 
 SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
@@ -50,13 +50,13 @@ class Score(NamedTuple):
 
 
 @cache
-def make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
+def _make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
     """The jitted function from parameters to the weights of a forward pass."""
     return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
 
 
 @cache
-def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
+def _make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
     """The jitted function from parameters, weights, inputs and targets to losses and choices.
 
     The losses and the likeliest tokens (the choices) are `[B, L]`, replicated on every process.
@@ -68,15 +68,9 @@ def make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Arr
     ) -> tuple[Array, Array]:
         y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
         head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
-        losses, best = token_losses(
-            y,
-            head,
-            targets,
-            vocab_size=model.config.vocab_size,
-            chunk=chunk,
-            of_chunk=chunk_choices,
-        )
-        return tuple(nn.with_logical_constraint(x, (None, None)) for x in (losses, best))
+        vocab_size = model.config.vocab_size
+        found = losses_and_choices(y, head, targets, vocab_size=vocab_size, chunk=chunk)
+        return tuple(nn.with_logical_constraint(x, (None, None)) for x in found)
 
     return score_step
 
@@ -93,9 +87,9 @@ class Scorer:
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
         self.setup, self.params, self.batch_size = setup, params, batch_size
-        self.step = make_score_step(setup.model, setup.config.train.loss_chunk)
+        self.step = _make_score_step(setup.model, setup.config.train.loss_chunk)
         with setup.context():
-            self.weights = make_weights(setup.model)(params)
+            self.weights = _make_weights(setup.model)(params)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
@@ -105,11 +99,11 @@ class Scorer:
             for numbers, inputs, targets in self.batches(sequels):
                 dispatched = numbers, self.step(self.params, self.weights, inputs, targets)
                 if pending:
-                    done += collect(sequels, scores, *pending)  # while the next batch runs
+                    done += _collect(sequels, scores, *pending)  # while the next batch runs
                     progress.update(done)
                 pending = dispatched
             if pending:
-                collect(sequels, scores, *pending)
+                _collect(sequels, scores, *pending)
         return [scores[number] for number in range(len(sequels))]
 
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
@@ -147,7 +141,7 @@ def padded_length(length: int, limit: int) -> int:
     return min(padded, limit)
 
 
-def collect(
+def _collect(
     sequels: Sequence[Sequel],
     scores: dict[int, Score],
     numbers: list[int],

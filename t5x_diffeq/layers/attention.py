@@ -44,7 +44,7 @@ class Attention(nn.Module):
     def __call__(self, x: State, places: Places) -> State:
         """The attention output, not yet scaled by the step size."""
         head_dim = self.embed_dim // self.num_heads
-        q, k, v = self.fused_qkv(x, head_dim) if self.fused else self.separate_qkv(x, head_dim)
+        q, k, v = self._fused_qkv(x, head_dim) if self.fused else self._separate_qkv(x, head_dim)
         q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.rotary:
             # q stays in float32 until the kernel has scaled it, so that it is rounded once.
@@ -52,7 +52,7 @@ class Attention(nn.Module):
             k = rotate(k, places.positions)
         q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
         if self.has_variable(CACHE, "keys"):
-            mixed = self.attend_to_cache(q, k, v, places.positions)
+            mixed = self._attend_to_cache(q, k, v, places.positions)
         else:
             mixed = causal_attention(q, k, v, self.kernel, places.segments)
         return Linear(
@@ -66,7 +66,7 @@ class Attention(nn.Module):
             name="output",
         )(mixed)
 
-    def attend_to_cache(
+    def _attend_to_cache(
         self,
         q: Float[Array, "B L H G"],
         k: Float[Array, "B L K G"],
@@ -91,7 +91,7 @@ class Attention(nn.Module):
         seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
         return jax.nn.dot_product_attention(q.astype(k.dtype), keys, values, mask=seen)
 
-    def fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
+    def _fused_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L H G"], ...]:
         """q, k and v from one kernel `[D, 3, H, G]`."""
         qkv = Linear(
             (self.embed_dim, 3, self.num_heads, head_dim),
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         )(x)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
 
-    def separate_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L _ G"], ...]:
+    def _separate_qkv(self, x: State, head_dim: int) -> tuple[Float[Array, "B L _ G"], ...]:
         """q, k and v from a kernel `[D, H or K, G]` each."""
 
         def project(name: str, heads: int) -> Float[Array, "B L _ G"]:

@@ -137,7 +137,7 @@ def causal_attention(
         return splash_attention(q, k, v, segments, kernel)
     q = q.astype(k.dtype)  # these kernels scale the scores, in float32
     if kernel == STAND_IN:
-        return checkpoint_name(on_own_rows(stand_in, q, k, v, None), KEPT)
+        return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
     name = cast(Literal["xla", "cudnn"], kernel)  # the rest of `KERNELS`
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
@@ -162,10 +162,12 @@ def splash_attention(
       kernel: `splash`, or `splash:SIZE` with a block size.
       interpret: interpret the kernel, so that tests need no TPU.
     """
-    return on_own_rows(partial(local_splash, kernel=kernel, interpret=interpret), q, k, v, segments)
+    return _on_own_rows(
+        partial(_local_splash, kernel=kernel, interpret=interpret), q, k, v, segments
+    )
 
 
-def on_own_rows(
+def _on_own_rows(
     local: Callable[..., Array],
     q: Queries,
     k: KeysOrValues,
@@ -179,7 +181,7 @@ def on_own_rows(
     return on_shards(local, in_specs, spec, check_vma=False)(q, k, v, segments)
 
 
-def local_splash(
+def _local_splash(
     q: Queries,
     k: KeysOrValues,
     v: KeysOrValues,
@@ -196,14 +198,13 @@ def local_splash(
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
     blocks = splash_blocks(kernel, length, head_dim)
-    mixed = jax.vmap(splash_kernel(heads, length, blocks, interpret))(*by_head, ids)
+    mixed = jax.vmap(_splash_kernel(heads, length, blocks, interpret))(*by_head, ids)
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 
 
-def splash_kernel(
+def _splash_kernel(
     heads: int, length: int, blocks: SplashBlocks, interpret: bool
 ) -> Callable[..., Array]:
-    """The kernel for a causal mask, on `[H, L, G]`."""
     mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
     size = blocks.size
     sizes = splash.BlockSizes(
@@ -228,29 +229,28 @@ def splash_kernel(
 
 
 @jax.custom_vjp
-def stand_in(q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None) -> Queries:
+def _stand_in(q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None) -> Queries:
     """Allocates the same arrays as cuDNN's kernel, and computes nothing."""
-    return stand_in_forward(q, k, v, segments)[0]
+    return _stand_in_forward(q, k, v, segments)[0]
 
 
-def stand_in_forward(
+def _stand_in_forward(
     q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None
 ) -> tuple[Queries, tuple]:
     """The output and the residuals: the arguments, the output and the softmax's sums."""
     sums = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-    out, sums = jax.pure_callback(never, (jax.typeof(q), sums), q, k, v)
+    out, sums = jax.pure_callback(_never, (jax.typeof(q), sums), q, k, v)
     return out, (q, k, v, out, sums)
 
 
-def stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
-    """The gradients of the arguments."""
+def _stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
     shapes = tuple(jax.typeof(x) for x in kept[:3])
-    return *jax.pure_callback(never, shapes, *kept, d_out), None
+    return *jax.pure_callback(_never, shapes, *kept, d_out), None
 
 
-def never(*_: Array) -> Array:
+def _never(*_: Array) -> Array:
     """The callback that a program with a stand-in would run."""
     raise AssertionError("a program compiled for planning was run")
 
 
-stand_in.defvjp(stand_in_forward, stand_in_backward)
+_stand_in.defvjp(_stand_in_forward, _stand_in_backward)

@@ -46,11 +46,11 @@ class Embedding(nn.Module):
     def __call__(self, indices: Indices) -> Vectors:
         """The rows at `indices`."""
         dtypes = jnp.dtype(self.dtype), jnp.dtype(self.state_dtype)
-        return rows(self.table, indices, self.size, self.axis, *dtypes)
+        return _rows(self.table, indices, self.size, self.axis, *dtypes)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def rows(
+def _rows(
     table: Float[Array, "V D"],
     indices: Indices,
     size: int,
@@ -80,12 +80,11 @@ def rows(
     return vectors.astype(state_dtype)
 
 
-def rows_forward(table: Float[Array, "V D"], indices: Indices, *static: object) -> tuple:
-    """`rows`, and the residuals of its backward pass."""
-    return rows(table, indices, *static), indices
+def _rows_forward(table: Float[Array, "V D"], indices: Indices, *static: object) -> tuple:
+    return _rows(table, indices, *static), indices
 
 
-def rows_backward(
+def _rows_backward(
     size: int,
     axis: str | None,
     dtype: DTypeLike,
@@ -102,4 +101,4 @@ def rows_backward(
     return nn.with_logical_constraint(d_table, (axis, None)), None
 
 
-rows.defvjp(rows_forward, rows_backward)
+_rows.defvjp(_rows_forward, _rows_backward)

@@ -6,15 +6,17 @@ import jax
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]  # from logical to mesh axes
+
 
 def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     """The mesh axes that an entry of a partition spec, or of the rules, names."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def spec_of(logical: Sequence[str | None]) -> PartitionSpec:
-    """The partition spec of an array with these logical axes, under the rules of the context."""
-    return PartitionSpec(*(nn.logical_to_mesh_axes(tuple(logical)) or ()))
+def spec_of(logical: Sequence[str | None], rules: Rules | None = None) -> PartitionSpec:
+    """The partition spec of an array with these logical axes; by default by the context's rules."""
+    return PartitionSpec(*(nn.logical_to_mesh_axes(tuple(logical), rules) or ()))
 
 
 def mesh_axes(logical: str) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Positions
 
+BASE = 10_000.0
 
-def rotate(
-    x: Float[Array, "B L H G"], positions: Positions, base: float = 10_000.0
-) -> Float[Array, "B L H G"]:
-    """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * base^(-2i/G)` radians."""
+
+def rotate(x: Float[Array, "B L H G"], positions: Positions) -> Float[Array, "B L H G"]:
+    """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * BASE^(-2i/G)` radians."""
     half = x.shape[-1] // 2
-    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -28,7 +28,7 @@ class Adapter(nn.Module):
     Attributes:
       kernel: the kernel's declaration.
       num_inputs: how many of its leading dimensions are inputs.
-      num_nodes: number of nodes N.
+      num_nodes: number of nodes of the grid.
       rank: rank r of the product.
       scale: factor on the product.
       dtype: dtype of the computation.
@@ -42,8 +42,8 @@ class Adapter(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self) -> dict[str, Float[Array, "N ..."]]:
-        """`a`, `[N, *inputs, r]`, and `b`, `[N, r, *outputs]`, multiplied by the scale."""
+    def __call__(self) -> dict[str, Float[Array, "nodes ..."]]:
+        """`a`, `[nodes, *inputs, r]`, and `b`, `[nodes, r, *outputs]`, multiplied by the scale."""
         shape, axes = self.kernel.value.shape, self.kernel.names
         inputs, outputs = slice(None, self.num_inputs), slice(self.num_inputs, None)
         a = declare(
@@ -72,7 +72,7 @@ class Adapters(nn.Module):
       block: the block.
       inputs: shapes of its inputs.
       kernels: names of the linears that have an adapter; if empty, all have one.
-      num_nodes: number of nodes N.
+      num_nodes: number of nodes of the grid.
       rank: rank r.
       alpha: the product of the factors is scaled by alpha / r.
       dtype: dtype of the computation.
@@ -90,10 +90,10 @@ class Adapters(nn.Module):
     def __call__(self) -> Weights:
         """The factors `a` and `b` of each adapted linear."""
         made = {}
-        for path, kernel in adapted_kernels(self.block, self.inputs, self.kernels).items():
+        for path, kernel in _kernels_to_adapt(self.block, self.inputs, self.kernels).items():
             made[path] = Adapter(
                 kernel,
-                num_inputs_of(kernel),
+                _num_inputs(kernel),
                 self.num_nodes,
                 self.rank,
                 self.alpha / self.rank,
@@ -103,14 +103,10 @@ class Adapters(nn.Module):
         return unflatten_dict(made)
 
 
-def adapted_kernels(
+def _kernels_to_adapt(
     block: nn.Module, inputs: tuple, names: tuple[str, ...]
 ) -> dict[Path, Parameter]:
-    """The kernels that have an adapter, by the path of their linear.
-
-    Raises:
-      InputError: if the block has no linear of one of these names.
-    """
+    """The kernels that have an adapter, by the path of their linear."""
     kernels = {
         path[:-1]: leaf
         for path, leaf in block_parameters(block, inputs).items()
@@ -125,7 +121,7 @@ def adapted_kernels(
     return {path: leaf for path, leaf in kernels.items() if not names or path[-1] in names}
 
 
-def num_inputs_of(kernel: Parameter) -> int:
+def _num_inputs(kernel: Parameter) -> int:
     """The number of a kernel's leading dimensions that make up its `fan_in` inputs."""
     size, dimensions = 1, 0
     while size < kernel.fan_in:
@@ -142,7 +138,7 @@ def block_variables(W: Weights) -> dict[str, Weights]:
 
 
 def merge(weights: Weights) -> Weights:
-    """The same weights with each adapter's product added to its kernel; `[N, ...]` leaves."""
+    """The same weights with each adapter's product added to its kernel; `[nodes, ...]` leaves."""
     variables = block_variables(weights)
     leaves = flatten_dict(variables["params"])
     factors = flatten_dict(variables.get(ADAPTERS, {}))

@@ -96,7 +96,7 @@ def solve(
 
     places = in_one_document(tokens) if places is None else places
     field = vector_field(model.config, places, deterministic=True)(None)
-    weights_at = partial(weights_at_time, model.config, params["source"])
+    weights_at = partial(_weights_at, model.config, params["source"])
     y0 = model.apply({"params": params}, tokens, places, method="embed")
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, _: field(weights_at(t), y)),
@@ -114,7 +114,7 @@ def solve(
     return Solution(solution.ys[-1], solution.stats["num_steps"], reached)
 
 
-def weights_at_time(config: ModelConfig, source_params: dict, t: ArrayLike) -> Weights:
+def _weights_at(config: ModelConfig, source_params: dict, t: ArrayLike) -> Weights:
     """W(t) at a single time: the source's tree without the time axis."""
     source = make_source(config, parent=None)
     times = jnp.asarray(t, jnp.float32)[None]

@@ -16,7 +16,8 @@ from t5x_diffeq.layers.mlp import MLP
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.solvers import SCHEMES, VectorField
+from t5x_diffeq.ode.integrate import SubFieldWithMemory
+from t5x_diffeq.ode.solvers import SCHEMES, SubField, VectorField
 
 
 class Block(nn.Module):
@@ -93,13 +94,11 @@ def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     return {name: jnp.zeros(shape, config.compute_dtype) for name in ("keys", "values")}
 
 
-def cached_field(
-    config: ModelConfig, places: Places
-) -> Callable[[Cache, int], tuple[VectorField, list[Cache]]]:
-    """The block as a vector field over a few new tokens, given a cache and its first slot.
+def cached_sub_fields(config: ModelConfig, places: Places) -> tuple[SubFieldWithMemory, SubField]:
+    """The block's f and g over a few new tokens, whose earlier tokens are in a cache.
 
-    Each evaluation of f uses the next slot and appends the updated cache to a list, which is
-    returned beside the field.
+    f takes the cache and a slot of it besides weights and state. Besides its value, it returns the
+    cache with the new tokens' keys and values in this slot.
 
     Args:
       config: the model's config.
@@ -107,22 +106,15 @@ def cached_field(
     """
     block = Block(config, parent=None)
 
-    def with_cache(cache: Cache, slot: int) -> tuple[VectorField, list[Cache]]:
-        caches = [cache]
+    def f(W: Weights, y: State, cache: Cache, slot: int) -> tuple[State, Cache]:
+        variables = {**block_variables(W), CACHE: {"attention": {**cache, "slot": slot}}}
+        output, changed = nn.apply(Block.f, block, mutable=[CACHE])(variables, y, places)
+        return output, {name: changed[CACHE]["attention"][name] for name in cache}
 
-        def f(W: Weights, y: State) -> State:
-            own = {**caches[-1], "slot": slot + len(caches) - 1}
-            variables = {**block_variables(W), CACHE: {"attention": own}}
-            output, changed = nn.apply(Block.f, block, mutable=[CACHE])(variables, y, places)
-            caches.append({name: changed[CACHE]["attention"][name] for name in cache})
-            return output
+    def g(W: Weights, y: State) -> State:
+        return nn.apply(Block.g, block)(block_variables(W), y)
 
-        def g(W: Weights, y: State) -> State:
-            return nn.apply(Block.g, block)(block_variables(W), y)
-
-        return VectorField(f, g), caches
-
-    return with_cache
+    return f, g
 
 
 def vector_field(

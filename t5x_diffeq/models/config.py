@@ -54,9 +54,9 @@ class ModelConfig(ModelKeys):
         check_values({"data.sequence_length": self.max_length})
         if self.attention != STAND_IN:  # which is not a value that a user can choose
             super().__post_init__()
-        self.check_choices()
-        self.check_heads()
-        self.check_adapters()
+        self._check_choices()
+        self._check_heads()
+        self._check_adapters()
 
     def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
         """The config with "auto" attention resolved for the platform, and the reason.
@@ -95,8 +95,7 @@ class ModelConfig(ModelKeys):
         """The same model, computed in float32 throughout."""
         return replace(self, dtype="float32", state_dtype="float32")
 
-    def check_choices(self):
-        """Checks the choices that depend on each other."""
+    def _check_choices(self):
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
@@ -110,8 +109,7 @@ class ModelConfig(ModelKeys):
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
 
-    def check_adapters(self):
-        """Checks that a model with adapters has per-layer weights."""
+    def _check_adapters(self):
         if self.adapter_rank and self.weights != "per_layer":
             raise InputError(
                 f"model.adapter_rank={self.adapter_rank} with model.weights={self.weights}: "
@@ -119,8 +117,7 @@ class ModelConfig(ModelKeys):
                 "finetune verb makes these from any run)"
             )
 
-    def check_heads(self):
-        """Checks that the heads divide the width and suit the architecture."""
+    def _check_heads(self):
         if self.embed_dim % self.num_heads:
             raise InputError(
                 f"model.embed_dim={self.embed_dim} is not divisible by "

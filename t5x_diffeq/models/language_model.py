@@ -15,7 +15,7 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
-from t5x_diffeq.models.block import Block, cached_field, vector_field
+from t5x_diffeq.models.block import Block, cached_sub_fields, vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.integrate import (
     integrate,
@@ -24,7 +24,13 @@ from t5x_diffeq.ode.integrate import (
     weights_by_step,
 )
 from t5x_diffeq.ode.solvers import grid
-from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
+from t5x_diffeq.ode.weights import (
+    Embeddings,
+    HyperInit,
+    LayerWeights,
+    SharedWeights,
+    TimeDependentWeights,
+)
 
 
 def make_source(config: ModelConfig, **module: Any) -> nn.Module:
@@ -50,8 +56,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     )
 
 
-def make_adapters(config: ModelConfig) -> Adapters:
-    """The adapters that the config asks for."""
+def _make_adapters(config: ModelConfig) -> Adapters:
     block = Block(replace(config, attention="xla"), parent=None)
     return Adapters(
         block=block,
@@ -100,7 +105,7 @@ class LanguageModel(nn.Module):
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
         if c.adapter_rank:
-            self.adapters = make_adapters(c)
+            self.adapters = _make_adapters(c)
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
@@ -118,9 +123,9 @@ class LanguageModel(nn.Module):
         """
         return LanguageModel(self.config.at_depth(num_steps, scheme))
 
-    def __call__(self, tokens: Tokens, deterministic: bool = True, unroll: bool = False) -> Logits:
+    def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
         """The logits of each token's successor."""
-        return self.logits(self.hidden(tokens, self.weights(), None, deterministic, unroll))
+        return self.logits(self.hidden(tokens, self.weights(), None, deterministic))
 
     def state_and_head(
         self,
@@ -128,32 +133,37 @@ class LanguageModel(nn.Module):
         weights: Weights | None = None,
         places: Places | None = None,
         deterministic: bool = True,
-        unroll: bool = False,
     ) -> tuple[State, Float[Array, "V D"]]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
         The weights of the forward pass are made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
-        y = self.hidden(tokens, weights, places, deterministic, unroll)
+        y = self.hidden(tokens, weights, places, deterministic)
         return y, self.head_vectors()
 
     def weights(self, times: Times | None = None) -> Weights:
-        """The weights of a forward pass, leaves `[num_nodes, ...]`, adapters under their own name.
+        """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
 
         With `times`, the weights at those times instead, such as the nodes of several grids.
         """
-        c = self.config
-        times = jnp.asarray(nodes(c)) if times is None else times
+        times = jnp.asarray(nodes(self.config)) if times is None else times
+        weights, _ = self.weights_and_embeddings(times)
+        return weights
+
+    def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
+        """The weights at `times`, and the e(t) that they come from; none unless time-dependent."""
+        if self.config.weights == "time_dependent":
+            return self.source.with_embeddings(times)
         weights = self.source(times)
-        return {**weights, ADAPTERS: self.adapters()} if c.adapter_rank else weights
+        return {**weights, ADAPTERS: self.adapters()} if self.config.adapter_rank else weights, {}
 
     def merged_weights(self) -> Weights:
         """The weights of a forward pass, with adapters merged into the kernels."""
         return merge(self.weights())
 
     def merged_weights_by_step(self) -> list[Weights]:
-        """The same, one tree per solver step: leaves `[nodes of a step, ...]`."""
+        """The same, one tree per solver step: leaves `[nodes per step, ...]`."""
         return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
 
     def hidden(
@@ -162,13 +172,12 @@ class LanguageModel(nn.Module):
         weights: Weights,
         places: Places | None = None,
         deterministic: bool = True,
-        unroll: bool = False,
     ) -> State:
         """The normalised state at t = 1, which the head reads."""
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        return self.normalised(self.integrate(y, places, weights, deterministic, unroll))
+        return self.normalise(self.integrate(y, places, weights, deterministic))
 
     def extend(
         self, tokens: Tokens, places: Places, weights: list[Weights], cache: Cache
@@ -179,16 +188,16 @@ class LanguageModel(nn.Module):
         """
         c = self.config
         y, cache = integrate_with_memory(
-            cached_field(c, places),
+            *cached_sub_fields(c, places),
             weights,
             self.embed(tokens, places),
             cache,
             scheme=c.scheme,
             step_size=c.dt,
         )
-        return self.normalised(y), cache
+        return self.normalise(y), cache
 
-    def normalised(self, y: State) -> State:
+    def normalise(self, y: State) -> State:
         """The final norm."""
         return self.final_norm(y)
 
@@ -198,7 +207,6 @@ class LanguageModel(nn.Module):
         places: Places,
         weights: Weights,
         deterministic: bool = True,
-        unroll: bool = False,
     ) -> State:
         """The state at t = 1 from the state at t = 0."""
         c = self.config
@@ -212,7 +220,6 @@ class LanguageModel(nn.Module):
             remat=c.remat,
             kept_dtype=c.compute_dtype,
             key=None if deterministic else self.make_rng("dropout"),
-            unroll=unroll,
         )
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:

@@ -23,16 +23,16 @@ LANES = 128  # width of a TPU's vector registers
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def contract(
-    e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
-) -> Float[Array, "N ..."]:
+    e: Float[Array, "nodes T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
+) -> Float[Array, "nodes ..."]:
     """P e(t) for all times: a matrix product on each device's own shard of P.
 
     P is neither cast nor reshaped first: a 16-bit copy would stay in memory until the backward
     pass, and so, on a TPU, would a copy with the kernel's axes flattened, because they are tiled.
 
     P is sharded like the kernel that it makes, so the forward pass communicates nothing, and the
-    backward pass only the [N, T] sums for e(t). It runs under `shard_map` because the backward pass
-    flattens the kernel, and flattening a kernel sharded over two axes would gather it.
+    backward pass only the [nodes, T] sums for e(t). It runs under `shard_map` because the backward
+    pass flattens the kernel, and flattening a kernel sharded over two axes would gather it.
 
     Args:
       e: time embeddings, float32.
@@ -41,54 +41,59 @@ def contract(
       dtype: dtype of the result.
     """
 
-    def product(e: Float[Array, "N T"], P: Float[Array, "T ..."]) -> Float[Array, "N ..."]:
+    def product(e: Float[Array, "nodes T"], P: Float[Array, "T ..."]) -> Float[Array, "nodes ..."]:
         return jnp.tensordot(e, P, 1).astype(dtype)
 
-    whole, shard = PartitionSpec(), kernel_spec(axes)
+    whole, shard = PartitionSpec(), _kernel_spec(axes)
     return on_shards(product, (whole, shard), shard)(e, P)
 
 
-def contract_forward(
-    e: Float[Array, "N T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
-) -> tuple[Float[Array, "N ..."], tuple[Array, Array]]:
-    """`contract`, and the residuals of its backward pass."""
+def _contract_forward(
+    e: Float[Array, "nodes T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
+) -> tuple[Float[Array, "nodes ..."], tuple[Array, Array]]:
     return contract(e, P, axes, dtype), (e, P)
 
 
-def contract_backward(
-    axes: Axes, dtype: DTypeLike, inputs: tuple[Array, Array], dW: Float[Array, "N ..."]
-) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
+def _contract_backward(
+    axes: Axes, dtype: DTypeLike, inputs: tuple[Array, Array], dW: Float[Array, "nodes ..."]
+) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."]]:
     """dP = e^T dW, and de = dW P^T summed over the shards; both in float32."""
-    spec = kernel_spec(axes)
+    spec = _kernel_spec(axes)
     mesh_axes = [axis for entry in spec for axis in axes_of(entry)]
 
     def products(
-        e: Float[Array, "N T"], P: Float[Array, "T ..."], dW: Float[Array, "N ..."]
-    ) -> tuple[Float[Array, "N T"], Float[Array, "T ..."]]:
+        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
+    ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."]]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = jnp.matmul(e.T.astype(dtype), flat, preferred_element_type=jnp.float32)
-        de = long_contraction(flat, P.reshape(P.shape[0], -1))
-        dP = as_at_rest(dP.reshape(P.shape))
+        de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
+        dP = _lay_out_as_at_rest(dP.reshape(P.shape))
         return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP
 
     whole = PartitionSpec()
     return on_shards(products, (whole, spec, spec), (whole, spec))(*inputs, dW)
 
 
-def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+def _contract_long_axis(
+    dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+) -> Float[Array, "nodes T"]:
     """dW P^T in float32, where both factors are far longer than wide.
 
     On CPU this product is four times slower on whole factors than on slices that fit the cache.
     """
 
-    def product(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+    def product(
+        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+    ) -> Float[Array, "nodes T"]:
         return jnp.einsum("ns,ts->nt", dW, P, preferred_element_type=jnp.float32)
 
-    def by_slices(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> Float[Array, "N T"]:
+    def by_slices(
+        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+    ) -> Float[Array, "nodes T"]:
         slices = gcd(dW.shape[1], 64)
         size = dW.shape[1] // slices
 
-        def of_slice(n: Array) -> Float[Array, "N T"]:
+        def of_slice(n: Array) -> Float[Array, "nodes T"]:
             return product(*(jax.lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (dW, P)))
 
         return jax.lax.map(of_slice, jnp.arange(slices)).sum(0)
@@ -96,7 +101,7 @@ def long_contraction(dW: Float[Array, "N size"], P: Float[Array, "T size"]) -> F
     return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
 
 
-def as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     """dP in the layout that P has at rest.
 
     Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
@@ -115,11 +120,13 @@ def as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     return jax.lax.platform_dependent(dP, tpu=constrained, default=as_it_is)
 
 
-contract.defvjp(contract_forward, contract_backward)
+contract.defvjp(_contract_forward, _contract_backward)
 
 
-def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Float[Array, ""]:
-    """|dP|^2 for dP = e^T dW, computed without dP as <e e^T, dW dW^T>, from `[N, N]` matrices."""
+def projection_square(
+    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
+) -> Float[Array, ""]:
+    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
     e = e.astype(dW.dtype).astype(jnp.float32)
     kernel = tuple(range(1, dW.ndim))
     gram = jax.lax.dot_general(
@@ -128,6 +135,6 @@ def projection_square(e: Float[Array, "N T"], dW: Float[Array, "N ..."]) -> Floa
     return jnp.sum((e @ e.T) * gram)
 
 
-def kernel_spec(axes: Axes) -> PartitionSpec:
-    """The sharding of `[N or T, *kernel]`: first axis unsharded, the others as the kernel's."""
+def _kernel_spec(axes: Axes) -> PartitionSpec:
+    """The sharding of `[nodes or T, *kernel]`: first axis unsharded, the others as the kernel's."""
     return PartitionSpec(None, *spec_of(axes))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import State, States, Weights
-from t5x_diffeq.ode.solvers import SCHEMES, VectorField
+from t5x_diffeq.ode.solvers import SCHEMES, SubField, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = dict[str, Array]
+SubFieldWithMemory = Callable[[Weights, State, Memory, int], tuple[State, Memory]]
 StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[State, StepInputs], State]
 
@@ -33,14 +35,13 @@ def integrate(
     remat: str = "none",
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
-    unroll: bool = False,
 ) -> State:
     """y(1) from y(0).
 
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all
         stages of a step drop the same units).
-      weights: leaves `[num_steps * nodes, ...]`, in the order of `solvers.grid`.
+      weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
       y: the state at t = 0.
       scheme: a key of `solvers.SCHEMES`.
       num_steps: N.
@@ -50,22 +51,17 @@ def integrate(
       kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
         backward pass; None keeps the state's own.
       key: dropout key, or None.
-      unroll: use a Python loop instead of a scan.
 
     Raises:
       InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
-    if unroll:
-        step = step_function(field, scheme, step_size)
-        for n in range(num_steps):
-            y = step(y, jax.tree.map(lambda x, n=n: x[n], inputs))
-        return y
-    # Schemes that evaluate a sub-field more than once per step would recompute it three times.
-    if remat == "full" and SCHEMES[scheme].evaluations == (1, 1):
-        field = apart(field)
+    # In other schemes sub-fields read states that depend on others' values: the backward pass
+    # would compute those once more.
+    if remat == "full" and scheme == "euler":
+        field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    return scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
+    return _scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -88,7 +84,8 @@ def trajectory(
 
 
 def integrate_with_memory(
-    field: Callable[[Memory, int], tuple[VectorField, list[Memory]]],
+    f: SubFieldWithMemory,
+    g: SubField,
     weights: list[Weights],
     y: State,
     memory: Memory,
@@ -96,30 +93,36 @@ def integrate_with_memory(
     scheme: str,
     step_size: float,
 ) -> tuple[State, Memory]:
-    """y(1) from y(0), with a memory whose slots the evaluations of f read and update, one each.
+    """y(1) from y(0), with a memory that has a slot for each evaluation of f, and the memory at 1.
 
     The steps are unrolled: for a token or two most of the time goes into reading weights, and a
     scan would first copy the weights of each step.
 
     Args:
-      field: maps the memory and the first slot of a step to the vector field and to a list, to
-        which each evaluation of f appends the memory that it has updated.
+      f: one sub-field: from weights, state, memory and slot to its value and the updated memory.
+      g: the other sub-field, which has no memory.
       weights: the weights of each step, from `weights_by_step`.
       y: the state at t = 0.
-      memory: leaves `[number of steps * evaluations of the scheme, ...]`.
+      memory: leaves `[N * evaluations of f in a step, ...]`.
       scheme: a key of `solvers.SCHEMES`.
       step_size: dt.
     """
-    slots, _ = SCHEMES[scheme].evaluations
-    for n, of_step in enumerate(weights):
-        of_slot, memories = field(memory, n * slots)
-        y = step_function(without_key(of_slot), scheme, step_size)(y, (of_step, None))
-        memory = memories[-1]
+    slots = count()
+
+    def f_of_next_slot(W: Weights, y: State) -> State:
+        nonlocal memory
+        value, memory = f(W, y, memory, next(slots))
+        return value
+
+    field = VectorField(f_of_next_slot, g)
+    step = step_function(lambda _: field, scheme, step_size)
+    for of_step in weights:
+        y = step(y, (of_step, None))
     return y, memory
 
 
 def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
-    """The weights of a forward pass, one tree per step, with leaves `[nodes, ...]`."""
+    """The weights of a forward pass, one tree per step, with leaves `[nodes per step, ...]`."""
     stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
     return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
 
@@ -136,60 +139,45 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     return step
 
 
-def without_key(field: VectorField) -> FieldOfKey:
-    """The same field for every key."""
-    return lambda _: field
+def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
+    """The same fields, of which the backward pass recomputes f and g one after the other.
 
-
-class SubFieldsApart(VectorField):
-    """The same field, whose sum stores no activation of f or g for the backward pass.
-
-    The backward pass recomputes each sub-field in turn, so the gathered weights and the activations
-    of both are never held at once.
+    So the gathered weights and the activations of both are never held at once.
     """
-
-    def __call__(self, W: Weights, y: State) -> State:
-        """f + g."""
-        return jax.checkpoint(self.f)(W, y) + jax.checkpoint(self.g)(W, y)
-
-
-def apart(field: FieldOfKey) -> FieldOfKey:
-    """`SubFieldsApart` of each field."""
-    return lambda key: SubFieldsApart(*field(key))
+    return lambda key: VectorField(*(jax.checkpoint(sub_field) for sub_field in field(key)))
 
 
 def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
-    """Each step's weights, leaves `[num_steps, nodes, ...]`, and its dropout key."""
+    """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
     nodes = len(SCHEMES[scheme].nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
-def scan_steps(
+def _scan_steps(
     step: Step, y: State, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
 ) -> State:
-    """`lax.scan` of `step` under the remat policy."""
     if remat == "none":
-        return scan(step, y, inputs)
+        return _scan(step, y, inputs)
     if remat == "full":
-        return scan_again(step, y, inputs, kept_dtype)
+        return _scan_and_recompute(step, y, inputs, kept_dtype)
     if remat == "dots" or remat.startswith("keep:"):
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        policy = dots if remat == "dots" else keep_policy(remat)
-        return scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
-    every = steps_per_checkpoint(remat)
+        policy = dots if remat == "dots" else _keep_policy(remat)
+        return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
+    every = _steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
 
     def chunk(y: State, inputs: StepInputs) -> State:
-        return scan(step, y, inputs)
+        return _scan(step, y, inputs)
 
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = scan_again(chunk, y, chunks, kept_dtype)
+    y = _scan_and_recompute(chunk, y, chunks, kept_dtype)
     rest = jax.tree.map(lambda x: x[None, whole:], inputs)
-    return scan_again(chunk, y, rest, kept_dtype) if whole < num_steps else y
+    return _scan_and_recompute(chunk, y, rest, kept_dtype) if whole < num_steps else y
 
 
-def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
+def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
     """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
     Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
@@ -198,8 +186,8 @@ def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) 
     """
     if kept_dtype == y.dtype:
         # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
-        return scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
-    dtype, again = y.dtype, jax.custom_vjp(partial(scan, step))
+        return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
+    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step))
 
     def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[States, StepInputs]]:
         def keep(y: State, x: StepInputs) -> tuple[State, State]:
@@ -221,18 +209,12 @@ def scan_again(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) 
     return again(y, inputs)
 
 
-def scan(step: Step, y: State, inputs: StepInputs) -> State:
-    """Repeats `step` over the leading axis of `inputs`."""
+def _scan(step: Step, y: State, inputs: StepInputs) -> State:
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y
 
 
-def keep_policy(remat: str) -> Callable[..., bool]:
-    """The policy of "keep:a,b".
-
-    Raises:
-      InputError: if it names a value that is not in `NAMES`.
-    """
+def _keep_policy(remat: str) -> Callable[..., bool]:
     return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
 
 
@@ -252,12 +234,7 @@ def kept_names(remat: str) -> tuple[str, ...]:
     return names
 
 
-def steps_per_checkpoint(remat: str) -> int:
-    """k of "every:k".
-
-    Raises:
-      InputError: if `remat` does not have that form.
-    """
+def _steps_per_checkpoint(remat: str) -> int:
     name, _, k = remat.partition(":")
     if name != "every" or not k.isdecimal() or int(k) < 1:
         raise InputError(

@@ -19,12 +19,14 @@ from jaxtyping import Float
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.runtime.errors import InputError
 
+SubField = Callable[[Weights, State], State]
+
 
 class VectorField(NamedTuple):
     """A field split in two: attention f and MLP g."""
 
-    f: Callable[[Weights, State], State]
-    g: Callable[[Weights, State], State]
+    f: SubField
+    g: SubField
 
     def __call__(self, W: Weights, y: State) -> State:
         """f + g."""
@@ -113,8 +115,10 @@ SCHEMES = {
 }
 
 
-def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes"]:
-    """The times in [0, 1] at which each step reads its weights: step n runs from n/N to (n+1)/N.
+def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
+    """The nodes: the times in [0, 1] at which each step reads its weights.
+
+    Step n runs from n/N to (n+1)/N.
 
     Raises:
       InputError: if there is no such scheme, or `num_steps` is less than 1.

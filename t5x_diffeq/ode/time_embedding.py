@@ -11,7 +11,7 @@ from t5x_diffeq.layers.parameter import declare
 
 def time_features(
     times: Times, num_frequencies: int, time_scale: float
-) -> Float[Array, "N features"]:
+) -> Float[Array, "nodes features"]:
     """gamma(t) = [t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S); 2S + 1 features.
 
     Float32 whatever the model's dtype: bfloat16 times multiplied by c = 1000 are noise.
@@ -44,14 +44,14 @@ class TimeEmbedding(nn.Module):
     output_multiplier: float = 1.0
 
     @nn.compact
-    def __call__(self, features: Float[Array, "N features"]) -> Float[Array, "N T"]:
+    def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
         """The embedding of each time."""
-        hidden = self.linear("hidden", features, self.hidden_std, self.step_multiplier)
-        return self.linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
+        hidden = self._linear("hidden", features, self.hidden_std, self.step_multiplier)
+        return self._linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
 
-    def linear(
-        self, name: str, x: Float[Array, "N _"], std: float, kernel_multiplier: float
-    ) -> Float[Array, "N T"]:
+    def _linear(
+        self, name: str, x: Float[Array, "nodes _"], std: float, kernel_multiplier: float
+    ) -> Float[Array, "nodes T"]:
         """`x @ kernel + bias`; both are small, so they are replicated on every device."""
         kernel = declare(
             self,

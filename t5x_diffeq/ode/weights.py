@@ -1,7 +1,7 @@
 """The three weight sources: t -> W(t), for any Linen block.
 
 A source reads the block's parameter tree, shapes, logical axes and roles from the block itself
-and returns, for N times, the same tree with a leading axis of size N: the weights of a whole
+and returns, for the nodes, the same tree with a leading axis of nodes: the weights of a whole
 forward pass, made at once before the solver's loop and never inside it.
 
     TimeDependentWeights   W(t) = W0 + P e(t)          the paper's hypernetwork
@@ -42,17 +42,19 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
 from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
-from t5x_diffeq.ode.contraction import contract
+from t5x_diffeq.ode.contraction import contract, projection_square
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runtime.errors import InputError
 
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 SILU_SECOND_MOMENT = 0.36
-EMBEDDINGS = "embeddings"
+
+Path = tuple[str, ...]
+Embeddings = dict[str, Float[Array, "nodes T"]]  # e(t) by the name of the generated layer
 
 
-def block_parameters(block: nn.Module, inputs: tuple) -> dict[tuple[str, ...], Parameter]:
+def block_parameters(block: nn.Module, inputs: tuple) -> dict[Path, Parameter]:
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
@@ -134,17 +136,15 @@ class GeneratedLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, features: Float[Array, "N features"], e: Float[Array, "N T"] | None
-    ) -> dict[str, Float[Array, "N ..."]]:
-        """Its leaves at each time, from its own time embedding unless `e` is given.
-
-        The embedding is sown as `e` in the collection `EMBEDDINGS`.
-        """
+        self, features: Float[Array, "nodes features"], e: Float[Array, "nodes T"] | None
+    ) -> tuple[dict[str, Float[Array, "nodes ..."]], Float[Array, "nodes T"]]:
+        """Its leaves at each time, and the e(t) that they come from: its own unless given."""
         e = self.scales.embedding()(features) if e is None else e
-        self.sow(EMBEDDINGS, "e", e, reduce_fn=lambda _, e: e, init_fn=lambda: None)
-        return {name: self.generate(name, leaf, e) for name, leaf in self.leaves.items()}
+        return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
-    def generate(self, name: str, leaf: Parameter, e: Float[Array, "N T"]) -> Float[Array, "N ..."]:
+    def _generate(
+        self, name: str, leaf: Parameter, e: Float[Array, "nodes T"]
+    ) -> Float[Array, "nodes ..."]:
         """`offset + W0 + P e`."""
         parameter = partial(declare, self, role=leaf.role, writes_residual=leaf.writes_residual)
         P = parameter(
@@ -187,22 +187,49 @@ class TimeDependentWeights(nn.Module):
     shared_embedding: bool = False
     dtype: DTypeLike = jnp.float32
 
-    @nn.compact
     def __call__(self, times: Times) -> Weights:
-        """The block's parameter tree at `times`: each leaf `[N, ...]`."""
+        """The block's parameter tree at `times`: each leaf `[nodes, ...]`."""
+        weights, _ = self.with_embeddings(times)
+        return weights
+
+    @nn.compact
+    def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
+        """The weights at `times`, and the e(t) that they come from."""
         features = time_features(times, self.scales.S, self.time_scale)
         shared = self.scales.embedding()(features) if self.shared_embedding else None
-        generated = {}
-        for path, leaves in self.layers():
-            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=".".join(path))
-            generated[path] = layer(features, shared)
-        return unflatten_dict(generated)
+        generated, embeddings = {}, {}
+        for path, leaves in self._layers():
+            name = _layer_name(path)
+            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=name)
+            generated[path], embeddings[name] = layer(features, shared)
+        return unflatten_dict(generated), embeddings
 
-    def layers(self) -> list[tuple[tuple[str, ...], dict[str, Parameter]]]:
+    def _layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
         """The block's linears and norms: each module's path, and its leaves by name."""
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
+
+
+def _layer_name(path: Path) -> str:
+    """The name, in the source's parameters, of the block's linear or norm at `path`."""
+    return ".".join(path)
+
+
+def projection_squares(d_weights: Weights, embeddings: Embeddings) -> dict[Path, Float[Array, ""]]:
+    """|dP|^2 of each P, by its path in the parameters of `TimeDependentWeights`.
+
+    They come from small matrices, so that P's gradient needn't be complete before they are used.
+
+    Args:
+      d_weights: the gradient of the weights that the source has made.
+      embeddings: the e(t) that they come from; empty for sources that have no P.
+    """
+    squares: dict[Path, Array] = {}
+    for path, dW in flatten_dict(d_weights).items() if embeddings else ():
+        layer = _layer_name(path[:-1])
+        squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
+    return squares
 
 
 class LayerWeights(nn.Module):
@@ -232,12 +259,12 @@ class LayerWeights(nn.Module):
                 f"per-layer weights exist at their own {self.num_nodes} nodes alone, and "
                 f"{len(times)} were asked for; time-dependent and shared weights can change grid"
             )
-        stacked = self.param("weights", self.init_stacked)
-        return cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
+        stacked = self.param("weights", self._init_stacked)
+        return _cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
 
-    def init_stacked(self, key: jax.Array) -> Weights:
+    def _init_stacked(self, key: jax.Array) -> Weights:
         """`num_nodes` independent initialisations, stacked on a leading axis `steps`."""
-        init = jax.vmap(lambda key: init_block(self.block, self.inputs, key))
+        init = jax.vmap(lambda key: _init_block(self.block, self.inputs, key))
         return jax.tree.map(
             lambda leaf: leaf.replace(names=("steps", *leaf.names)),
             init(jax.random.split(key, self.num_nodes)),
@@ -261,21 +288,18 @@ class SharedWeights(nn.Module):
     @nn.compact
     def __call__(self, times: Times) -> Weights:
         """The same weights at each of `times`."""
-        weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
+        weights = self.param("weights", lambda key: _init_block(self.block, self.inputs, key))
         # Repeated before rounding, so that their gradient is summed over the times in float32.
         repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
-        return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
+        return _cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
 
 
-def init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
-    """One initialisation of the block's parameters, as the block declares it."""
+def _init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 
 
-def cast_by_role(
-    weights: Weights, declared: dict[tuple[str, ...], Parameter], dtype: DTypeLike
-) -> Weights:
+def _cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTypeLike) -> Weights:
     """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
     flat = flatten_dict(weights)
     return unflatten_dict(

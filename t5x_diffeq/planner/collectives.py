@@ -43,9 +43,6 @@ class Collective:
       executions: how often it runs in one run of the program.
       group: the first replica group, as indices into the program's order of devices; None for all
         devices, or where it isn't a group.
-      op_name: the `op_name` of the operation that it was made for; at most the first's if several
-        are combined.
-      name: the name of the instruction.
       asynchronous: whether other instructions can run meanwhile.
       padding: bytes of zeros that one execution moves, if it is an all-reduce in place of an
         all-gather, for which each device has put its part into a buffer of zeros.
@@ -55,8 +52,6 @@ class Collective:
     shapes: tuple[Shape, ...]
     executions: int
     group: Group | None
-    op_name: str
-    name: str
     asynchronous: bool
     padding: int = 0
 
@@ -126,7 +121,7 @@ def collective(execution: Execution, program: Program) -> Collective | None:
     it, computation = execution.instruction, program.computations[execution.computation]
     if leaves_slice(it):
         sent = tuple(shapes(computation[it.operands[0]].type))
-        return Collective(BETWEEN_SLICES, sent, execution.times, None, "", it.name, True)
+        return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
     match = OPCODE.match(it.opcode)
     assert match  # `collectives` calls this only for such instructions
     kind, start = match.groups()
@@ -143,8 +138,6 @@ def collective(execution: Execution, program: Program) -> Collective | None:
         tuple(moved),
         execution.times,
         first_group(it),
-        it.attribute(r'op_name="([^"]*)"') or "",
-        it.name,
         bool(start) or in_chain(it, execution) or started(program, execution.computation),
         sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
     )

@@ -19,7 +19,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.setup import Setup, make_setup
-from t5x_diffeq.training.step import compile_train_step
+from t5x_diffeq.training.step import lower_train_step
 
 # The TPU compiler's message for a program that doesn't fit: memory needed, and available.
 OUT_OF_MEMORY = (
@@ -72,7 +72,6 @@ class Plan:
       cost: the cost of one device's program.
       traffic: the traffic of collectives, per device.
       times: the estimated times; None also where the compiler has no estimates, as for CPUs.
-      optimal_seconds: XLA's own `optimal_seconds`, in which every loop runs once.
     """
 
     setup: Setup
@@ -83,7 +82,6 @@ class Plan:
     cost: ProgramCost | None = None
     traffic: dict[str, Traffic] | None = None
     times: Times | None = None
-    optimal_seconds: float | None = None
 
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:
@@ -115,8 +113,8 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     """Compiles the train step and reads what the compiler and the program tell about it."""
     flops = step_flops(setup.model.config, batch_size)
     try:
-        with setup.context():  # not cached: a sweep compiles many, each once
-            compiled = compile_train_step.__wrapped__(setup, batch_size)
+        with setup.context():
+            compiled = lower_train_step(setup, batch_size).compile()
     except jax.errors.JaxRuntimeError as error:
         return Plan(setup, batch_size, topology, refused(setup, error), flops)
     text = compiled.as_text()
@@ -131,7 +129,6 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
         cost,
         traffic(found),
         times(setup, topology, cost, found, flops),
-        (compiled.cost_analysis() or {}).get("optimal_seconds"),
     )
 
 

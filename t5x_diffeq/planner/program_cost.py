@@ -7,6 +7,7 @@ larger array counts only its own bytes, as in XLA's own count.
 """
 
 import re
+from math import prod
 from typing import NamedTuple
 
 from t5x_diffeq.planner.collectives import OPCODE
@@ -67,6 +68,27 @@ def program_cost(text: str) -> ProgramCost:
             estimate = execution.instruction.attribute(r'"estimated_cycles":"(\d+)"')
             cycles += execution.times * int(estimate or 0)
     return ProgramCost(memory_bytes, cycles or None)
+
+
+def product_flops(text: str) -> int:
+    """FLOPs of the matrix products, `dot`, in a program's text as JAX lowers it.
+
+    A multiply-add is two. A TPU's or GPU's compiler turns products into other instructions.
+
+    Raises:
+      ValueError: if the trip count of a loop can't be determined.
+    """
+    program = read_program(text)
+    total = 0
+    for it, name, times, _ in executions(program):
+        if it.opcode == "dot":
+            (result,), (left,) = (
+                shapes(type) for type in (it.type, program.computations[name][it.operands[0]].type)
+            )
+            summed = it.required(r"lhs_contracting_dims=\{([\d,]*)\}")
+            sizes = (left.dims[int(dim)] for dim in summed.split(",") if dim)
+            total += times * 2 * prod(result.dims) * prod(sizes)
+    return total
 
 
 def traffic_of(program: Program, execution: Execution) -> int:

@@ -1,11 +1,11 @@
 """Other ways to run the same config on the same devices: what to compile next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.partitioning import AXES
+from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.
 REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
@@ -15,12 +15,13 @@ TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer 
 Changes = dict[str, Any]  # values by dotted key
 
 
-def divides(config: Config, data: int, fsdp: int, tensor: int) -> bool:
+def divides(config: Config, mesh: Mapping[str, int]) -> bool:
     """Whether the batch and the model's axes are divisible by this mesh."""
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
-    rows = (train.batch_size, data * fsdp * train.microbatches)
-    sizes = (rows, (model.embed_dim, fsdp), (heads, tensor), (model.mlp_dim, tensor))
+    rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
+    of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
+    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *of_tensor)
     return all(size % n == 0 for size, n in sizes)
 
 
@@ -33,10 +34,10 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
     for tensor in TENSOR_SIZES:
         rest = num_devices // tensor
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            sizes = (rest // fsdp, fsdp, tensor)
-            whole = num_devices % tensor == 0 and sizes[0] % slices == 0
-            if whole and divides(config, *sizes):
-                yield dict(zip(AXES, sizes, strict=True))
+            mesh = {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+            whole = num_devices % tensor == 0 and mesh["data"] % slices == 0
+            if whole and divides(config, mesh):
+                yield mesh
 
 
 def with_meshes(config: Config, num_devices: int, slices: int = 1) -> list[Changes]:
@@ -74,8 +75,7 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
     for keys in candidates(config, data, fsdp, tensor):
         other = config.changed(keys)
-        sizes = (keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES)
-        if divides(other, *sizes):
+        if divides(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other
 
 

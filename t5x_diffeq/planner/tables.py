@@ -30,7 +30,6 @@ def record(plan: Plan) -> dict[str, object]:
         "memory_traffic": plan.cost and plan.cost.memory_bytes,
         "collectives": plan.traffic and {k: t._asdict() for k, t in plan.traffic.items()},
         "seconds": times and asdict(times),
-        "optimal_seconds": plan.optimal_seconds,
         "tokens_per_second": plan.tokens_per_second,
         "mfu": plan.mfu,
     }

@@ -61,28 +61,30 @@ def executions(program: Program) -> Iterator[Execution]:
     def of_entry(number: int) -> Value:
         raise UnknownValueError(f"parameter {number} of the program")
 
-    yield from visit(program, program.entry, 1, False, of_entry)
+    yield from _visit(program, program.entry, 1, False, of_entry)
 
 
-def visit(
+def _visit(
     program: Program, name: str, times: int, fused: bool, arguments: Elements
 ) -> Iterator[Execution]:
     """`executions` of one computation, run `times` times, and of those that it calls."""
     for instruction in program.computations[name].values():
         yield Execution(instruction, name, times, fused)
         if instruction.opcode == "while":
-            count = trip_count(program, name, instruction, arguments)
+            count = _trip_count(program, name, instruction, arguments)
             body = instruction.required(r"body=%?([\w.\-]+)")
-            kept = kept_state(program, body, initial_state(program, name, instruction, arguments))
-            yield from visit(program, body, times * count, fused, only(kept))
+            kept = _constant_state(
+                program, body, _initial_state(program, name, instruction, arguments)
+            )
+            yield from _visit(program, body, times * count, fused, _only(kept))
             continue
         inside = fused or instruction.opcode == "fusion"
         for number, called in enumerate(instruction.called):
-            given = partial(passed, program, name, instruction, number, arguments)
-            yield from visit(program, called, times, inside, given)
+            given = partial(_pass_argument, program, name, instruction, number, arguments)
+            yield from _visit(program, called, times, inside, given)
 
 
-def passed(
+def _pass_argument(
     program: Program,
     caller: str,
     call: Instruction,
@@ -95,32 +97,22 @@ def passed(
     A conditional's first operand selects the branch; each branch gets one of the other operands.
     """
     operand = number + 1 if call.opcode == "conditional" else parameter
-    return evaluate(program, caller, call.operands[operand], arguments)
+    return _find_value(program, caller, call.operands[operand], arguments)
 
 
-def trip_count(program: Program, caller: str, loop: Instruction, arguments: Elements) -> int:
-    """How often a loop's body runs each time that the loop is reached.
-
-    Args:
-      program: the program.
-      caller: the name of the computation that contains the loop.
-      loop: a `while` instruction.
-      arguments: the caller's arguments, as far as they are known.
-
-    Raises:
-      ValueError: if the trip count can't be determined.
-    """
+def _trip_count(program: Program, caller: str, loop: Instruction, arguments: Elements) -> int:
+    """How often a loop's body runs each time that the loop is reached."""
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
         return int(known)
     condition = loop.required(r"condition=%?([\w.\-]+)")
     body = loop.required(r"body=%?([\w.\-]+)")
     try:
-        state = initial_state(program, caller, loop, arguments)
+        state = _initial_state(program, caller, loop, arguments)
         for count in range(MOST_ITERATIONS):
-            if not evaluate(program, condition, root(program, condition), only(state)):
+            if not _find_value(program, condition, _root(program, condition), _only(state)):
                 return count
-            state = next_state(program, body, state)
+            state = _next_state(program, body, state)
     except UnknownValueError as error:
         raise ValueError(
             f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}"
@@ -128,29 +120,27 @@ def trip_count(program: Program, caller: str, loop: Instruction, arguments: Elem
     raise ValueError(f"loop {loop.name} in {caller} runs more than {MOST_ITERATIONS} times")
 
 
-def initial_state(
+def _initial_state(
     program: Program, caller: str, loop: Instruction, arguments: Elements
 ) -> Elements:
-    """The initial state of a loop."""
-    return remembered(lambda index: evaluate(program, caller, loop.operands[0], arguments)(index))
+    return _remember(lambda index: _find_value(program, caller, loop.operands[0], arguments)(index))
 
 
-def only(state: Value) -> Elements:
+def _only(state: Value) -> Elements:
     """The arguments of a computation whose one parameter is `state`."""
     return lambda _: state
 
 
-def next_state(program: Program, body: str, state: Elements) -> Elements:
-    """The state after one run of the body."""
-    return remembered(
-        lambda index: evaluate(program, body, root(program, body), only(state))(index)
+def _next_state(program: Program, body: str, state: Elements) -> Elements:
+    return _remember(
+        lambda index: _find_value(program, body, _root(program, body), _only(state))(index)
     )
 
 
-def kept_state(program: Program, body: str, state: Elements) -> Elements:
+def _constant_state(program: Program, body: str, state: Elements) -> Elements:
     """The part of a loop's state that is the same in every iteration; the rest is unknown."""
     instructions = program.computations[body]
-    results = instructions[root(program, body)]
+    results = instructions[_root(program, body)]
 
     def element(index: int) -> Value:
         source = instructions[results.operands[index]]
@@ -167,7 +157,7 @@ def kept_state(program: Program, body: str, state: Elements) -> Elements:
     return element
 
 
-def remembered(element: Elements) -> Elements:
+def _remember(element: Elements) -> Elements:
     """A tuple that computes each of its elements only once."""
     found: dict[int, Value] = {}
 
@@ -179,25 +169,20 @@ def remembered(element: Elements) -> Elements:
     return lookup
 
 
-def root(program: Program, name: str) -> str:
-    """The name of a computation's root instruction."""
+def _root(program: Program, name: str) -> str:
     instructions = program.computations[name].values()
     return next(i.name for i in instructions if i.root)
 
 
-def evaluate(program: Program, computation: str, name: str, arguments: Elements) -> Value:
-    """The value of a scalar instruction, or of a tuple of scalars.
-
-    Raises:
-      UnknownValueError: if it isn't known before the program runs; names the instruction.
-    """
+def _find_value(program: Program, computation: str, name: str, arguments: Elements) -> Value:
+    """The value of a scalar instruction, or of a tuple of scalars."""
     it = program.computations[computation][name]
 
     def operand(number: int) -> Value:
-        return evaluate(program, computation, it.operands[number], arguments)
+        return _find_value(program, computation, it.operands[number], arguments)
 
     if it.opcode == "constant":
-        return constant(it)
+        return _read_constant(it)
     if it.opcode == "parameter":
         return arguments(int(it.literal))
     if it.opcode == "get-tuple-element":
@@ -205,16 +190,11 @@ def evaluate(program: Program, computation: str, name: str, arguments: Elements)
     if it.opcode == "tuple":
         return operand
     if it.opcode in ("fusion", "call"):
-        return evaluate(program, it.called[0], root(program, it.called[0]), operand)
-    return computed(it, operand)
+        return _find_value(program, it.called[0], _root(program, it.called[0]), operand)
+    return _compute(it, operand)
 
 
-def computed(it: Instruction, operand: Elements) -> Value:
-    """The value of a scalar operation.
-
-    Raises:
-      UnknownValueError: if the operation isn't one that loop counters use.
-    """
+def _compute(it: Instruction, operand: Elements) -> Value:
     if it.opcode in SAME:
         return operand(0)
     if it.opcode in ARITHMETIC:
@@ -226,12 +206,7 @@ def computed(it: Instruction, operand: Elements) -> Value:
     raise UnknownValueError(f"{it.opcode} {it.name}")
 
 
-def constant(it: Instruction) -> int:
-    """The value of a scalar constant.
-
-    Raises:
-      UnknownValueError: if it is not an integer.
-    """
+def _read_constant(it: Instruction) -> int:
     value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
     if not value.lstrip("-").isdigit():
         raise UnknownValueError(f"constant {it.name}")

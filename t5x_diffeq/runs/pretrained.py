@@ -5,6 +5,7 @@ layer weights, which exist only on their own grid, stay as they are.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,9 @@ class Pretrained:
         shardings = jax.tree.map(
             lambda x: x.sharding, setup.abstract_state.params["source"]["weights"]
         )
-        discretise = jax.jit(lambda params: discretised(own, params), out_shardings=shardings)
+        convert = jax.jit(partial(discretise, own), out_shardings=shardings)
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
-        return {**kept, "source": {"weights": discretise(params)}}, step
+        return {**kept, "source": {"weights": convert(params)}}, step
 
     @property
     def model(self) -> ModelConfig:
@@ -103,7 +104,7 @@ class Pretrained:
             )
 
 
-def discretised(config: ModelConfig, params: dict) -> Weights:
+def discretise(config: ModelConfig, params: dict) -> Weights:
     """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
 
     A hypernetwork makes its weights in the computation dtype, so that the model computes with the

@@ -97,10 +97,10 @@ class Checkpoints:
             "places": places,
             "reports": reports,
         }
-        with self.explained():
+        with self._explain():
             self.manager.wait_until_finished()
         self.saving = step
-        with self.explained():
+        with self._explain():
             self.manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -115,11 +115,11 @@ class Checkpoints:
         Raises:
           RunError, MachineryError: as `save` does.
         """
-        with self.explained():
+        with self._explain():
             self.manager.check_for_errors()
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def _explain(self) -> Iterator[None]:
         """A context that turns what Orbax raises into an error of one line."""
         try:
             yield
@@ -161,7 +161,7 @@ class Checkpoints:
                     f"checkpoint {step} of {self.folder} was made on other data; restore that data "
                     "or choose a new --workdir"
                 )
-            self.set_aside(failures)
+            self._set_aside(failures)
             data = restored.data
             return Restored(restored.state, step, data.get("places"), data.get("reports"))
         if failures:
@@ -174,12 +174,12 @@ class Checkpoints:
     def read(self, step: int, abstract_state: TrainState) -> ocp.args.Composite | str:
         """The items of a checkpoint, or what is wrong with it; the same on all processes."""
         folder = self.folder / str(step)
-        failure = damage(folder, self.verify)
+        failure = _find_damage(folder, self.verify)
         if failure:
             return failure
         state = data = None
         try:
-            data = read_data(folder, step)
+            data = _read_data(folder, step)
             # Only the handler: a checkpointer would wait for processes that have failed.
             state = ocp.StandardCheckpointHandler().restore(
                 folder / "state", args=ocp.args.StandardRestore(abstract_state)
@@ -189,7 +189,7 @@ class Checkpoints:
         failure = first_told(failure)
         return failure or ocp.args.Composite(state=state, data=data)
 
-    def set_aside(self, failures: dict[int, str]) -> None:
+    def _set_aside(self, failures: dict[int, str]) -> None:
         """Moves unreadable checkpoints to another folder; deletes nothing."""
         if not failures:
             return
@@ -210,28 +210,24 @@ class Checkpoints:
     def __exit__(self, kind: type | None, *exception: object) -> None:
         """Waits for the save even if the run failed: the state being saved is good."""
         if kind is None:
-            with self.explained():
+            with self._explain():
                 self.manager.wait_until_finished()
             self.manager.close()
             return
         # The save may wait for a process that waits for this one, or fail for the same reason.
-        closing = threading.Thread(target=close_quietly, args=(self.manager,), daemon=True)
+        closing = threading.Thread(target=_close_quietly, args=(self.manager,), daemon=True)
         closing.start()
         closing.join(SECONDS_AFTER_FAILURE if are_several() else None)
 
 
-def close_quietly(manager: ocp.CheckpointManager) -> None:
+def _close_quietly(manager: ocp.CheckpointManager) -> None:
     """Waits for the save; the reason of a failure has already been reported."""
     with suppress(Exception):
         manager.close()
 
 
-def damage(folder: AnyPath, verify: bool) -> str | None:
-    """What checksums say is wrong with a checkpoint, or None; the same on all processes.
-
-    Raises:
-      MachineryError: if the bucket doesn't answer.
-    """
+def _find_damage(folder: AnyPath, verify: bool) -> str | None:
+    """What checksums say is wrong with a checkpoint, or None; the same on all processes."""
     if not verify:
         return None
     try:
@@ -248,13 +244,8 @@ def damage(folder: AnyPath, verify: bool) -> str | None:
     return first_told(failure)
 
 
-def read_data(folder: AnyPath, step: int) -> dict:
-    """The data state of a checkpoint.
-
-    Raises:
-      ValueError: if the file holds something else.
-      OSError: if it can't be read.
-    """
+def _read_data(folder: AnyPath, step: int) -> dict:
+    """The data state of a checkpoint."""
     data = json.loads((folder / "data" / "metadata").read_text())
     if not (isinstance(data, dict) and data.get("step") == step and "fingerprint" in data):
         raise ValueError(f"data/metadata is not that of step {step}")
@@ -278,17 +269,17 @@ def restore_params(
     """
     folder = absolute(workdir) / "checkpoints"
     step = chosen_step(workdir, step)
-    params, failure = None, damage(folder / str(step), verify)
+    params, failure = None, _find_damage(folder / str(step), verify)
     if not failure:
         try:
-            params = read_params(folder / str(step), abstract_params)["params"]
+            params = _read_params(folder / str(step), abstract_params)["params"]
         except Exception as error:
             failure = explain(error, folder / str(step))
         failure = first_told(failure)
     if failure:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
-            f"{listed(whole_steps(folder))}"
+            f"{_list_steps(whole_steps(folder))}"
         )
     return params, step
 
@@ -308,17 +299,16 @@ def chosen_step(workdir: AnyPath, step: int | None) -> int:
         raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
     if step is not None and step not in steps:
         raise InputError(
-            f"checkpoint {step} of {workdir} does not exist; there are {listed(steps)}"
+            f"checkpoint {step} of {workdir} does not exist; there are {_list_steps(steps)}"
         )
     return steps[-1] if step is None else step
 
 
-def listed(steps: list[int]) -> str:
-    """`2, 4, 6`."""
+def _list_steps(steps: list[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
+def _read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
     """`{"params": ...}` of a checkpoint; raises whatever Orbax does."""
     item = {"params": abstract_params}
     args = ocp.args.PyTreeRestore(

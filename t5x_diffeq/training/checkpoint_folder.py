@@ -20,7 +20,7 @@ ASIDE = "unreadable_checkpoints"
 
 def whole_steps(folder: AnyPath) -> list[int]:
     """The steps of the complete checkpoints in `folder`, oldest first; nothing is changed."""
-    return sorted(int(step.name) for step in steps_in(folder) if is_whole(step))
+    return sorted(int(step.name) for step in steps_in(folder) if _is_whole(step))
 
 
 def steps_in(folder: AnyPath) -> list[AnyPath]:
@@ -30,12 +30,12 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
     return [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
 
 
-def is_whole(step: AnyPath) -> bool:
+def _is_whole(step: AnyPath) -> bool:
     """Whether a checkpoint was written completely, as far as its marker files show."""
-    return not is_in_bucket(step) or (step / MARKER).exists() or was_committed(step) is True
+    return not is_in_bucket(step) or (step / MARKER).exists() or _was_committed(step) is True
 
 
-def was_committed(step: AnyPath) -> bool | None:
+def _was_committed(step: AnyPath) -> bool | None:
     """Whether Orbax began to commit it, after writing all of it; None if that is unknown."""
     try:
         metadata = json.loads((step / METADATA).read_text())
@@ -55,15 +55,15 @@ def tidy(folder: AnyPath) -> None:
         return
     for path in folder.iterdir():
         if UNFINISHED in path.name:
-            remove(path)
+            _remove(path)
     for step in steps_in(folder):
         if (step / MARKER).exists():
             continue
-        if is_whole(step):
+        if _is_whole(step):
             say(f"checkpoint {step.name} lacks {MARKER}, and is whole: marked anew")
             (step / MARKER).write_text(f"Checkpoint commit was successful to {step}")
-        elif was_committed(step) is False:
-            remove(step)
+        elif _was_committed(step) is False:
+            _remove(step)
         else:
             aside = set_aside(step)
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {aside}")
@@ -76,8 +76,7 @@ def set_aside(step: AnyPath) -> AnyPath:
     return aside
 
 
-def remove(path: AnyPath) -> None:
-    """Deletes a folder."""
+def _remove(path: AnyPath) -> None:
     if is_in_bucket(path):
         bucket_files().rm(str(path), recursive=True)
     else:

@@ -49,7 +49,7 @@ class WithChecksums(ocp.AsyncCheckpointHandler):
         listed = {REST}
         for name in names_in(directory):
             if name.startswith(f"{FOLDER}/process_"):
-                listed |= read_sums(directory / name).keys()
+                listed |= _read_sums(directory / name).keys()
         save_sums(directory, REST, [name for name in names_in(directory) if name not in listed])
 
 
@@ -88,12 +88,7 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
     path.write_text(json.dumps(sums_of(directory, names)))
 
 
-def read_sums(path: AnyPath) -> dict[str, Sum]:
-    """What `save_sums` wrote.
-
-    Raises:
-      ValueError: if the file holds something else.
-    """
+def _read_sums(path: AnyPath) -> dict[str, Sum]:
     try:
         return {name: Sum(*values) for name, values in json.loads(path.read_text()).items()}
     except (TypeError, AttributeError) as error:
@@ -123,7 +118,7 @@ def damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1)
         return f"{error.filename or error} is missing"
     except ValueError as error:
         return f"its checksums can't be read: {error}"
-    there = sizes_in(folder)
+    there = _sizes_in(folder)
     for name, known in expected.items():
         if name not in there:
             return f"{name} is missing"
@@ -144,11 +139,11 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
     """
     expected: dict[str, Sum] = {}
     for item in items:
-        rest = read_sums(folder / item / REST)
+        rest = _read_sums(folder / item / REST)
         listed = {name: rest[name] for name in rest}
         for name in rest:
             if name.startswith(f"{FOLDER}/"):
-                listed |= read_sums(folder / item / name)
+                listed |= _read_sums(folder / item / name)
         expected |= {f"{item}/{name}": known for name, known in listed.items()}
     return expected
 
@@ -159,14 +154,13 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
 def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Sum]:
     """Size and hash of files in a folder."""
     if is_in_bucket(folder):
-        facts = object_facts(folder)
+        facts = _object_facts(folder)
         return {name: Sum(int(facts[name]["size"]), facts[name]["crc32c"]) for name in names}
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(names, pool.map(lambda name: sum_of(folder / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: _sum_of(folder / name), names), strict=True))
 
 
-def sum_of(path: AnyPath) -> Sum:
-    """Size and hash of a local file."""
+def _sum_of(path: AnyPath) -> Sum:
     crc, size = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -176,13 +170,13 @@ def sum_of(path: AnyPath) -> Sum:
 
 def names_in(folder: AnyPath) -> list[str]:
     """All files below a folder, as sorted relative paths."""
-    return sorted(sizes_in(folder))
+    return sorted(_sizes_in(folder))
 
 
-def sizes_in(folder: AnyPath) -> dict[str, int]:
+def _sizes_in(folder: AnyPath) -> dict[str, int]:
     """The size of each file below a folder, by its relative path."""
     if is_in_bucket(folder):
-        return {name: int(facts["size"]) for name, facts in object_facts(folder).items()}
+        return {name: int(facts["size"]) for name, facts in _object_facts(folder).items()}
     return {
         file.relative_to(folder).as_posix(): file.stat().st_size
         for file in folder.rglob("*")
@@ -190,7 +184,7 @@ def sizes_in(folder: AnyPath) -> dict[str, int]:
     }
 
 
-def object_facts(folder: AnyPath) -> dict[str, Mapping]:
+def _object_facts(folder: AnyPath) -> dict[str, Mapping]:
     """The bucket's metadata of each object below a folder, by its relative path."""
     prefix = str(folder).partition("://")[2].rstrip("/") + "/"
     found = bucket_files().find(prefix, detail=True)

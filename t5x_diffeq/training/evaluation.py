@@ -27,7 +27,7 @@ def make_adaptive_eval_step(
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:
         solution = solve(model, params, batch["inputs"], adaptive, places_of(batch))
         with_params = model.bind({"params": params})
-        y, head = with_params.normalised(solution.y), with_params.head_vectors()
+        y, head = with_params.normalise(solution.y), with_params.head_vectors()
         vocab_size = model.config.vocab_size
         losses, _ = token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
         metrics = EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])

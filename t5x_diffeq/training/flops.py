@@ -19,8 +19,6 @@ from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import SCHEMES
 from t5x_diffeq.ode.weights import block_parameters
 
-# Peak dense bf16 FLOP/s of a device, by its kind.
-
 
 @dataclass(frozen=True)
 class StepFlops:
@@ -72,13 +70,15 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         attention=3 * attention,
         mlp=3 * mlp,
         head=3 * head,
-        hypernetwork=3 * hypernetwork_flops(config),
-        recomputed=2 * tokens * kernels_again(config) + attention_again(config) * attention + head,
-        attention_kernels=attention * kernel_work(config),
+        hypernetwork=3 * _hypernetwork_flops(config),
+        recomputed=2 * tokens * _kernels_again(config)
+        + _attention_again(config) * attention
+        + head,
+        attention_kernels=attention * _kernel_work(config),
     )
 
 
-def kernels_again(config: ModelConfig) -> float:
+def _kernels_again(config: ModelConfig) -> float:
     """Entries of the kernels whose products `model.remat` recomputes, summed over solver steps.
 
     The gradient doesn't need the result of a product that is added to the residual stream, unless
@@ -98,13 +98,13 @@ def kernels_again(config: ModelConfig) -> float:
         again.add("down")
     sizes = {
         path: prod(leaf.value.shape)
-        for path, leaf in generated(config).items()
+        for path, leaf in _generated_leaves(config).items()
         if leaf.role == "kernel" and path[1] in again
     }
     return sum(size * (f if path[0] == "attention" else g) for path, size in sizes.items())
 
 
-def attention_again(config: ModelConfig) -> int:
+def _attention_again(config: ModelConfig) -> int:
     """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
 
     A GPU's kernel has to, even if its output is saved: the softmax's sums are internal to it.
@@ -113,9 +113,9 @@ def attention_again(config: ModelConfig) -> int:
     return 0 if config.remat == "none" or (kept and config.attention.startswith("splash")) else 1
 
 
-def kernel_work(config: ModelConfig) -> float:
+def _kernel_work(config: ModelConfig) -> float:
     """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
-    again = attention_again(config)
+    again = _attention_again(config)
     if not config.attention.startswith("splash"):
         # Two products forward, five backward: two for each of those, and the scores again.
         return 1 + again + 5 / 2
@@ -145,7 +145,7 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
     return model_flops / (seconds * num_devices * peak_flops)
 
 
-def generated(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
+def _generated_leaves(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
     """The block parameters that a weight source makes, by path."""
     block = Block(replace(config, attention="xla"), parent=None)  # any kernel has these shapes
     return block_parameters(block, block.input_shapes())
@@ -153,16 +153,16 @@ def generated(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
 
 def kernel_size(config: ModelConfig, part: str) -> int:
     """Entries of the kernels of a part of the block, "attention" or "mlp"."""
-    leaves = generated(config).items()
+    leaves = _generated_leaves(config).items()
     return sum(prod(x.value.shape) for p, x in leaves if p[0] == part and x.role == "kernel")
 
 
-def hypernetwork_flops(config: ModelConfig) -> float:
+def _hypernetwork_flops(config: ModelConfig) -> float:
     """FLOPs of making the weights of all times, forward: e(t), then P e(t) for every leaf."""
     if config.weights != "time_dependent":
         return 0
-    N, T, S = config.num_nodes, config.time_embed_dim, config.num_frequencies
-    leaves = generated(config)
+    T, S = config.time_embed_dim, config.num_frequencies
+    leaves = _generated_leaves(config)
     layers = 1 if config.time_embedding == "shared" else len({path[:-1] for path in leaves})
     products = sum(prod(leaf.value.shape) for leaf in leaves.values())
-    return 2 * N * (T * products + layers * ((2 * S + 1) * T + T * T))
+    return 2 * config.num_nodes * (T * products + layers * ((2 * S + 1) * T + T * T))

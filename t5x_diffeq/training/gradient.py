@@ -11,14 +11,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.ode.contraction import projection_square
-from t5x_diffeq.ode.weights import EMBEDDINGS
+from t5x_diffeq.ode.weights import Embeddings, Path, projection_squares
 from t5x_diffeq.training.losses import token_losses
 
 Batch = dict[str, jax.Array]
@@ -35,7 +35,6 @@ def make_gradient(
     loss_chunk: int,
     z_loss: float,
     depths: tuple[int, ...] | None = None,
-    unroll: bool = False,
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
 
@@ -51,14 +50,13 @@ def make_gradient(
       loss_chunk: tokens per device whose logits exist at once.
       z_loss: factor of the squared log normaliser.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      unroll: unroll loops, for counting FLOPs.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
-        make = partial(make_weights, model, jnp.asarray(np.concatenate(times)))
+        make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in MAKERS}
         rest = {name: part for name, part in training.items() if name not in MAKERS}
@@ -73,9 +71,7 @@ def make_gradient(
             losses, squares = jnp.zeros(()), jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
-                each_loss, normalisers = batch_losses(
-                    each, merged, batch, loss_chunk, own, key, unroll
-                )
+                each_loss, normalisers = batch_losses(each, merged, batch, loss_chunk, own, key)
                 losses += (each_loss * batch["mask"]).sum()
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
@@ -87,41 +83,36 @@ def make_gradient(
         (d_rest, d_weights), mean = (
             of_part(batch, key)
             if microbatches == 1
-            else accumulate(of_part, batch, key, microbatches, unroll)
+            else _accumulate(of_part, batch, key, microbatches)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
         (d_makers,) = pull_back(d_weights)
         gradient = {**d_makers, **d_rest}
-        return gradient, norm(gradient, d_weights, embeddings), mean
+        squares = projection_squares(d_weights, embeddings)
+        of_source = {("source", *path): square for path, square in squares.items()}
+        return gradient, _norm(gradient, of_source), mean
 
     return gradient
 
 
-def make_weights(
+def _make_weights_of(
     model: LanguageModel, times: Times, params: Params, makers: Params
-) -> tuple[Weights, dict]:
-    """The weights that `makers` make; and, by generated layer, the e(t) that they come from.
-
-    Args:
-      model: the model.
-      times: the times at which to make them.
-      params: all the model's parameters.
-      makers: the parameters of the parts whose weights are returned.
-    """
-    weights, collections = model.apply(
-        {"params": {**params, **makers}}, times, method="weights", mutable=[EMBEDDINGS]
-    )
-    theirs = {name: leaves for name, leaves in weights.items() if maker_of(name) in makers}
-    return theirs, collections.get(EMBEDDINGS, {}).get("source", {})
+) -> tuple[Weights, Embeddings]:
+    """The weights that some parts of the parameters, `makers`, make, and the e(t) that they use."""
+    variables = {"params": {**params, **makers}}
+    make = nn.apply(LanguageModel.weights_and_embeddings, model)
+    weights, embeddings = make(variables, times)
+    theirs = {name: leaves for name, leaves in weights.items() if _maker_of(name) in makers}
+    return theirs, embeddings
 
 
-def maker_of(name: str) -> str:
+def _maker_of(name: str) -> str:
     """The part of the parameters that makes the weights of this name."""
     return "adapters" if name == ADAPTERS else "source"
 
 
-def accumulate(
-    of_part: Callable[[Batch, Array], Part], batch: Batch, key: Array, parts: int, unroll: bool
+def _accumulate(
+    of_part: Callable[[Batch, Array], Part], batch: Batch, key: Array, parts: int
 ) -> Part:
     """Sums over the microbatches, in float32; each has its own dropout.
 
@@ -137,26 +128,14 @@ def accumulate(
     inputs = jax.tree.map(split, batch), jax.random.split(key, parts)
     shapes = jax.eval_shape(of_part, *jax.tree.map(lambda x: x[0], inputs))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-    return jax.lax.scan(add, zeros, inputs, unroll=parts if unroll else 1)[0]
+    return jax.lax.scan(add, zeros, inputs)[0]
 
 
-def norm(gradient: Params, d_weights: Weights, embeddings: dict) -> Float[Array, ""]:
-    """The global norm of the gradient.
-
-    The part due to P, which is most of it, is computed from small matrices, so that P's gradient
-    needn't be complete before its first entries are used.
-
-    Args:
-      gradient: the gradient of the parts that train.
-      d_weights: the gradient of the made weights.
-      embeddings: the e(t) that they were made from, by layer; empty if they were not made.
-    """
-    leaves, squares = flatten_dict(gradient), jnp.zeros(())
-    for path, dW in flatten_dict(d_weights).items() if embeddings else ():
-        layer = ".".join(path[:-1])
-        squares += projection_square(embeddings[layer]["e"], dW)
-        del leaves["source", layer, path[-1]]
-    return jnp.sqrt(squares + sum(jnp.square(leaf).sum() for leaf in leaves.values()))
+def _norm(gradient: Params, squares: dict[Path, Float[Array, ""]]) -> Float[Array, ""]:
+    """The global norm of the gradient, given the squared norms of some of its leaves by path."""
+    others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in squares)
+    known = sum(squares.values(), start=jnp.zeros(()))
+    return jnp.sqrt(known + sum(jnp.square(leaf).sum() for leaf in others))
 
 
 def places_of(batch: Batch) -> Places | None:
@@ -171,7 +150,6 @@ def batch_losses(
     chunk: int,
     weights: Weights | None = None,
     key: Array | None = None,
-    unroll: bool = False,
 ) -> tuple[Array, Array]:
     """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given.
 
@@ -182,7 +160,6 @@ def batch_losses(
       chunk: tokens per device whose logits exist at once.
       weights: the weights of the pass; None: made from the parameters.
       key: the dropout key.
-      unroll: unroll loops, for counting FLOPs.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head = model.apply(
@@ -191,7 +168,6 @@ def batch_losses(
         weights,
         places_of(batch),
         deterministic=rngs is None,
-        unroll=unroll,
         rngs=rngs,
         method="state_and_head",
     )

@@ -15,19 +15,9 @@ Axes = tuple[str, ...]
 
 
 def token_losses(
-    y: State,
-    head: Float[Array, "V D"],
-    targets: Tokens,
-    *,
-    vocab_size: int,
-    chunk: int,
-    of_chunk: Callable[..., tuple[Array, Array]] | None = None,
-) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
+    y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"]]:
     """-log p(target) of each token, and the log of the softmax's normaliser; float32.
-
-    Each device gathers the head along its width once, then goes through its own tokens chunk by
-    chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather
-    the head. Where the vocabulary is sharded, only sums over it are exchanged.
 
     Args:
       y: the model's last state, normalised.
@@ -35,24 +25,48 @@ def token_losses(
       targets: the tokens to predict.
       vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
-      of_chunk: computes two numbers per token; None: `chunk_losses`, the two named above.
+    """
+    return _by_chunk(_losses_of_chunk, y, head, targets, vocab_size, chunk)
+
+
+def losses_and_choices(
+    y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
+) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
+    """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments."""
+    return _by_chunk(_choices_of_chunk, y, head, targets, vocab_size, chunk)
+
+
+def _by_chunk(
+    of_chunk: Callable[..., tuple[Array, Array]],
+    y: State,
+    head: Float[Array, "V D"],
+    targets: Tokens,
+    vocab_size: int,
+    chunk: int,
+) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
+    """Two numbers per token from `of_chunk`, given part of the head and a chunk of the tokens.
+
+    Each device gathers the head along its width once, then goes through its own tokens chunk by
+    chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather
+    the head. Where the vocabulary is sharded, only sums over it are exchanged.
     """
     rows, vocab, width = (mesh_axes(logical) for logical in ("batch", "vocab", "embed"))
     by_row = PartitionSpec(rows or None)
     local = partial(
-        local_losses,
+        _on_device,
+        of_chunk,
         rows=rows,
         vocab=vocab,
         width=width,
         vocab_size=vocab_size,
         chunk=chunk,
-        of_chunk=of_chunk or chunk_losses,
     )
     in_specs = (by_row, PartitionSpec(vocab or None, width or None), by_row)
     return on_shards(local, in_specs, (by_row, by_row))(y, head, targets)
 
 
-def local_losses(
+def _on_device(
+    of_chunk: Callable[..., tuple[Array, Array]],
     y: Float[Array, "b L D"],
     head: Float[Array, "v d"],
     targets: Tokens,
@@ -62,7 +76,6 @@ def local_losses(
     width: Axes,
     vocab_size: int,
     chunk: int,
-    of_chunk: Callable[..., tuple[Array, Array]],
 ) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
     """One device's part; tokens are sharded over `rows`, `head` over `vocab` and `width`."""
     if width:
@@ -71,21 +84,21 @@ def local_losses(
     head = head.astype(jnp.float32)
     # The gradient of a value is summed over devices where it is made to vary over them: here,
     # before the loop, so that this happens once.
-    head, y = vary(head, rows, (*vocab, *width)), vary(y, (*vocab, *width), rows)
+    head, y = _vary(head, rows, (*vocab, *width)), _vary(y, (*vocab, *width), rows)
     first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
     states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
     wanted = jnp.pad(targets.reshape(-1), (0, missing))
-    losses, normalisers = jax.lax.map(
+    found = jax.lax.map(
         jax.checkpoint(partial(of_chunk, head, first, vocab, vocab_size)),
         (states.reshape(-1, chunk, y.shape[-1]), wanted.reshape(-1, chunk)),
     )
     shape, size = targets.shape, targets.size
-    return losses.reshape(-1)[:size].reshape(shape), normalisers.reshape(-1)[:size].reshape(shape)
+    return tuple(x.reshape(-1)[:size].reshape(shape) for x in found)
 
 
-def chunk_losses(
+def _losses_of_chunk(
     head: Float[Array, "v D"],
     first: Array | int,
     vocab: Axes,
@@ -94,7 +107,7 @@ def chunk_losses(
 ) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
     """Losses and log normalisers of a chunk; `head` holds the vocabulary from `first` on."""
     states, targets = tokens
-    logits, numbers = chunk_logits(head, first, vocab_size, states)
+    logits, numbers = _logits_of_chunk(head, first, vocab_size, states)
     highest = jax.lax.stop_gradient(logits.max(-1))
     highest = jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
     total = jnp.exp(logits - highest[:, None]).sum(-1)
@@ -105,7 +118,7 @@ def chunk_losses(
     return normaliser - chosen, normaliser
 
 
-def chunk_choices(
+def _choices_of_chunk(
     head: Float[Array, "v D"],
     first: Array | int,
     vocab: Axes,
@@ -113,15 +126,15 @@ def chunk_choices(
     tokens: tuple[Float[Array, "chunk D"], Array],
 ) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
     """Losses of a chunk, and the most likely token at each position; the first in a tie."""
-    losses, _ = chunk_losses(head, first, vocab, vocab_size, tokens)
-    logits, numbers = chunk_logits(head, first, vocab_size, tokens[0])  # XLA reuses those above
+    losses, _ = _losses_of_chunk(head, first, vocab, vocab_size, tokens)
+    logits, numbers = _logits_of_chunk(head, first, vocab_size, tokens[0])  # XLA reuses those above
     highest = logits.max(-1)
     highest = jax.lax.pmax(highest, vocab) if vocab else highest
     best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)
     return losses, jax.lax.pmin(best, vocab) if vocab else best
 
 
-def chunk_logits(
+def _logits_of_chunk(
     head: Float[Array, "v D"], first: Array | int, vocab_size: int, states: Float[Array, "chunk D"]
 ) -> tuple[Float[Array, "chunk v"], Int[Array, " v"]]:
     """Logits of a chunk, the lowest float for padding, and the tokens that they belong to."""
@@ -130,7 +143,7 @@ def chunk_logits(
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
 
 
-def vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
+def _vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
     """x as a value that may vary over the mesh axes `over`; it already varies over `already`."""
     missing = tuple(axis for axis in over if axis not in already)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
@@ -149,14 +162,13 @@ def dot_products(
     return jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
 
 
-def dot_products_forward(
+def _dot_products_forward(
     states: Float[Array, "chunk D"], head: Float[Array, "v D"]
 ) -> tuple[Float[Array, "chunk v"], tuple[Array, Array]]:
-    """`dot_products`, and what its backward pass needs."""
     return dot_products(states, head), (states, head)
 
 
-def dot_products_backward(
+def _dot_products_backward(
     inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
 ) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
     """The gradients of the states, in their dtype, and of the head, in float32."""
@@ -167,4 +179,4 @@ def dot_products_backward(
     return d_states, product("tv,td->vd", d_logits, states)
 
 
-dot_products.defvjp(dot_products_forward, dot_products_backward)
+dot_products.defvjp(_dot_products_forward, _dot_products_backward)

@@ -38,10 +38,10 @@ class MetricWriter:
         if jax.process_index() != 0:
             return
         path = workdir / METRICS_FILE
-        kept = kept_lines(path, step if step > 0 else -1)
+        kept = _lines_up_to(path, step if step > 0 else -1)
         self.file, self.reports = Growing(path, kept), kept.count(b"\n")
         folder = str(workdir / "events")
-        self.events = event_writer(
+        self.events = _event_writer(
             folder if is_in_bucket(workdir) else f"{ON_DISK}:{folder}",
             purge_step=step + 1,
             filename_suffix=f".{step}",  # else files begun within one second would share a name
@@ -93,12 +93,12 @@ class EventsOnDisk:
 
     def __init__(self, path: str):
         self.path, self.file = Path(path.removeprefix(f"{ON_DISK}:")), None
-        with self.warned():
+        with self._warn_instead():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("wb", buffering=0)
 
     @contextmanager
-    def warned(self) -> Iterator[None]:
+    def _warn_instead(self) -> Iterator[None]:
         """A context in which an error becomes a warning, after which nothing more is written."""
         try:
             yield
@@ -109,7 +109,7 @@ class EventsOnDisk:
     def write(self, content: bytes) -> None:
         """Appends to the file."""
         if self.file is not None:
-            with self.warned():
+            with self._warn_instead():
                 self.file.write(content)
 
     def flush(self) -> None:
@@ -118,7 +118,7 @@ class EventsOnDisk:
     def close(self) -> None:
         """Closes the file."""
         if self.file is not None:
-            with self.warned():
+            with self._warn_instead():
                 self.file.close()
 
     @staticmethod
@@ -133,7 +133,7 @@ class Opening:
         self.open, self.directory_check = kind, kind.directory_check
 
 
-def event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter":
+def _event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter":
     """tensorboardX's writer with our files; imported only here, because that takes seconds."""
     from tensorboardX import SummaryWriter
     from tensorboardX.record_writer import register_writer_factory
@@ -143,17 +143,12 @@ def event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter"
     return SummaryWriter(folder, **options)
 
 
-def kept_lines(path: AnyPath, step: int) -> bytes:
+def _lines_up_to(path: AnyPath, step: int) -> bytes:
     """The lines up to `step`, without a half-written last one."""
-    return b"".join(line for line in lines_of(path) if step_of(line) <= step)
+    return b"".join(line for line in _lines_of(path) if _step_of(line) <= step)
 
 
-def lines_of(path: AnyPath) -> list[bytes]:
-    """The lines of a file; none if it doesn't exist.
-
-    Raises:
-      InputError: if it can't be read.
-    """
+def _lines_of(path: AnyPath) -> list[bytes]:
     try:
         return path.read_bytes().splitlines(keepends=True) if path.exists() else []
     except OSError as error:
@@ -168,7 +163,7 @@ def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
       step: the checkpoint's step.
       reports: the number of lines at that time; None if the checkpoint doesn't record it.
     """
-    there = kept_lines(workdir / METRICS_FILE, step).count(b"\n")
+    there = _lines_up_to(workdir / METRICS_FILE, step).count(b"\n")
     if reports is not None and there < reports:
         say(
             f"warning: {workdir / METRICS_FILE} has {there} of the {reports} lines that it had at "
@@ -176,7 +171,7 @@ def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
         )
 
 
-def step_of(line: bytes) -> float:
+def _step_of(line: bytes) -> float:
     """The step of a line; infinite if the line is incomplete."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
@@ -186,5 +181,5 @@ def step_of(line: bytes) -> float:
 
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports in a workdir, oldest first."""
-    lines = lines_of(workdir / METRICS_FILE)
-    return [json.loads(line) for line in lines if step_of(line) < float("inf")]
+    lines = _lines_of(workdir / METRICS_FILE)
+    return [json.loads(line) for line in lines if _step_of(line) < float("inf")]

@@ -46,7 +46,7 @@ def make_optimizer(
     decays = of_declared(lambda leaf: leaf.role in DECAYED[optimizer.decay])
     multipliers = of_declared(lambda leaf: leaf.step_multiplier)
     return optax.chain(
-        clip(optimizer.max_grad_norm),
+        _clip(optimizer.max_grad_norm),
         optax.scale_by_adam(
             optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
         ),
@@ -56,7 +56,7 @@ def make_optimizer(
     )
 
 
-def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Scales a gradient down to `max_norm`; takes its `norm`, which the step has computed."""
 
     def update(

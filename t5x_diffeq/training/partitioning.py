@@ -10,25 +10,18 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import axes_of
+from t5x_diffeq.layers.mesh import Rules, axes_of, spec_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "tensor")
-LOGICAL_AXES = (
-    "batch",
-    "length",
-    "vocab",
-    "embed",
-    "heads",
-    "head_dim",
-    "mlp",
-    "steps",
-    "time_embed",
-)
-Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
+# A config can't change these: the loss is summed over `BATCH`, and the attention kernel of a device
+# needs whole sequences and heads.
+FIXED_RULES = {"batch": BATCH, "length": None, "head_dim": None}
+LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
 
 def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -71,8 +64,8 @@ def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[
     if len(filled) > 1:
         raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
     if filled:
-        sizes[filled[0]] = fill(sizes, filled[0], batch_size, devices)
-    check_mesh(sizes, batch_size, devices)
+        sizes[filled[0]] = _fill(sizes, filled[0], batch_size, devices)
+    _check_mesh(sizes, batch_size, devices)
     return sizes
 
 
@@ -131,7 +124,7 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     return {"data": data, "fsdp": fsdp, "tensor": 1}
 
 
-def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
+def _fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
     On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
@@ -147,7 +140,7 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[An
             f"{others} of the other axes; change one of them"
         )
     size = len(devices) // others
-    if axis == "tensor" or on_many_machines(devices):
+    if axis == "tensor" or _on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
     whole = devices[0].platform == "tpu"
@@ -155,19 +148,14 @@ def fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[An
     return next((n for n in usable if batch_size % (n * rest) == 0), size)
 
 
-def on_many_machines(devices: Sequence[jax.Device]) -> bool:
+def _on_many_machines(devices: Sequence[jax.Device]) -> bool:
     """Whether the devices belong to several processes, each of which must take part."""
     return len({device.process_index for device in devices}) > 1
 
 
-def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
-    """Checks that there are enough devices, and that the batch can be divided among them.
-
-    Raises:
-      InputError: if either doesn't hold; gives both numbers.
-    """
+def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
     needed, present = prod(sizes.values()), len(devices)
-    if needed > present or (needed < present and on_many_machines(devices)):
+    if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
             f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
             "set one axis to -1 to fill it"
@@ -182,7 +170,7 @@ def check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Dev
 
 def batch_shards(sizes: Mapping[str, int]) -> int:
     """The number of parts that a batch is divided into, given the sizes of the mesh axes."""
-    return sizes["data"] * sizes["fsdp"]
+    return prod(sizes[axis] for axis in BATCH)
 
 
 def describe(sizes: dict[str, int]) -> str:
@@ -191,49 +179,36 @@ def describe(sizes: dict[str, int]) -> str:
 
 
 def logical_rules(mesh: MeshKeys) -> Rules:
-    """The table of `config.mesh.rules`, as Linen takes it.
+    """The fixed rules and the table of `config.mesh.rules`, as Linen takes them.
 
     Raises:
-      InputError: if it isn't such a table, names an axis that does not exist, or shards an axis
-        that must not be.
+      InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
     """
+    rules = [*FIXED_RULES.items()]
     for rule in mesh.rules:
-        if not is_rule(rule):
+        if not _is_rule(rule):
             raise InputError(
                 f"mesh.rules has {rule!r}; each rule is a logical axis and a mesh axis, a tuple of "
                 "different ones, or None"
             )
-
-    def normal(target: str | list[str] | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        return tuple(target) if isinstance(target, list | tuple) else target
-
-    rules = tuple((logical, normal(target)) for logical, target in mesh.rules)
-    for logical, target in rules:
+        logical, target = rule
+        target = tuple(target) if isinstance(target, list) else target
+        if logical in FIXED_RULES and target == FIXED_RULES[logical]:
+            continue  # older runs have these in their config.json
         if logical not in LOGICAL_AXES:
             raise InputError(
-                f"mesh.rules: there is no logical axis {logical!r}; they are "
-                f"{', '.join(LOGICAL_AXES)}"
+                f"mesh.rules has {rule!r}; it can set {', '.join(LOGICAL_AXES)}: leave this one out"
             )
         for axis in axes_of(target):
             if axis not in AXES:
                 raise InputError(
                     f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
                 )
-    for logical in ("length", "head_dim"):
-        if dict(rules).get(logical):
-            raise InputError(
-                f"mesh.rules: {logical!r} goes to {dict(rules)[logical]!r}; it must go to None, "
-                "because a device's attention kernel sees only the device's own part of it"
-            )
-    if dict(rules).get("batch") != ("data", "fsdp"):
-        raise InputError(
-            f"mesh.rules: 'batch' goes to {dict(rules).get('batch')!r}; it must go to "
-            "('data', 'fsdp'), over which sequences are divided and the loss is summed"
-        )
-    return rules
+        rules.append((logical, target))
+    return tuple(rules)
 
 
-def is_rule(rule: object) -> bool:
+def _is_rule(rule: object) -> bool:
     """Whether `rule` is a logical axis with None, a mesh axis or several different ones."""
     if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
         return False
@@ -253,16 +228,9 @@ def sharded(mesh: Mesh, rules: Rules) -> Iterator[None]:
         yield
 
 
-def mesh_spec(names: Sequence[str | None], rules: Rules | None = None) -> PartitionSpec:
-    """The mesh axes of logical axes; without rules, by those of the context."""
-    spec = nn.logical_to_mesh_axes(names, rules)
-    assert spec is not None  # Linen returns None only where `names` is None
-    return spec
-
-
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
     """Sharding of a batch's rows."""
-    return NamedSharding(mesh, mesh_spec(("batch",), rules))
+    return NamedSharding(mesh, spec_of(("batch",), rules))
 
 
 def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
@@ -275,14 +243,14 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
     def sharding(path: tuple, leaf: object) -> NamedSharding:
         if not isinstance(leaf, Parameter):
             return NamedSharding(mesh, PartitionSpec())
-        spec = mesh_spec(leaf.names, rules)
-        check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
+        spec = spec_of(leaf.names, rules)
+        _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, declared, is_leaf=is_parameter)
 
 
-def check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
+def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:
     """Checks that every sharded dimension of `leaf` is a multiple of its mesh axes."""
     for size, logical, target in zip(leaf.value.shape, leaf.names, spec, strict=True):
         axes = axes_of(target)

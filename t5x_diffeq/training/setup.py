@@ -1,7 +1,7 @@
 """What a config stands for: model, optimizer, mesh and the sharded shapes of the train state."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -74,6 +74,11 @@ class Setup:
     def init_state(self) -> TrainState:
         """A new state, each array created with its sharding; call within `context`."""
         return self.compiled_init(self.init_key)
+
+    @cached_property
+    def compiled_steps(self) -> dict[Hashable, jax.stages.Compiled]:
+        """What `step.compile_train_step` has compiled, by its other arguments."""
+        return {}
 
     @cached_property
     def compiled_init(self) -> Callable[[Array], TrainState]:

@@ -1,8 +1,7 @@
 """The train step (one optimizer step) and the eval step."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+from functools import partial
 from math import isfinite
 
 import jax
@@ -35,14 +34,13 @@ class EvalMetrics(clu_metrics.Collection):
 
 
 def make_train_step(
-    setup: Setup, depths: tuple[int, ...] | None = None, unroll: bool = False
+    setup: Setup, depths: tuple[int, ...] | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
 
     Args:
       setup: the model, the optimizer and what belongs to them.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      unroll: unroll the loop over depth, for counting FLOPs.
     """
     keys = setup.config.train
     of_batch = make_gradient(
@@ -52,7 +50,6 @@ def make_train_step(
         loss_chunk=keys.loss_chunk,
         z_loss=keys.z_loss,
         depths=depths,
-        unroll=unroll,
     )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
@@ -69,45 +66,36 @@ def make_train_step(
     return train_step
 
 
-@cache
-def compile_train_step(
+def lower_train_step(
     setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
-) -> jax.stages.Compiled:
-    """The train step, compiled for the setup's shardings; it donates the state."""
+) -> jax.stages.Lowered:
+    """The train step as a program for the setup's shardings; it donates the state."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
     step = jax.jit(
         make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
     )
-    return step.lower(setup.abstract_state, setup.abstract_batch(batch_size)).compile()
+    return step.lower(setup.abstract_state, setup.abstract_batch(batch_size))
 
 
-def unrolled_cost(setup: Setup, batch_size: int) -> dict[str, float]:
-    """The compiler's own cost of an optimizer step: `flops` and `bytes accessed`.
-
-    It counts the body of a loop once, so loops are unrolled, and nothing is recomputed. FLOPs are
-    those of the program for a TPU, in which the hypernetwork's gradient has no loop.
-    """
-    model = LanguageModel(replace(setup.model.config, attention="xla"))
-    at_once = setup.config.changed({"train.loss_chunk": batch_size * model.config.max_length})
-    whole = replace(setup, model=model, config=at_once)
-    step = jax.jit(make_train_step(whole, unroll=True))
-    traced = step.trace(setup.abstract_state, setup.abstract_batch(batch_size))
-    return {
-        "flops": traced.lower(lowering_platforms=("tpu",)).cost_analysis()["flops"],
-        "bytes accessed": traced.lower().compile().cost_analysis()["bytes accessed"],
-    }
+def compile_train_step(
+    setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
+) -> jax.stages.Compiled:
+    """The compiled train step, which the setup keeps: asked for again, it is not compiled again."""
+    key = (batch_size, depths)
+    if key not in setup.compiled_steps:
+        setup.compiled_steps[key] = lower_train_step(setup, batch_size, depths).compile()
+    return setup.compiled_steps[key]
 
 
-@cache
 def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
+    return partial(_eval_step, model, chunk)
 
-    @jax.jit
-    def eval_step(params: dict, batch: Batch) -> EvalMetrics:
-        losses, _ = batch_losses(model, params, batch, chunk)
-        return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
-    return eval_step
+@partial(jax.jit, static_argnums=(0, 1))
+def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
+    losses, _ = batch_losses(model, params, batch, chunk)
+    return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
 
 def check_finite(

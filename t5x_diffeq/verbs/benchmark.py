@@ -14,6 +14,8 @@ import numpy as np
 from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 from t5x_diffeq.benchmarks.generation_rate import generation_rates
 from t5x_diffeq.benchmarks.throughput import measure
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, aligned, count, say, tracked
@@ -26,7 +28,7 @@ from t5x_diffeq.training.setup import (
     make_setup,
 )
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import Batch, compile_train_step, unrolled_cost
+from t5x_diffeq.training.step import Batch, compile_train_step, lower_train_step
 
 WARM_UP = 2  # rounds that are not counted
 
@@ -67,19 +69,25 @@ class Contestant:
         self.seconds.append(time.perf_counter() - begun)
 
     def results(self) -> dict[str, float]:
-        """The time of a step, and the compiler's analysis of its memory and work."""
-        memory = self.compiled.memory_analysis()
-        assert memory is not None  # CPUs, GPUs and TPUs all have it
-        with self.setup.context(), Progress(f"counting the FLOPs of {self.name}"):
-            cost = unrolled_cost(self.setup, self.batch_size)
+        """The time of a step, its work on all devices, and one device's memory and its traffic."""
+        memory, program = self.compiled.memory_analysis(), self.compiled.as_text()
+        assert memory is not None and program is not None  # CPUs, GPUs and TPUs all have them
         return {
             "step_ms": 1e3 * statistics.median(self.seconds),
             "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
             "state_bytes": memory.argument_size_in_bytes,
             "temporary_bytes": memory.temp_size_in_bytes,
-            "flops": cost["flops"],
-            "bytes_accessed": cost["bytes accessed"],
+            "flops": self.count_flops(),
+            "bytes_accessed": program_cost(program).memory_bytes,
         }
+
+    def count_flops(self) -> int:
+        """FLOPs of a step's matrix products on the whole batch, recomputation included."""
+        plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
+        whole = replace(self.setup, model=plain)  # outside its context, the step isn't divided
+        text = lower_train_step(whole, self.batch_size).as_text(dialect="hlo")
+        assert text is not None  # every lowered program has one
+        return product_flops(text)
 
 
 def compare(config: Config, rounds: int) -> list[dict]:
