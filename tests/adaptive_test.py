@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import setup_of
 from small_models import SMALL, TOKENS, random_params
 
+from configs import default
 from t5x_diffeq.models.adaptive import Adaptive, check_adaptive, solve
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -49,7 +51,8 @@ def test_gradients():
 
 def test_giving_up_is_one_clear_line():
     model = LanguageModel(dataclasses.replace(SMALL, scheme="euler"))
-    step = make_adaptive_eval_step(model, 64, Adaptive(rtol=1e-5, atol=1e-5, max_steps=3))
+    setup = dataclasses.replace(setup_of(default.get_config()), model=model)
+    step = make_adaptive_eval_step(setup, Adaptive(rtol=1e-5, atol=1e-5, max_steps=3))
     batch = {"inputs": TOKENS, "targets": TOKENS, "mask": jnp.ones(TOKENS.shape)}
     with pytest.raises(RunError, match=r"tsit5 gave up after 3 steps before t = 1"):
         step(random_params(model), batch)

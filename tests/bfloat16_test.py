@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers import auto_mesh
+from helpers import auto_mesh, train_keys
 from small_models import TOKENS, small
 
 from t5x_diffeq.layers.attention_kernels import splash_attention
@@ -74,7 +74,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
         lambda x: x + 0.02 * jnp.asarray(rng.normal(size=x.shape), x.dtype), params
     )
     of_batch = make_gradient(
-        model, trains=lambda part: True, microbatches=microbatches, loss_chunk=256, z_loss=0.0
+        model, lambda part: True, train_keys(microbatches=microbatches, loss_chunk=256)
     )
     key = jax.random.key(0)
     if mesh is None:

@@ -33,7 +33,7 @@ def perplexity(tmp_path_factory):
     def of(devices, batch_size):
         setup, params = model_on(devices)
         with setup.context():
-            step = make_eval_step(setup.model, setup.loss_chunk)
+            step = make_eval_step(setup)
             rows = setup.eval_rows(batch_size)
             batches = eval_batches(eval_examples(Config.of(config).data, corpus), rows, setup.rows)
             return evaluate(step, params, batches)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
-from helpers import small_config
+from helpers import small_config, train_keys
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
@@ -103,7 +103,7 @@ def test_only_what_trains_has_a_gradient():
     batch = {"inputs": TOKENS, "targets": TOKENS, "mask": jnp.ones(TOKENS.shape)}
 
     def of_batch(trains):
-        made = make_gradient(model, trains=trains, microbatches=1, loss_chunk=32, z_loss=0.0)
+        made = make_gradient(model, trains, train_keys(loss_chunk=32))
         return jax.jit(made)
 
     whole, _, loss = of_batch(lambda part: True)(params, batch, jax.random.key(0))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import auto_mesh, setup_of
+from helpers import auto_mesh, setup_of, train_keys
 from small_models import random_params
 from small_models import small as small_model
 
@@ -29,11 +29,9 @@ def gradient(microbatches, mesh=None, depths=None, **changes):
     params = random_params(model)
     of_batch = make_gradient(
         model,
-        trains=lambda part: True,
-        microbatches=microbatches,
-        loss_chunk=32,
-        z_loss=1e-2,
-        depths=depths,
+        lambda part: True,
+        train_keys(microbatches=microbatches, loss_chunk=32, z_loss=1e-2),
+        depths,
     )
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:

@@ -1,5 +1,6 @@
 """What several test files use: small configs, and the package's functions of a config."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 from configs import default
 from t5x_diffeq.data import corpus
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config, DataKeys
+from t5x_diffeq.runtime.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training import partitioning, setup
 from t5x_diffeq.training.metrics import read_metrics
@@ -63,6 +64,10 @@ def setup_of(
     config: ConfigDict, vocab_size: int = 256, devices: Sequence[jax.Device] | None = None
 ) -> setup.Setup:
     return setup.make_setup(Config.of(config), vocab_size, devices)
+
+
+def train_keys(**keys: object) -> TrainKeys:
+    return dataclasses.replace(Config.of(default.get_config()).train, **keys)
 
 
 def corpus_of(

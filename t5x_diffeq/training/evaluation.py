@@ -7,21 +7,22 @@ import jax
 from jaxtyping import Array
 
 from t5x_diffeq.models.adaptive import Adaptive, solve
-from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.gradient import Batch, places_of
 from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import EvalMetrics
 
 
 def make_adaptive_eval_step(
-    model: LanguageModel, chunk: int, adaptive: Adaptive
+    setup: Setup, adaptive: Adaptive
 ) -> Callable[[dict, Batch], EvalMetrics]:
     """Like `step.make_eval_step`, with a diffrax solver instead of the grid.
 
     Raises:
       RunError: from the returned function, if the solver gives up.
     """
+    model, chunk = setup.model, setup.config.train.loss_chunk
 
     @jax.jit
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:

@@ -19,6 +19,7 @@ from t5x_diffeq.array_types import Places, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.ode.weights import Embeddings, Path, projection_squares
+from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.losses import token_losses
 
 Batch = dict[str, jax.Array]
@@ -29,11 +30,8 @@ MAKERS = ("source", "adapters")  # the parts of the model that make the weights 
 
 def make_gradient(
     model: LanguageModel,
-    *,
     trains: Callable[[str], bool],
-    microbatches: int,
-    loss_chunk: int,
-    z_loss: float,
+    train: TrainKeys,
     depths: tuple[int, ...] | None = None,
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
@@ -46,9 +44,7 @@ def make_gradient(
     Args:
       model: the language model.
       trains: whether a part of the parameters, given its name, trains.
-      microbatches: their number, by which each device's rows must be divisible.
-      loss_chunk: tokens per device whose logits exist at once.
-      z_loss: factor of the squared log normaliser.
+      train: `config.train`: each device's rows must be divisible by its microbatches.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
@@ -71,19 +67,21 @@ def make_gradient(
             losses, squares = jnp.zeros(()), jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
-                each_loss, normalisers = batch_losses(each, merged, batch, loss_chunk, own, key)
+                each_loss, normalisers = batch_losses(
+                    each, merged, batch, train.loss_chunk, own, key
+                )
                 losses += (each_loss * batch["mask"]).sum()
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            return loss + z_loss * z, loss
+            return loss + train.z_loss * z, loss
 
         of_part: Callable[[Batch, Array], Part] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
         )
         (d_rest, d_weights), mean = (
             of_part(batch, key)
-            if microbatches == 1
-            else _accumulate(of_part, batch, key, microbatches)
+            if train.microbatches == 1
+            else _accumulate(of_part, batch, key, train.microbatches)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
         (d_makers,) = pull_back(d_weights)

@@ -42,15 +42,7 @@ def make_train_step(
       setup: the model, the optimizer and what belongs to them.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
     """
-    keys = setup.config.train
-    of_batch = make_gradient(
-        setup.model,
-        trains=setup.trains,
-        microbatches=keys.microbatches,
-        loss_chunk=keys.loss_chunk,
-        z_loss=keys.z_loss,
-        depths=depths,
-    )
+    of_batch = make_gradient(setup.model, setup.trains, setup.config.train, depths)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
@@ -87,9 +79,9 @@ def compile_train_step(
     return setup.compiled_steps[key]
 
 
-def make_eval_step(model: LanguageModel, chunk: int) -> Callable[[dict, Batch], EvalMetrics]:
+def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
-    return partial(_eval_step, model, chunk)
+    return partial(_eval_step, setup.model, setup.config.train.loss_chunk)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

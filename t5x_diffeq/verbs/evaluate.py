@@ -71,12 +71,11 @@ def evaluate_split(
     setup, parts = run.setup, eval_examples(run.setup.config.data, corpus)
     rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
     batches = eval_batches(parts, rows, setup.rows, limit)
-    chunk = setup.config.train.loss_chunk
     with setup.context():
-        eval_step = make_eval_step(setup.model, chunk)
+        eval_step = make_eval_step(setup)
         if adaptive:
             check_adaptive(setup.model.config, adaptive)
-            eval_step = make_adaptive_eval_step(setup.model, chunk, adaptive)
+            eval_step = make_adaptive_eval_step(setup, adaptive)
         return evaluate(eval_step, run.params, batches)
 
 

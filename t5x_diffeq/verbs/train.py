@@ -99,7 +99,7 @@ def train(
 
         # -------------------------------------------------------------- compiled steps
         compiling = time.perf_counter()
-        eval_step = make_eval_step(setup.model, setup.config.train.loss_chunk)
+        eval_step = make_eval_step(setup)
         depths = depths_to_come(config, start)
         with Progress(f"compiling {progress.describe_steps(depths)}"):
             train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
