@@ -68,12 +68,10 @@ def end(monkeypatch, capsys):
 
 def test_every_key_says_what_it_can_be():
     without = flatten(default_config()).keys() - KEYS.keys()
-    assert not without, (
-        f"{', '.join(without)}: no entry in t5x_diffeq/runtime/config_keys.py; add one"
-    )
+    assert not without, f"{', '.join(without)}: no field in t5x_diffeq/runtime/config.py; add one"
     gone = KEYS.keys() - flatten(default_config()).keys()
     assert not gone, (
-        f"{', '.join(gone)}: in t5x_diffeq/runtime/config_keys.py, not in configs/default.py"
+        f"{', '.join(gone)}: in t5x_diffeq/runtime/config.py, not in configs/default.py"
     )
 
 

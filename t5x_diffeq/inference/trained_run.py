@@ -7,7 +7,7 @@ W = run.weights([0.0, 0.5, 1.0])
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TypeVar
 
@@ -41,6 +41,18 @@ class TrainedRun:
 
     run: Run
     tokenizer: Tokenizer
+
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "TrainedRun":
+        """The same run, with the same parameters, on another grid.
+
+        Args:
+          num_steps: the number of solver steps; None for the run's own.
+          scheme: the scheme; None for the run's own.
+
+        Raises:
+          InputError: if the model has per-layer weights, and the grid isn't their own.
+        """
+        return replace(self, run=self.run.at_depth(num_steps, scheme))
 
     def weights(self, t: Sequence[float] | ArrayLike) -> Weights:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`."""
