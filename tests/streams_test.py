@@ -151,7 +151,7 @@ def folder(tmp_path_factory):
 
 
 def in_loop_config(folder):
-    """That of train_test, whose compiled steps it shares, on other data."""
+    """A run that tokenises its documents as it needs them."""
     config = small_config(folder)
     config.data.tokenize = "in_loop"
     config.model.dropout_rate = 0.1
