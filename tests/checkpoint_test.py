@@ -14,10 +14,8 @@ from fault_checkpoints import (
     files_of,
     flip,
     restored_step,
-    saved_fixture,  # noqa: F401
     state_at,
     truncate,
-    workdir_fixture,  # noqa: F401
 )
 
 from t5x_diffeq.runtime.errors import InputError, RunError

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.analysis.clustering import (
-    LINK,
-    count_clusters,
     draw,
     ending,
     magnitudes,
@@ -40,17 +38,15 @@ def test_scales():
 
 
 def test_measures_of_known_shapes():
-    x = np.repeat(np.eye(3), 4, axis=0)
-    assert measure(x)[0] == 3
-    assert measure(np.ones((5, 3))) == (1, 0, 0)
-    chain = np.zeros((10, 3))
-    chain[:, 0] = 1 + 0.04 * np.arange(10)  # linked one by one, though the ends are far apart
-    assert measure(chain)[0] == 1
-    assert measure(1e9 * x)[:2] == pytest.approx(measure(x)[:2])  # of no unit
-    assert np.isnan(measure(np.full((2, 3), np.inf))).all()
-    linked = np.eye(4, dtype=bool)
-    linked[0, 3] = linked[3, 0] = True
-    assert count_clusters(linked) == 3 and LINK < 0.1
+    three = np.repeat(np.eye(3), 4, axis=0)
+    one = np.ones((12, 3))
+    chain = np.zeros((12, 3))
+    chain[:, 0] = 1 + 0.04 * np.arange(12)  # linked one by one, though the ends are far apart
+    lost = np.full((12, 3), np.inf)
+    found = measure(np.stack((three, one, chain, 1e9 * three, lost)))
+    np.testing.assert_array_equal(found[0], (3, 1, 1, 3, np.nan))
+    assert found[1, 3] == pytest.approx(found[1, 0])  # of no unit
+    assert (found[1:, 1] == 0).all() and np.isnan(found[:, 4]).all()
 
 
 def test_seeds_are_the_same_for_every_power():

@@ -1,7 +1,10 @@
 """Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
 
 import os
+import shutil
 import tempfile
+
+from t5x_diffeq.runtime.config import Config
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")
@@ -18,13 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 install_import_hook("t5x_diffeq", "typecheck.checked")
 
+from fault_checkpoints import save_some
 from helpers import LENGTH_OF_LINES, LINES, numbered_lines, small_config
 from ml_collections import ConfigDict
 from stand_ins import StandIns
 
-from t5x_diffeq.runs import load
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training import setup
 from t5x_diffeq.verbs import train
 
 
@@ -39,26 +40,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_setup_per_config():
-    """Runs of equal configs share their compiled steps: compilation is what takes the time."""
-    setups = {}
-
-    def shared_setup(config: ConfigDict, vocab_size: int) -> setup.Setup:
-        changing = ("log_every", "eval_every", "checkpoint_every")
-        train = {k: v for k, v in config.train.items() if k not in changing}
-        data = (config.data.sequence_length, config.data.cross_documents)
-        key = repr((config.model, data, config.optimizer, config.mesh, train, config.seed))
-        if (key, vocab_size) not in setups:
-            setups[key, vocab_size] = setup.setup_of(config, vocab_size)
-        return setups[key, vocab_size]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "make_setup", shared_setup)
-        patch.setattr(load, "make_setup", shared_setup)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +64,33 @@ def stand_ins(tmp_path: Path) -> StandIns:
     folder = tmp_path / "stand_ins"
     folder.mkdir()
     return StandIns(folder)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints 2, 4 and 6 of a little train state, which no test changes."""
+    return save_some(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def workdir(saved: Path, tmp_path: Path) -> Path:
+    """A copy of `saved`."""
+    return shutil.copytree(saved, tmp_path / "workdir")
+
+
+@pytest.fixture(scope="session")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConfigDict, Path]:
+    """The config and workdir of a finished run on one device; no test changes it.
+
+    It has dropout, and only its last evaluation takes the whole split.
+    """
+    config = small_config(text)
+    config.model.dropout_rate = 0.1
+    config.mesh.fsdp = 1
+    config.train.update(eval_batches=1, eval_all_at_end=True)
+    workdir = tmp_path_factory.mktemp("finished")
+    assert train.train(Config.of(config), workdir) == 0
+    return config, workdir
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.training.checkpoint import Checkpoints
@@ -41,17 +40,6 @@ def save_some(workdir):
         for step in (2, 4, 6):
             checkpoints.save(step, state_at(step), FINGERPRINT, None, reports=step)
     return workdir
-
-
-@pytest.fixture(name="saved", scope="module")
-def saved_fixture(tmp_path_factory):
-    return save_some(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture(name="workdir")
-def workdir_fixture(saved, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(saved, tmp_path / "workdir")
 
 
 def restored_step(workdir, **options):

@@ -4,7 +4,6 @@ Of lost processes CI tries a sample, each signal and each phase for either proce
 every combination.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -18,13 +17,11 @@ from fault_checkpoints import (
     abstract,
     faults,
     restored_step,
-    saved_fixture,  # noqa: F401
     state_at,
-    workdir_fixture,  # noqa: F401
 )
 from fault_processes import PHASES, Run
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
-from helpers import corpus_of, numbered_lines
+from helpers import corpus_of, metrics_of, numbered_lines
 
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runtime.config import Config
@@ -32,7 +29,6 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.verbs import train as verb
 
-RATES = {"train/tokens_per_second"}
 STEPS = 60
 EVERY = 4  # steps from checkpoint to checkpoint
 
@@ -57,11 +53,6 @@ def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(numbered_lines(300))
     return path
-
-
-def lines(workdir):
-    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in report.items() if k not in RATES} for report in reports]
 
 
 def newest(workdir):
@@ -207,7 +198,7 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
         (disk / "filler").unlink()
         survived.append(name)
     assert verb.train(Config.of(small), run) == 0
-    assert lines(run) == lines(tmp_path / "undisturbed")
+    assert metrics_of(run) == metrics_of(tmp_path / "undisturbed")
 
 
 # ------------------------------------------------------------------------ lost processes
@@ -241,7 +232,7 @@ def test_lost_processes(text, tmp_path, victim, survived, request):
         survived.append((phase, number))
     last = Run(arguments(text, run), tmp_path / "logs")
     assert [last.end(index) for index in (0, 1)] == [0, 0], last.told(0)
-    assert lines(run) == lines(whole)
+    assert metrics_of(run) == metrics_of(whole)
 
 
 def lose(run, victim, number, phase):

@@ -20,13 +20,11 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.pretrained import Pretrained, begin, discretise
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import finetune as verb
-from t5x_diffeq.verbs.train import train
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
 ADAPTED = {"weights": "per_layer", "adapter_rank": 3}
@@ -128,13 +126,10 @@ def test_only_what_trains_has_a_gradient():
 # ---------------------------------------------------------------- the verb
 
 
-@pytest.fixture(scope="module")
-def base(text, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("base")
-    config = small_config(text)
-    config.mesh.fsdp = 1
-    assert train(Config.of(config), workdir) == 0
-    return workdir
+@pytest.fixture
+def base(finished):
+    """The workdir of a run to start from."""
+    return finished[1]
 
 
 def tuning(method, base, text, **model):

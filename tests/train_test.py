@@ -7,7 +7,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from helpers import corpus_of, metrics_of, send_after, small_config
+from helpers import corpus_of, metrics_of, send_after
 
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
@@ -21,22 +21,14 @@ def losses(workdir):
     return [line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(text, tmp_path_factory):
-    """A finished run, with dropout, on one device."""
-    config = small_config(text)
-    config.model.dropout_rate = 0.1
-    config.mesh.fsdp = 1
-    workdir = tmp_path_factory.mktemp("undisturbed")
-    assert train(Config.of(config), workdir) == 0
-    return config, workdir
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_stopped_and_resumed_equals_undisturbed(
-    undisturbed, tmp_path, monkeypatch, capsys, number, status
+    finished, tmp_path, monkeypatch, capsys, number, status
 ):
-    config, workdir = undisturbed
+    config, workdir = finished
     with monkeypatch.context() as patch:
         send_after(patch, number, steps=2)
         assert train(Config.of(config), tmp_path) == status
@@ -49,8 +41,8 @@ def test_stopped_and_resumed_equals_undisturbed(
     jax.tree.map(np.testing.assert_array_equal, *params)
 
 
-def test_metrics_written_and_falling(undisturbed):
-    _, workdir = undisturbed
+def test_metrics_written_and_falling(finished):
+    _, workdir = finished
     assert [line["step"] for line in metrics_of(workdir) if "eval/loss" in line] == [0, 3, 6]
     assert losses(workdir)[0] == pytest.approx(np.log(256), abs=0.2)
     assert losses(workdir)[-1] < losses(workdir)[0]
@@ -58,16 +50,16 @@ def test_metrics_written_and_falling(undisturbed):
     assert json.loads((workdir / "config.json").read_text())["model"]["embed_dim"] == 16
 
 
-def test_a_finished_run_says_so(undisturbed, capsys):
-    config, workdir = undisturbed
+def test_a_finished_run_says_so(finished, capsys):
+    config, workdir = finished
     before = (workdir / "metrics.jsonl").read_bytes()
     assert train(Config.of(config), workdir) == 0
     assert "already finished: 6 of 6 steps" in capsys.readouterr().err
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-def test_another_config_is_refused_and_how_often_may_change(undisturbed):
-    config, workdir = undisturbed
+def test_another_config_is_refused_and_how_often_may_change(finished):
+    config, workdir = finished
     other = config.copy_and_resolve_references()
     other.optimizer.learning_rate = 0.5
     with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.003, is 0.5"):
@@ -90,8 +82,8 @@ def test_other_data_is_refused(small, tmp_path):
     "mesh",
     [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
 )
-def test_eight_devices_equal_one(undisturbed, tmp_path, capfd, mesh):
-    config, workdir = undisturbed
+def test_eight_devices_equal_one(finished, tmp_path, capfd, mesh):
+    config, workdir = finished
     sharded = config.copy_and_resolve_references()
     sharded.mesh.update(mesh)
     assert train(Config.of(sharded), tmp_path) == 0
@@ -103,6 +95,7 @@ def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
     small.optimizer.learning_rate = 1e30
     small.optimizer.warmup_fraction = 0.0
     small.train.checkpoint_every = 1
+    small.mesh.fsdp = 1
     with pytest.raises(RunError, match=r"at step \d .*last good checkpoint is 1.*learning_rate"):
         train(Config.of(small), tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
@@ -114,9 +107,9 @@ def damage(workdir, step):
             path.write_bytes(b"not a checkpoint")
 
 
-def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
-    config, workdir = undisturbed
-    assert train(Config.of(config), tmp_path) == 0
+def test_unreadable_checkpoints(finished, tmp_path, capsys):
+    config, workdir = finished
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     damage(tmp_path, 6)
     assert train(Config.of(config), tmp_path) == 0
     told = capsys.readouterr().err
@@ -133,8 +126,8 @@ def test_unreadable_checkpoints(undisturbed, tmp_path, capsys):
         assert (tmp_path / "checkpoints" / str(step)).is_dir()
 
 
-def test_workdirs_that_lost_a_file(undisturbed, tmp_path):
-    config, workdir = undisturbed
+def test_workdirs_that_lost_a_file(finished, tmp_path):
+    config, workdir = finished
     for lost, message in [
         ("config.json", "holds checkpoints but no config.json"),
         ("data.json", "has lost data.json, which says where its tokens are"),
@@ -183,31 +176,29 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize("phase", ["compile_train_step", "evaluate"])
 def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
-    undisturbed, tmp_path, monkeypatch, phase
+    finished, tmp_path, monkeypatch
 ):
     """As when a device has too little memory: the workdir is not yet bound to that config."""
-    config, workdir = undisturbed
+    config, workdir = finished
     larger = config.copy_and_resolve_references()
     larger.optimizer.learning_rate = 0.5
 
     def out_of_memory(*_):
         raise RunError("out of memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(train_verb, phase, out_of_memory)
-        with pytest.raises(RunError, match="out of memory"):
-            train(Config.of(larger), tmp_path)
+    for phase in ("compile_train_step", "evaluate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(train_verb, phase, out_of_memory)
+            with pytest.raises(RunError, match="out of memory"):
+                train(Config.of(larger), tmp_path)
     assert train(Config.of(config), tmp_path) == 0
     assert metrics_of(tmp_path) == metrics_of(workdir)
 
 
-def test_the_last_evaluation_takes_the_whole_split(small, tmp_path):
+def test_the_last_evaluation_takes_the_whole_split(finished):
     """With `eval_all_at_end`, whatever `eval_batches` says of those on the way."""
-    small.train.update(eval_batches=1, eval_all_at_end=True)
-    assert train(Config.of(small), tmp_path) == 0
-    reports = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    tokens = {r["step"]: r["eval/tokens"] for r in reports if "eval/tokens" in r}
+    _, workdir = finished
+    tokens = {r["step"]: r["eval/tokens"] for r in read_metrics(workdir) if "eval/tokens" in r}
     assert tokens[0] == tokens[3] == 16 * 16
     assert tokens[6] > 2 * tokens[0]

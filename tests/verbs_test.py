@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import call, numbered_lines, small_config
+from helpers import call, small_config
 
 from t5x_diffeq import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
@@ -19,11 +19,9 @@ from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
+def workdir(text, tmp_path_factory):
     """A Llama-shaped ODE, trained for three steps on one device."""
     folder = tmp_path_factory.mktemp("run")
-    text = folder / "text.txt"
-    text.write_text(numbered_lines(200))
     config = small_config(text)
     config.model.update(architecture="llama", num_kv_heads=1)
     config.mesh.fsdp = 1

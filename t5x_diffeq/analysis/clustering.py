@@ -22,7 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.ode.integrate import trajectory
@@ -149,30 +151,28 @@ def measures(
     states: Float[np.ndarray, "seeds states tokens dim"],
 ) -> tuple[Float[np.ndarray, "seeds states"], ...]:
     """The measures `clusters`, `spread` and `distance`."""
-    flat = states.reshape(-1, *states.shape[2:])
-    found = np.array([measure(x) for x in flat]).reshape(*states.shape[:2], 3)
-    clusters, spread, mean = np.moveaxis(found, -1, 0)
+    clusters, spread, mean = np.stack([measure(x) for x in states], 1)
     return clusters, spread, mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
 
 
-def measure(x: Float[np.ndarray, "tokens dim"]) -> tuple[float, float, float]:
-    """Clusters, spread and mean pairwise distance of one state."""
-    if not np.isfinite(x).all():
-        return (np.nan,) * 3
-    distances = np.linalg.norm(x[:, None] - x, axis=-1)
-    size = max(float(np.sqrt(np.square(x).sum(-1).mean())), np.finfo(float).tiny)
-    return count_clusters(distances < LINK * size), distances.mean() / size, distances.mean()
+def measure(x: Float[np.ndarray, "states tokens dim"]) -> Float[np.ndarray, "3 states"]:
+    """Clusters, spread and mean pairwise distance of each state."""
+    finite = np.isfinite(x).all((1, 2))
+    x = np.where(finite[:, None, None], x, 0)
+    distances = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+    size = np.maximum(np.sqrt(np.square(x).sum(-1).mean(-1)), np.finfo(float).tiny)
+    clusters, mean = count_clusters(distances < LINK * size[:, None, None]), distances.mean((1, 2))
+    return np.where(finite, (clusters, mean / size, mean), np.nan)
 
 
-def count_clusters(linked: np.ndarray) -> int:
-    """The number of connected components of a graph with adjacency matrix `[tokens, tokens]`."""
-    label = np.arange(len(linked))
-    while True:
-        lowest = np.where(linked, label[None], len(label)).min(-1)
-        lowest = np.minimum(lowest, label)
-        if (lowest == label).all():
-            return len(np.unique(label))
-        label = lowest
+def count_clusters(linked: Bool[np.ndarray, "graphs tokens tokens"]) -> list[int]:
+    """The number of connected components of each graph, given by its adjacency matrix."""
+    graphs, tokens, _ = linked.shape
+    graph, i, j = np.nonzero(linked)
+    edges = (np.ones(len(graph)), (graph * tokens + i, graph * tokens + j))
+    all_graphs = coo_array(edges, shape=(graphs * tokens,) * 2)
+    _, labels = connected_components(all_graphs, directed=False)
+    return [len(set(row)) for row in labels.reshape(graphs, tokens)]
 
 
 def outcomes(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+from scipy.fft import idct
 
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
@@ -119,13 +120,8 @@ def mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
     cardinal -= vanishing @ np.linalg.lstsq(change @ vanishing, change @ cardinal, rcond=None)[0]
     free = vanishing[:, : width - num_nodes]
     free = free / np.sqrt(np.square(at_fine @ free).mean(0))
-    return np.hstack((np.sqrt(width) * cardinal @ cosines(num_nodes), free))
-
-
-def cosines(size: int) -> Matrix:
-    """The orthogonal matrix of the discrete cosine transform (DCT-II), constant column first."""
-    n, k = np.arange(size)[:, None] + 0.5, np.arange(size)
-    return np.cos(pi * n * k / size) * np.where(k == 0, 1, np.sqrt(2)) / np.sqrt(size)
+    cosines = idct(np.eye(num_nodes), axis=0, norm="ortho")  # its first column is constant
+    return np.hstack((np.sqrt(width) * cardinal @ cosines, free))
 
 
 def embed(parameters: dict[str, Float[np.ndarray, "..."]], num_nodes: int) -> Matrix:

@@ -3,6 +3,7 @@
 import json
 
 import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from t5x_diffeq import __version__
@@ -79,16 +80,11 @@ def may_change(key: str) -> bool:
     )
 
 
-def differences(before: dict, now: dict, prefix: str = "") -> dict[str, tuple]:
+def differences(before: dict, now: dict) -> dict[str, tuple]:
     """The dotted keys whose values differ, with the old and the new value."""
-    found: dict[str, tuple] = {}
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found |= differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found[f"{prefix}{key}"] = (old, new)
-    return found
+    old, new = flatten_dict(before, sep="."), flatten_dict(now, sep=".")
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return {key: (old.get(key), new.get(key)) for key in keys}
 
 
 def completed(config: dict, defaults: dict) -> dict:
