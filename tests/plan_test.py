@@ -358,8 +358,10 @@ def test_jax_must_be_told_to_take_most_of_a_gpu():
 )
 def test_the_compilers_refusal_is_read(message, needed, available):
     setup = plan_setup(small(), 256, CPU)
-    memory = planning.refused(setup, jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}"))
+    memory = planning.read_refusal(
+        setup, jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}")
+    )
     assert (memory.needed, memory.available) == (needed * GIB, available * GIB)
     assert memory.fits is False
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        planning.refused(setup, jax.errors.JaxRuntimeError("something else"))
+        planning.read_refusal(setup, jax.errors.JaxRuntimeError("something else"))

@@ -92,9 +92,9 @@ def collectives(text: str) -> list[Collective]:
     """
     program = read_program(text)
     found = (
-        collective(execution, program)
+        _read_collective(execution, program)
         for execution in executions(program)
-        if OPCODE.match(execution.instruction.opcode) or leaves_slice(execution.instruction)
+        if OPCODE.match(execution.instruction.opcode) or _leaves_slice(execution.instruction)
     )
     return [c for c in found if c is not None and c.devices != 1]
 
@@ -102,10 +102,10 @@ def collectives(text: str) -> list[Collective]:
 def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
     """Executions and bytes of each of `KINDS`, including kinds with none."""
     found = list(found)
-    return {kind: of_kind([c for c in found if c.kind == kind]) for kind in KINDS}
+    return {kind: _sum_traffic([c for c in found if c.kind == kind]) for kind in KINDS}
 
 
-def of_kind(found: list[Collective]) -> Traffic:
+def _sum_traffic(found: list[Collective]) -> Traffic:
     """The sums over collectives."""
     return Traffic(
         sum(c.executions for c in found),
@@ -116,16 +116,16 @@ def of_kind(found: list[Collective]) -> Traffic:
     )
 
 
-def collective(execution: Execution, program: Program) -> Collective | None:
+def _read_collective(execution: Execution, program: Program) -> Collective | None:
     """The collective of an instruction; None if it only continues one that has started."""
     it, computation = execution.instruction, program.computations[execution.computation]
-    if leaves_slice(it):
+    if _leaves_slice(it):
         sent = tuple(shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
     match = OPCODE.match(it.opcode)
     assert match  # `collectives` calls this only for such instructions
     kind, start = match.groups()
-    if continues(it, execution, computation):
+    if _continues(it, execution, computation):
         return None
     if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
@@ -138,7 +138,7 @@ def collective(execution: Execution, program: Program) -> Collective | None:
         tuple(moved),
         execution.times,
         first_group(it),
-        bool(start) or in_chain(it, execution) or started(program, execution.computation),
+        bool(start) or _is_in_chain(it, execution) or _is_started(program, execution.computation),
         sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
     )
 
@@ -157,12 +157,12 @@ def zeros(program: Program, computation: Computation, name: str) -> int:
     return whole - part
 
 
-def leaves_slice(it: Instruction) -> bool:
+def _leaves_slice(it: Instruction) -> bool:
     """Whether the instruction sends data to the host, for the network between slices."""
     return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
 
 
-def started(program: Program, name: str) -> bool:
+def _is_started(program: Program, name: str) -> bool:
     """Whether the start of an asynchronous operation runs this computation."""
     return any(
         name in it.called
@@ -172,7 +172,7 @@ def started(program: Program, name: str) -> bool:
     )
 
 
-def in_chain(it: Instruction, execution: Execution) -> bool:
+def _is_in_chain(it: Instruction, execution: Execution) -> bool:
     """Whether a TPU's compiler has spread the collective over a chain of fusions.
 
     Each fusion of the chain also computes something, and repeats the instruction.
@@ -180,7 +180,7 @@ def in_chain(it: Instruction, execution: Execution) -> bool:
     return execution.fused and "async_collective_fusion_config" in it.attributes
 
 
-def continues(it: Instruction, execution: Execution, computation: Computation) -> bool:
+def _continues(it: Instruction, execution: Execution, computation: Computation) -> bool:
     """Whether the instruction is a later piece of a chain, which is counted at its start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
-    return in_chain(it, execution) and not starts
+    return _is_in_chain(it, execution) and not starts

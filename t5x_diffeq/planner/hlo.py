@@ -143,7 +143,7 @@ def read_program(text: str) -> Program:
     """
     computations: dict[str, Computation] = {}
     entry, current = None, None
-    for line in whole_lines(text):
+    for line in _whole_lines(text):
         header = HEADER.match(line)
         if current is None and header and not line.startswith("HloModule"):
             current = computations.setdefault(header.group(2), {})
@@ -151,14 +151,14 @@ def read_program(text: str) -> Program:
         elif END.match(line):
             current = None
         elif current is not None and (found := INSTRUCTION.match(line)):
-            instruction = read_instruction(found.group(2), found.group(3), bool(found.group(1)))
+            instruction = _read_instruction(found.group(2), found.group(3), bool(found.group(1)))
             current[instruction.name] = instruction
     if entry is None:
         raise ValueError("this text has no ENTRY computation: it is no compiled program's")
     return Program(computations, entry)
 
 
-def whole_lines(text: str) -> Iterator[str]:
+def _whole_lines(text: str) -> Iterator[str]:
     """The lines; an instruction whose attributes contain line breaks (a kernel's text) is one."""
     held = ""
     for line in text.splitlines():
@@ -171,16 +171,16 @@ def whole_lines(text: str) -> Iterator[str]:
     yield held
 
 
-def read_instruction(name: str, definition: str, root: bool) -> Instruction:
+def _read_instruction(name: str, definition: str, root: bool) -> Instruction:
     """Parses an instruction from the text after its `=`."""
     definition = re.sub(r"/\*.*?\*/", "", definition)
-    type, rest = split_closed(definition) if definition[0] == "(" else definition.split(" ", 1)
+    type, rest = _split_at_close(definition) if definition[0] == "(" else definition.split(" ", 1)
     opcode, _, rest = rest.strip().partition("(")
-    literal, attributes = split_closed(f"({rest}")
+    literal, attributes = _split_at_close(f"({rest}")
     return Instruction(name, type, opcode, literal[1:-1].strip(), attributes, root)
 
 
-def split_closed(text: str) -> tuple[str, str]:
+def _split_at_close(text: str) -> tuple[str, str]:
     """Splits the text after the parenthesis that closes its first one."""
     depth = 0
     for n, character in enumerate(text):

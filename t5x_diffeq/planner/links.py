@@ -69,7 +69,7 @@ class Links:
         self.places = [place(device, number) for number, device in enumerate(devices)]
         own = [coords for part, coords in self.places if part == self.places[0][0]]
         self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
-        self.rings = tuple(closes(extent, self.extents) for extent in self.extents)
+        self.rings = tuple(_is_ring(extent, self.extents) for extent in self.extents)
 
     def route(self, it: Collective) -> Route:
         """The route of a collective's first group; those of the others are alike."""
@@ -96,11 +96,11 @@ class Links:
         if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
             return 1, max(len(near) - 1, 0)
         parts = zip(spans, self.extents, self.rings, strict=True)
-        found = [along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
+        found = [_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
         return sum(links for links, _ in found), sum(hops for _, hops in found)
 
 
-def along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
+def _along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
     """A device's links along one dimension, for a group at these coordinates; and hops."""
     if len(span) == extent:
         return (2, extent // 2) if ring else (1, extent - 1)
@@ -108,7 +108,7 @@ def along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
     return 1 / stride, span[-1] - span[0]
 
 
-def closes(extent: int, extents: tuple[int, ...]) -> bool:
+def _is_ring(extent: int, extents: tuple[int, ...]) -> bool:
     """Whether a dimension of a slice is a ring."""
     if len([n for n in extents if n > 1]) > 2:
         return all(n % CUBE == 0 for n in extents)

@@ -116,7 +116,7 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
         with setup.context():
             compiled = lower_train_step(setup, batch_size).compile()
     except jax.errors.JaxRuntimeError as error:
-        return Plan(setup, batch_size, topology, refused(setup, error), flops)
+        return Plan(setup, batch_size, topology, read_refusal(setup, error), flops)
     text = compiled.as_text()
     assert text is not None  # XLA's programs have one
     cost, found = program_cost(text), collectives(text)
@@ -124,15 +124,15 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
         setup,
         batch_size,
         topology,
-        measured(setup, compiled, topology.figures),
+        _measure_memory(setup, compiled, topology.figures),
         flops,
         cost,
         traffic(found),
-        times(setup, topology, cost, found, flops),
+        _estimate_times(setup, topology, cost, found, flops),
     )
 
 
-def bytes_per_device(arrays: object) -> int:
+def _bytes_per_device(arrays: object) -> int:
     """Bytes of a tree of sharded shapes on each device."""
     return sum(
         prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays)
@@ -142,10 +142,10 @@ def bytes_per_device(arrays: object) -> int:
 def state_bytes(setup: Setup) -> tuple[int, int]:
     """Bytes of parameters and of the optimizer's state on each device."""
     state = setup.abstract_state
-    return bytes_per_device(state.params), bytes_per_device(state.opt_state)
+    return _bytes_per_device(state.params), _bytes_per_device(state.opt_state)
 
 
-def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
+def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
     """The memory of a compiled step."""
     analysis = compiled.memory_analysis()
     assert analysis is not None  # XLA's programs have one
@@ -160,7 +160,7 @@ def measured(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
     return Memory(*state_bytes(setup), *parts, available, sum(parts))
 
 
-def refused(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
+def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
     """The memory of a step that the compiler refused, from its error message.
 
     Raises:
@@ -173,7 +173,7 @@ def refused(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
     return Memory(*state_bytes(setup), None, None, None, None, available, needed)
 
 
-def times(
+def _estimate_times(
     setup: Setup,
     topology: Topology,
     cost: ProgramCost,

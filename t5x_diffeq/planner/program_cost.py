@@ -64,7 +64,7 @@ def program_cost(text: str) -> ProgramCost:
     memory_bytes, cycles = 0, 0
     for execution in executions(program):
         if not execution.fused:
-            memory_bytes += execution.times * traffic_of(program, execution)
+            memory_bytes += execution.times * _traffic_of(program, execution)
             estimate = execution.instruction.attribute(r'"estimated_cycles":"(\d+)"')
             cycles += execution.times * int(estimate or 0)
     return ProgramCost(memory_bytes, cycles or None)
@@ -91,56 +91,56 @@ def product_flops(text: str) -> int:
     return total
 
 
-def traffic_of(program: Program, execution: Execution) -> int:
+def _traffic_of(program: Program, execution: Execution) -> int:
     """Bytes that one run of the instruction moves to and from main memory."""
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode in FREE or it.opcode.endswith(("-done", "-update")):
         return 0
     if it.opcode.endswith("-start") and not OPCODE.match(it.opcode):
-        return of_transfer(it)
-    return read(program, it, computation) + written(program, it, computation)
+        return _bytes_of_transfer(it)
+    return _bytes_read(program, it, computation) + _bytes_written(program, it, computation)
 
 
-def of_transfer(it: Instruction) -> int:
+def _bytes_of_transfer(it: Instruction) -> int:
     """Bytes of an asynchronous copy, whole or of a slice, at each end in main memory."""
     ends = [shapes(end) for end in elements(it.type)[:2]]
     moved = min(sum(shape.bytes for shape in end) for end in ends)
-    return sum(moved for end in ends if all(in_main_memory(shape) for shape in end))
+    return sum(moved for end in ends if all(_is_in_main_memory(shape) for shape in end))
 
 
-def in_main_memory(shape: Shape) -> bool:
+def _is_in_main_memory(shape: Shape) -> bool:
     """Whether an array is in main memory, the memory space without a number."""
     return not re.search(r"S\([1-9]", shape.layout)
 
 
-def size(type: str) -> int:
+def _bytes_in_main_memory(type: str) -> int:
     """Bytes of a type's arrays in main memory."""
-    return sum(shape.bytes for shape in shapes(type) if in_main_memory(shape))
+    return sum(shape.bytes for shape in shapes(type) if _is_in_main_memory(shape))
 
 
-def read(program: Program, it: Instruction, computation: Computation) -> int:
+def _bytes_read(program: Program, it: Instruction, computation: Computation) -> int:
     """Bytes of the operands that an instruction reads."""
-    sizes = [size(computation[name].type) for name in it.operands]
+    sizes = [_bytes_in_main_memory(computation[name].type) for name in it.operands]
     if it.opcode in PART_OF_FIRST:
-        return min(sizes[0], size(it.type)) + sum(sizes[1:])
+        return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
     if it.opcode == "dynamic-update-slice":
         return sum(sizes[1:])
     if it.opcode == "fusion":
         inside = it.called[0]
-        return sum(min(s, read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
+        return sum(min(s, _bytes_read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
     return sum(sizes)
 
 
-def read_inside(program: Program, name: str, number: int) -> int:
+def _bytes_read_inside(program: Program, name: str, number: int) -> int:
     """Bytes that a fusion reads of its operand `number`."""
     computation = program.computations[name]
     parameter = next(
         i for i in computation.values() if i.opcode == "parameter" and i.literal == str(number)
     )
-    return used(program, computation, parameter)
+    return _bytes_used(program, computation, parameter)
 
 
-def used(program: Program, computation: Computation, source: Instruction) -> int:
+def _bytes_used(program: Program, computation: Computation, source: Instruction) -> int:
     """Bytes of `source` that the other instructions inside a fusion use, at most its size."""
     total = 0
     for it in computation.values():
@@ -148,34 +148,39 @@ def used(program: Program, computation: Computation, source: Instruction) -> int
             if it.opcode == "parameter" or name != source.name:
                 continue
             if it.opcode == "bitcast":
-                total += used(program, computation, it)
+                total += _bytes_used(program, computation, it)
             elif it.opcode in PART_OF_FIRST and position == 0:
                 total += sum(shape.bytes for shape in shapes(it.type))
             elif it.opcode == "fusion":
-                total += read_inside(program, it.called[0], position)
+                total += _bytes_read_inside(program, it.called[0], position)
             elif not (it.opcode == "dynamic-update-slice" and position == 0):
                 return sum(shape.bytes for shape in shapes(source.type))
     return total
 
 
-def written(program: Program, it: Instruction, computation: Computation) -> int:
+def _bytes_written(program: Program, it: Instruction, computation: Computation) -> int:
     """Bytes of the result that an instruction writes."""
     if it.opcode == "dynamic-update-slice":
-        return min(size(it.type), size(computation[it.operands[1]].type))
+        return min(
+            _bytes_in_main_memory(it.type), _bytes_in_main_memory(computation[it.operands[1]].type)
+        )
     if it.opcode != "fusion":
-        return size(it.type)
+        return _bytes_in_main_memory(it.type)
     inside = program.computations[it.called[0]]
     result = next(i for i in inside.values() if i.root)
     if result.opcode != "tuple":
-        return min(size(it.type), updated(program, inside, result))
+        return min(_bytes_in_main_memory(it.type), _bytes_updated(program, inside, result))
     parts = zip(elements(it.type), (inside[name] for name in result.operands), strict=True)
-    return sum(min(size(type), updated(program, inside, part)) for type, part in parts)
+    return sum(
+        min(_bytes_in_main_memory(type), _bytes_updated(program, inside, part))
+        for type, part in parts
+    )
 
 
-def updated(program: Program, computation: Computation, it: Instruction) -> int:
+def _bytes_updated(program: Program, computation: Computation, it: Instruction) -> int:
     """Bytes of a fusion's result that it writes; for an array updated in place, the update."""
     if it.opcode == "bitcast":
-        return updated(program, computation, computation[it.operands[0]])
+        return _bytes_updated(program, computation, computation[it.operands[0]])
     if it.opcode == "dynamic-update-slice":
         it = computation[it.operands[1]]
     return sum(shape.bytes for shape in shapes(it.type))

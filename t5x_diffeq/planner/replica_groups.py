@@ -27,19 +27,19 @@ def first_group(it: Instruction) -> Group | None:
       The group, or None if the instruction names none: then all devices communicate.
     """
     if listed := LISTED.search(it.attributes):
-        return numbers(listed.group(1))
+        return _numbers(listed.group(1))
     if tiled := TILED.search(it.attributes):
         sizes, source, order = tiled.groups()
-        return tuple(arranged(source, order).reshape(numbers(sizes))[0].tolist())
+        return tuple(_arrange(source, order).reshape(_numbers(sizes))[0].tolist())
     if named := AXES.search(it.attributes):
-        return along_axes(*named.groups())
+        return _along_axes(*named.groups())
     return None
 
 
-def along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
+def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
     """The first group of devices of a mesh that differ only in the chosen axes."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-    places = arranged(source or str(np.prod(list(sizes.values()))), order)
+    places = _arrange(source or str(np.prod(list(sizes.values()))), order)
     own = {axis: [0] for axis in sizes}
     for axis, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
         stride = sizes[axis] // (int(before) * int(part)) if part else 1
@@ -48,13 +48,13 @@ def along_axes(mesh: str, source: str | None, order: str | None, chosen: str) ->
     return tuple(chosen_places.reshape(-1).tolist())
 
 
-def arranged(shape: str, order: str | None) -> np.ndarray:
+def _arrange(shape: str, order: str | None) -> np.ndarray:
     """0, 1, ... in an array of this shape, transposed if an order of its axes is given."""
-    dims = numbers(shape)
+    dims = _numbers(shape)
     places = np.arange(np.prod(dims)).reshape(dims)
-    return places.transpose(numbers(order)) if order else places
+    return places.transpose(_numbers(order)) if order else places
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     """`1,2` as numbers."""
     return tuple(int(n) for n in text.split(",") if n)

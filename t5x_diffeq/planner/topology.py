@@ -75,15 +75,15 @@ def topology(name: str, slices: int = 1) -> Topology:
     jax.config.update("jax_platforms", "cpu")
     kind, _, size = name.partition(":")
     if kind != "cpu" and kind not in GPUS:
-        devices = tpu_devices(name, kind, slices)
+        devices = _tpu_devices(name, kind, slices)
         return Topology(name, slices, devices, devices[0].device_kind)
     if slices > 1:
         raise InputError(f"--slices={slices}: only TPUs have slices; leave it out for {name}")
-    devices = cpu_devices(name, size)
+    devices = _cpu_devices(name, size)
     return Topology(name, slices, devices, GPUS.get(kind, "cpu"), gpus=kind in GPUS)
 
 
-def cpu_devices(name: str, size: str) -> list[jax.Device]:
+def _cpu_devices(name: str, size: str) -> list[jax.Device]:
     """Virtual devices of this machine.
 
     Raises:
@@ -104,7 +104,7 @@ def cpu_devices(name: str, size: str) -> list[jax.Device]:
     return devices[: int(size)]
 
 
-def tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
+def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
     """The devices of TPU slices (for a TPU7x, two devices per chip).
 
     Raises:
