@@ -41,16 +41,18 @@ with pytest.raises(InputError, match="there is no such object"):
 """
 SHARDS = """
 import os, sys
+from dataclasses import replace
 import numpy as np
 from t5x_diffeq.runtime import files
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import config_of, default_config
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.runtime.files import place
 
-data = default_config().data
-data.update(source="text_files", path="gs://bucket/texts", tokenizer="bytes")
+data = Config.of(default_config()).data
+data = replace(data, source="text_files", path="gs://bucket/texts", tokenizer="bytes")
 made = prepare_corpus(data, place("gs://bucket/run", "it"), new=True).parts[0].train
-data.update(source="tokens", path="gs://bucket/run/data/0")
+data = replace(data, source="tokens", path="gs://bucket/run/data/0")
 for gib in ("1", "0"):  # copied; read by ArrayRecord where they are
     os.environ["T5X_DIFFEQ_CACHE_GIB"] = gib
     found = prepare_corpus(data, place(f"gs://bucket/run{gib}", "it"), new=True).parts[0].train

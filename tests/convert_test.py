@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_run
+from helpers import call
 from safetensors.numpy import load_file, save_file
 
 from configs import default
@@ -26,7 +27,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
@@ -182,12 +183,6 @@ def test_a_bad_time_embedding_is_refused():
 # ------------------------------------------------------------------------------- the verb
 
 
-def call(verb, *arguments):
-    verb.FLAGS.unparse_flags()
-    command_line.parse(["verb", *arguments], verb.FLAGS)
-    return verb.main()
-
-
 @pytest.fixture(autouse=True)
 def text(tmp_path_factory, monkeypatch):
     """The text that runs are made with; overrides are parsed from the real command line alone."""
@@ -338,4 +333,4 @@ def test_a_config_that_is_none(tmp_path):
         read_config_json(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
     with pytest.raises(InputError, match=r"--input: config.json lacks 'n_embd'; restore it"):
-        with_model(default.get_config(), read_config_json(tmp_path), None)
+        with_model(Config.of(default.get_config()), read_config_json(tmp_path), None)

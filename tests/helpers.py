@@ -71,10 +71,9 @@ def train_keys(**keys: object) -> TrainKeys:
 
 
 def corpus_of(
-    data: ConfigDict | DataKeys, workdir: AnyPath, new: bool, vocab_size: int | None = None
+    data: ConfigDict, workdir: AnyPath, new: bool, vocab_size: int | None = None
 ) -> corpus.Corpus:
-    keys = data if isinstance(data, DataKeys) else DataKeys(**data)
-    return corpus.prepare_corpus(keys, workdir, new, vocab_size)
+    return corpus.prepare_corpus(DataKeys(**data), workdir, new, vocab_size)
 
 
 def mesh_of(

@@ -19,7 +19,7 @@ from t5x_diffeq.data.preparation import tokenised
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError, RunError
 
 
@@ -34,10 +34,11 @@ def data(small, tmp_path):
     small.data.path = str(folder)
     small.data.tokenizer = "sentencepiece"
     small.data.tokenizer_vocab_size = 300
-    return Config.of(small).data
+    return small.data
 
 
 def prepare(data, folder, shards=3, workers=1, part=(0, 1)):
+    data = DataKeys(**data)
     source = load_source(data)
     tokenizer = tokenizer_in(folder / "tokenizer", data, source.train)
     return preparation.prepare(source, tokenizer, folder, shards, workers, part)
