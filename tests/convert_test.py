@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_run
+from helpers import call
 from safetensors.numpy import load_file, save_file
 
 from configs import default
@@ -25,7 +26,6 @@ from t5x_diffeq.exchange.to_ode import ode_config, to_ode
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
@@ -178,12 +178,6 @@ def test_a_bad_time_embedding_is_refused():
 
 
 # ------------------------------------------------------------------------------- the verb
-
-
-def call(verb, *arguments):
-    verb.FLAGS.unparse_flags()
-    command_line.parse(["verb", *arguments], verb.FLAGS)
-    return verb.main()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, TEXTS, logits_of, random_run
 from exported_models import tokenizer_of as tokenizer
-from helpers import ROOT
+from helpers import ROOT, call
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
@@ -20,7 +20,6 @@ from t5x_diffeq.exchange import save_pretrained as saving
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError, RunError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
@@ -209,14 +208,8 @@ def workdir(tmp_path_factory):
     return folder / "run"
 
 
-def call(*arguments):
-    export.FLAGS.unparse_flags()
-    command_line.parse(["export", *arguments], export.FLAGS)
-    export.main()
-
-
 def test_the_verb(workdir, tmp_path, capsys):
-    call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     assert "LlamaForCausalLM" in capsys.readouterr().err
     for arguments, message in (
         (["--num_steps=0"], "--num_steps=0 must be at least 1"),
@@ -227,7 +220,7 @@ def test_the_verb(workdir, tmp_path, capsys):
     ):
         with pytest.raises(InputError, match=message):
             new = [] if "--output" in arguments[0] else [f"--output={tmp_path / 'new'}"]
-            call(f"--workdir={workdir}", *new, *arguments)
+            call(export, f"--workdir={workdir}", *new, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -237,10 +230,10 @@ def test_an_unfinished_checkpoint_is_refused(workdir, tmp_path):
     halves = step.with_name("0.orbax-checkpoint-tmp-7")
     step.rename(halves)
     with pytest.raises(InputError, match="holds no checkpoint yet; train there first"):
-        call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+        call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     halves.rename(step)
     (step / "state" / "d").rename(step / "gone")
     with pytest.raises(InputError, match=r"checkpoint 0 of .* can't be read"):
-        call(f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+        call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     (step / "gone").rename(step / "state" / "d")
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import sys
 
 import jax
 import pytest
-from helpers import ROOT, mesh_of
+from helpers import ROOT, call, mesh_of
 
 from configs import default
 from t5x_diffeq import plan as verb
@@ -22,7 +22,6 @@ from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.search import REMATS, changed, meshes, remedies
 from t5x_diffeq.planner.sweep import Sweep
 from t5x_diffeq.planner.topology import Topology, topology
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
 from t5x_diffeq.training.flops import step_flops
@@ -140,10 +139,8 @@ def test_bad_slices(name, slices, message):
 
 
 def test_arguments_are_needed():
-    verb.FLAGS.unparse_flags()
-    command_line.parse(["plan"], verb.FLAGS)
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
-        verb.main()
+        call(verb)
 
 
 @pytest.mark.slow

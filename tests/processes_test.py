@@ -10,10 +10,9 @@ import sys
 import time
 
 import pytest
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, metrics_of, numbered_lines
 from process_runs import HEAR_CTRL_C
 
-RATES = {"train/tokens_per_second"}
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
 
 
@@ -34,11 +33,6 @@ def command(text, workdir):
         "--config.train.eval_every=60",
         "--config.train.checkpoint_every=25",
     ]
-
-
-def lines(workdir):
-    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in report.items() if k not in RATES} for report in reports]
 
 
 def start(arguments):
@@ -69,7 +63,7 @@ def test_killed_ten_times_equals_undisturbed(text, tmp_path):
         command(text, killed), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     assert last.returncode == 0, last.stderr
-    assert lines(killed) == lines(undisturbed)
+    assert metrics_of(killed) == metrics_of(undisturbed)
 
 
 @pytest.mark.slow
