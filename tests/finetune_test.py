@@ -21,6 +21,7 @@ from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.pretrained import Pretrained, begin, discretised
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import finetune as verb
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
@@ -144,8 +145,7 @@ def tuning(method, base, text, **model):
 
 
 def evaluations(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [line["eval/loss"] for line in lines if "eval/loss" in line]
+    return [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
 
 
 @pytest.mark.slow
