@@ -15,9 +15,8 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.__main__ import VERBS
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import default_config, flatten
-from t5x_diffeq.runtime.config_keys import KEYS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import train

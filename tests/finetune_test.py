@@ -1,6 +1,5 @@
 """Tuning on another grid: the same function at first, only what should train does, small files."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import finetune as verb
 
@@ -147,8 +147,7 @@ def tuning(method, base, text, **model):
 
 
 def evaluations(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [line["eval/loss"] for line in lines if "eval/loss" in line]
+    return [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
 
 
 @pytest.mark.slow

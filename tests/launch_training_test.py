@@ -4,7 +4,6 @@ give, by the scripts' own inner commands: preempted, started again, they continu
 What stands in is the cluster: hosts are folders, and the devices are the CPU's.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, metrics_of, numbered_lines
 from launched_run import small_training
 from manifests import GPU, TPU, expanded, manifests, pods_of
 from stand_ins import SLOW_TRAINING, Metadata, StandIns, add_python, of_host
@@ -50,10 +49,7 @@ def set_seconds(stand_ins, seconds):
 
 
 def steps(folder):
-    path = folder / "run" / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    reports = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [report["step"] for report in reports if "train/loss" in report]
+    return [line["step"] for line in metrics_of(folder / "run") if "train/loss" in line]
 
 
 def wait_for_steps(folder, process):

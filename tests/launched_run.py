@@ -1,16 +1,14 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
-import json
 import subprocess
 import time
 from pathlib import Path
 
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, metrics_of, numbered_lines
 from process_runs import HEAR_CTRL_C
 from stand_ins import SLOW_TRAINING, add_python, inherited, mark_installed
 
 STEPS = 40
-RATES = {"train/tokens_per_second"}
 
 
 def small_training(steps: int) -> list[str]:
@@ -85,11 +83,7 @@ class Run:
 
     def reports(self) -> list[dict]:
         """What stands in metrics.jsonl of the training steps, but for rates."""
-        path = self.workdir / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        reports = [json.loads(line) for line in lines if line.endswith("\n")]
-        steps = [report for report in reports if "train/loss" in report]
-        return [{k: v for k, v in report.items() if k not in RATES} for report in steps]
+        return [report for report in metrics_of(self.workdir) if "train/loss" in report]
 
     def step(self) -> int:
         """The last that was reported."""

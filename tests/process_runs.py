@@ -1,6 +1,5 @@
 """Real runs of several processes on this machine, for tests."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,6 +7,8 @@ import sys
 
 import numpy as np
 from helpers import ROOT, numbered_lines
+
+from t5x_diffeq.training.metrics import read_metrics
 
 # Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
 HEAR_CTRL_C = ["env", "--default-signal=INT"]
@@ -75,5 +76,4 @@ def stop_at(step, *arguments, **options):
 
 def reported(workdir, name="train/loss"):
     """The values of that name in `metrics.jsonl`, in order."""
-    reports = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return np.array([report[name] for report in reports if name in report])
+    return np.array([report[name] for report in read_metrics(workdir) if name in report])
