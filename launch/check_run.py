@@ -152,7 +152,7 @@ def check_mesh(config: Config, devices: list[Chip]) -> None:
       InputError: if not.
     """
     sizes = mesh_sizes(config.mesh, config.train.batch_size, devices)
-    config = config.changed({f"mesh.{axis}": sizes[axis] for axis in AXES})
+    config = config.with_values({f"mesh.{axis}": sizes[axis] for axis in AXES})
     # As many devices of this machine have the same shardings.
     virtual = topology(f"cpu:{len(devices)}").devices
     make_setup(config, expected_vocab_size(config), virtual)
@@ -165,7 +165,7 @@ def check_model(config: Config) -> None:
     Raises:
       InputError: if not.
     """
-    config = config.changed({f"mesh.{axis}": 1 for axis in AXES})
+    config = config.with_values({f"mesh.{axis}": 1 for axis in AXES})
     make_setup(config, expected_vocab_size(config), topology("cpu:1").devices)
 
 

@@ -204,7 +204,7 @@ def workdir(tmp_path_factory):
     (folder / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(200)))
     run, its_tokenizer, _ = random_run(({**LLAMA, **CLASSIC}, "bytes"))
     text = {"source": "text_files", "path": str(folder / "text.txt"), "tokenizer": "bytes"}
-    config = run.setup.config.changed({f"data.{key}": value for key, value in text.items()})
+    config = run.setup.config.with_values({f"data.{key}": value for key, value in text.items()})
     write_run(config, its_tokenizer, run.params, folder / "run")
     return folder / "run"
 

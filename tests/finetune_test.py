@@ -246,7 +246,7 @@ def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
 @pytest.mark.slow
 def test_a_state_begun_on_a_mesh_is_sharded(base, text):
     config = verb.complete(flatten(tuning("lora", base, text, num_steps=3)), read_config(base))
-    setup = make_setup(config.changed({"mesh.fsdp": 8}), 256)
+    setup = make_setup(config.with_values({"mesh.fsdp": 8}), 256)
     with setup.context():
         state, step = begin(setup, Pretrained.of(base, 256))
     assert step == 6

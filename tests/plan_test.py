@@ -267,7 +267,7 @@ def test_the_bound_says_what_a_mesh_costs():
     config, figures = small(**{"model.embed_dim": 64}), CHIPS["TPU v5p"]
 
     def bound(sizes):
-        setup = plan_setup(config.changed(sizes), 256, EIGHT)
+        setup = plan_setup(config.with_values(sizes), 256, EIGHT)
         return lower_bound(setup, 16, figures), moved_bytes(setup, 16)
 
     whole, moved = bound({"mesh.fsdp": 8})

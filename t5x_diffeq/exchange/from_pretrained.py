@@ -58,7 +58,7 @@ def with_model(config: Config, found: dict, length: int | None) -> tuple[Config,
             f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
         )
     of_model = {f"model.{key}": value for key, value in keys.items()}
-    return config.changed({**of_model, "data.sequence_length": length}), tables
+    return config.with_values({**of_model, "data.sequence_length": length}), tables
 
 
 def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, Tokenizer]:

@@ -74,7 +74,7 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
     """
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
     for keys in candidates(config, data, fsdp, tensor):
-        other = config.changed(keys)
+        other = config.with_values(keys)
         if divides(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other
 

@@ -73,7 +73,7 @@ class Sweep:
             self.stage("remat", [mesh | other for other in with_remats(self.config)])
         best, plan = self.found[0]
         attention = plan.setup.model.config.attention
-        details = with_details(self.config.changed(best), attention)
+        details = with_details(self.config.with_values(best), attention)
         self.stage("details", [best | other for other in details])
         return self.found
 
@@ -92,7 +92,7 @@ class Sweep:
             if compiled:
                 mean = (time.perf_counter() - begun) / compiled
                 title += f", at most {duration(mean * (len(order) - number + 1))} left"
-            plan = self.compiled(title, self.config.changed(keys))
+            plan = self.compiled(title, self.config.with_values(keys))
             compiled += 1
             if plan.memory.fits is not False:
                 self.found.append((keys, plan))
@@ -101,7 +101,7 @@ class Sweep:
     def bound(self, keys: Changes) -> Bound | None:
         """A candidate's lower bound; None, with a message, if its config can't be used."""
         try:
-            other = self.config.changed(keys)
+            other = self.config.with_values(keys)
             setup = plan_setup(other, self.vocab_size, self.topology)
             check_microbatches(other.train, setup.mesh)
         except InputError as error:

@@ -61,7 +61,7 @@ def load_run(
     pretrained = Pretrained.of(workdir, vocab_size, checkpoint)
     of_adapters = read_facts(adapters).model if adapters else {}
     fsdp = gcd(pretrained.config.model.embed_dim, batch_size)  # sharded as far as possible
-    config = pretrained.config.changed(
+    config = pretrained.config.with_values(
         {
             **{f"model.{key}": value for key, value in of_adapters.items()},
             "train.trainable": (),

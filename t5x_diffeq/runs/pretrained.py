@@ -61,7 +61,7 @@ class Pretrained:
         asked = setup.model.config
         self.check(asked)
         here = replace(setup.config, model=self.config.model)  # on this run's devices
-        here = here.changed({"train.trainable": ()})
+        here = here.with_values({"train.trainable": ()})
         trained = make_setup(here, self.vocab_size, setup.mesh.devices.flatten().tolist())
         params, step = restore_params(
             self.workdir,

@@ -223,7 +223,7 @@ class Config:
                 parts[key] = SECTIONS[key](**{name: _frozen(each) for name, each in value.items()})
         return cls(**parts)
 
-    def changed(self, values: Mapping[str, object]) -> "Config":
+    def with_values(self, values: Mapping[str, object]) -> "Config":
         """The config with other values for some dotted keys.
 
         Raises:

@@ -34,7 +34,7 @@ def baseline_of(config: Config) -> Config:
     """The same config with the weights, scheme and step size of the per-layer baseline."""
     offer_configs()
     variant = importlib.import_module("configs.default").VARIANTS["baseline"]
-    return config.changed({f"model.{key}": value for key, value in variant.items()})
+    return config.with_values({f"model.{key}": value for key, value in variant.items()})
 
 
 def config_file(name: str) -> Path:

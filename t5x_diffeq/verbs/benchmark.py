@@ -100,12 +100,12 @@ def compare(config: Config, rounds: int) -> list[dict]:
     contestants = [Contestant("model", config)]
     if config.train.trainable:
         contestants.append(
-            Contestant("full", config.changed({"train.trainable": (), "model.adapter_rank": 0}))
+            Contestant("full", config.with_values({"train.trainable": (), "model.adapter_rank": 0}))
         )
     else:
         contestants.append(Contestant("baseline", baseline_of(config)))
     if config.train.microbatches > 1:
-        whole = config.changed({"train.microbatches": 1})
+        whole = config.with_values({"train.microbatches": 1})
         contestants.append(Contestant("whole batch", whole))
     for _ in tracked(range(WARM_UP), "warming up", WARM_UP, "rounds"):
         for contestant in contestants:

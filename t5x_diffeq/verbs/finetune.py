@@ -63,7 +63,7 @@ def complete(given: Mapping[str, object], pretrained: Config) -> Config:
     length = "data.sequence_length"
     if given[length] == untouched[length]:
         values[length] = own[length]
-    return pretrained.changed(values)
+    return pretrained.with_values(values)
 
 
 def refuse_other(key: str, given: object, own: object, untouched: object) -> None:
