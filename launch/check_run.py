@@ -24,13 +24,13 @@ from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
-from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError, MachineryError
-from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, place
+from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
 from t5x_diffeq.training.depths import check_depths
-from t5x_diffeq.training.partitioning import AXES, describe, mesh_sizes
+from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
 from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
 NEED_PATH = {
@@ -45,7 +45,7 @@ DATA = "--config.data.source=tokens --config.data.path=gs://BUCKET/tokens"
 
 
 @dataclass(frozen=True)
-class Chip:
+class PlannedDevice:
     """A device of machines that don't exist yet, as far as the mesh asks for it."""
 
     platform: str
@@ -54,11 +54,13 @@ class Chip:
     device_kind: str = "requested"
 
 
-def chips(platform: str, count: int, hosts: int, slices: int) -> list[Chip]:
+def planned_devices(platform: str, count: int, hosts: int, slices: int) -> list[PlannedDevice]:
     """All devices, slice by slice; `count` and `hosts` are of one slice."""
     per_host = max(1, count // hosts)
     return [
-        Chip(platform, n * hosts + i // per_host, n) for n in range(slices) for i in range(count)
+        PlannedDevice(platform, n * hosts + i // per_host, n)
+        for n in range(slices)
+        for i in range(count)
     ]
 
 
@@ -75,7 +77,7 @@ def config_of(arguments: list[str]) -> ConfigDict:
     return config.value
 
 
-def usable(file: str, overrides: list[str], problems: list[str]) -> ConfigDict | None:
+def apply_overrides(file: str, overrides: list[str], problems: list[str]) -> ConfigDict | None:
     """The config with the overrides that can be used; None if the file itself can't be."""
     try:
         config_of([file])
@@ -99,7 +101,7 @@ def check_workdir(workdir: str) -> None:
       InputError: if not.
     """
     if workdir.startswith(BUCKETS):
-        place(workdir, "--workdir")
+        parse_path(workdir, "--workdir")
 
 
 def check_source(data: DataKeys, shared: bool) -> None:
@@ -121,7 +123,7 @@ def check_source(data: DataKeys, shared: bool) -> None:
         )
     if data.source not in ("text_files", "tokens") and not str(data.path).startswith(BUCKETS):
         return
-    path = place(data.path, "data.path")
+    path = parse_path(data.path, "data.path")
     here = shared and (path.exists() or files_matching(path))
     if not here and not is_in_bucket(path):
         note = f"data.path={data.path} has to be on the machines; it can't be checked from here"
@@ -145,7 +147,7 @@ def check_sources(
         collect(lambda part=part: check_source(part, shared))
 
 
-def check_mesh(config: Config, devices: list[Chip]) -> None:
+def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:
     """The mesh fits the devices, and the model and its batch fit the mesh.
 
     Raises:
@@ -154,9 +156,9 @@ def check_mesh(config: Config, devices: list[Chip]) -> None:
     sizes = mesh_sizes(config.mesh, config.train.batch_size, devices)
     config = config.with_values({f"mesh.{axis}": sizes[axis] for axis in AXES})
     # As many devices of this machine have the same shardings.
-    virtual = topology(f"cpu:{len(devices)}").devices
+    virtual = make_topology(f"cpu:{len(devices)}").devices
     make_setup(config, expected_vocab_size(config), virtual)
-    print(f"the mesh: {describe(sizes)} on {len(devices)} devices", file=sys.stderr)
+    print(f"the mesh: {describe_mesh(sizes)} on {len(devices)} devices", file=sys.stderr)
 
 
 def check_model(config: Config) -> None:
@@ -166,10 +168,10 @@ def check_model(config: Config) -> None:
       InputError: if not.
     """
     config = config.with_values({f"mesh.{axis}": 1 for axis in AXES})
-    make_setup(config, expected_vocab_size(config), topology("cpu:1").devices)
+    make_setup(config, expected_vocab_size(config), make_topology("cpu:1").devices)
 
 
-def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
+def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     """All that is missing or wrong."""
     problems = list(options.missing)
 
@@ -181,7 +183,7 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
 
     file, workdir, *overrides = arguments
     collect(lambda: check_workdir(workdir.partition("=")[2]))
-    given = usable(file, overrides, problems)
+    given = apply_overrides(file, overrides, problems)
     if given is None:
         return problems
     if given.init_from or given.model.num_steps is None:
@@ -192,7 +194,7 @@ def problems_of(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     collect(lambda: check_depths(config))
     collect(lambda: check_sources(config.data, options.shared, collect))
     if options.count:
-        devices = chips(options.chip, options.count, options.hosts, options.slices)
+        devices = planned_devices(options.chip, options.count, options.hosts, options.slices)
         collect(lambda: check_mesh(config, devices))
     else:
         collect(lambda: check_model(config))
@@ -211,9 +213,9 @@ def main() -> int:
     words = sys.argv[1:]
     end = words.index("--")
     options = parser.parse_args(words[:end])
-    command_line.quieten()
+    command_line.silence_libraries()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    problems = problems_of(options, words[end + 1 :])
+    problems = find_problems(options, words[end + 1 :])
     if not problems:
         return 0
     for problem in problems:

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, place, write_whole
+from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
 
 SECONDS = 30
 LARGEST = 16 * 2**20
@@ -45,7 +45,7 @@ def main(log: str, target: str) -> int:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:
-        path = place(target, "--workdir")
+        path = parse_path(target, "--workdir")
         path.parent.mkdir(parents=True, exist_ok=True)
         keep(Path(log), path, ended)
     except InputError as error:

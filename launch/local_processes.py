@@ -70,7 +70,7 @@ def run(command: list[str], count: int, devices: int) -> int:
 
 
 def start(command: list[str], count: int, devices: int) -> list[subprocess.Popen]:
-    """The processes, each with its place in its environment."""
+    """The processes, each with its rank in its environment."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -82,20 +82,20 @@ def start(command: list[str], count: int, devices: int) -> list[subprocess.Popen
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(count),
     }
-    places = [{**common, "JAX_PROCESS_ID": str(n)} for n in range(count)]
-    return [subprocess.Popen(command, env=place) for place in places]
+    environments = [{**common, "JAX_PROCESS_ID": str(n)} for n in range(count)]
+    return [subprocess.Popen(command, env=environment) for environment in environments]
 
 
 def wait(processes: list[subprocess.Popen]) -> int | None:
     """Waits for all, and ends the others if one dies: returns the number of that one, or None."""
     while all(process.poll() is None for process in processes):
         time.sleep(0.1)
-    failed = first_failed(processes)
+    failed = find_failed(processes)
     end_after(processes, GRACE_SECONDS if failed is not None else LEAVE_SECONDS)
-    return first_failed(processes) if failed is None else failed
+    return find_failed(processes) if failed is None else failed
 
 
-def first_failed(processes: list[subprocess.Popen]) -> int | None:
+def find_failed(processes: list[subprocess.Popen]) -> int | None:
     """The number of a process that ended, and neither well nor saved; of a lost one, if any."""
     failed = [
         n

@@ -72,7 +72,7 @@ def ask_libtpu(flags: list[str]) -> str:
     return ask(ASK_LIBTPU, {**COMPILER_ALONE, "LIBTPU_INIT_ARGS": " ".join(flags), "XLA_FLAGS": ""})
 
 
-def unknown_among(flags: list[str], said: str) -> set[str]:
+def find_unknown(flags: list[str], said: str) -> set[str]:
     """The flags that a library's message names as unknown: `--name=value`, or the name alone."""
     named = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", said)
     words = set(" ".join(named).split())
@@ -85,19 +85,21 @@ def name_of(flag: str) -> str:
     return flag.lstrip("-").partition("=")[0]
 
 
-def known(flags: list[str], ours: list[str], ask_library: Callable[[list[str]], str]) -> list[str]:
+def select_known(
+    flags: list[str], ours: list[str], ask_library: Callable[[list[str]], str]
+) -> list[str]:
     """The flags that the library takes."""
     said, library = ask_library(flags), ask_library.__name__.removeprefix("ask_")
     if not said:
         return flags
-    unknown = unknown_among(flags, said)
+    unknown = find_unknown(flags, said)
     if not unknown:
         last = (said.strip().splitlines() or [""])[-1]
         warn(f"{library} does not start with {' '.join(flags)!r} ({last}); none of ours is set")
         return [flag for flag in flags if flag not in ours]
     for flag in sorted(unknown):
         warn(f"{flag} is unknown to the installed {library}, and left out")
-    return known([flag for flag in flags if flag not in unknown], ours, ask_library)
+    return select_known([flag for flag in flags if flag not in unknown], ours, ask_library)
 
 
 def warn(message: str) -> None:
@@ -120,7 +122,7 @@ def main(kind: str = "gpu", generation: str = "") -> None:
     given = os.environ.get(variable, "").split()
     names = {name_of(flag) for flag in given}
     ours = [flag for flag in ours if name_of(flag) not in names]
-    print(" ".join(known(ours + given, ours, ask_library)))
+    print(" ".join(select_known(ours + given, ours, ask_library)))
 
 
 if __name__ == "__main__":

@@ -16,35 +16,35 @@ from t5x_diffeq.runtime.config_keys import CONVENTIONS, INT32, STEPS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
-KINDS = ("spectra", "lyapunov", "clustering")
+_KINDS = ("spectra", "lyapunov", "clustering")
 
 FLAGS = flags.FlagValues()
-WHAT = flags.DEFINE_string(
+_WHAT = flags.DEFINE_string(
     "what",
     None,
     "spectra, lyapunov, clustering or all; may be given without --what=.",
     flag_values=FLAGS,
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-OUTPUT = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for the results. [default: WORKDIR/analysis]", flag_values=FLAGS
 )
-PROMPT = flags.DEFINE_multi_string(
+_PROMPT = flags.DEFINE_multi_string(
     "prompt",
     None,
     "Text whose tokens are analysed; may be repeated. [default: the start of the validation text]",
     flag_values=FLAGS,
 )
-CONVENTION = flags.DEFINE_string(
+_CONVENTION = flags.DEFINE_string(
     "convention",
     "pair",
     "Definition of the Lyapunov exponents: pair, official or full.",
     flag_values=FLAGS,
 )
-MEMORY = flags.DEFINE_float(
+_MEMORY = flags.DEFINE_float(
     "memory", 1.0, "Approximate GiB for the tangents of the Lyapunov exponents.", flag_values=FLAGS
 )
-TIMES = flags.DEFINE_integer(
+_TIMES = flags.DEFINE_integer(
     "times",
     201,
     "Number of times at which the spectra of an ODE are computed.",
@@ -52,10 +52,10 @@ TIMES = flags.DEFINE_integer(
     100_000,
     flag_values=FLAGS,
 )
-SEEDS = flags.DEFINE_integer(
+_SEEDS = flags.DEFINE_integer(
     "seeds", 20, "Number of random draws of the clustering.", 1, 100_000, flag_values=FLAGS
 )
-NUM_STEPS = flags.DEFINE_integer(
+_NUM_STEPS = flags.DEFINE_integer(
     "num_steps",
     None,
     "Number of solver steps. [default: the trained one]",
@@ -63,35 +63,30 @@ NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-CHECKPOINT = flags.DEFINE_integer(
+_CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 
 
-def check_flags() -> None:
-    """Flags are in their ranges, and matplotlib is there.
-
-    Raises:
-      InputError: if not.
-    """
-    if WHAT.value not in (*KINDS, "all"):
-        what = f"not {WHAT.value!r}" if WHAT.value else "as its first argument"
-        raise InputError(f"analyze takes {', '.join(KINDS)} or all, {what}")
-    if CONVENTION.value not in CONVENTIONS:
+def _check_flags() -> None:
+    if _WHAT.value not in (*_KINDS, "all"):
+        what = f"not {_WHAT.value!r}" if _WHAT.value else "as its first argument"
+        raise InputError(f"analyze takes {', '.join(_KINDS)} or all, {what}")
+    if _CONVENTION.value not in CONVENTIONS:
         raise InputError(
-            f"--convention={CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
+            f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
         )
-    if not MEMORY.value > 0:
-        raise InputError(f"--memory={MEMORY.value} must be above 0, in GiB")
+    if not _MEMORY.value > 0:
+        raise InputError(f"--memory={_MEMORY.value} must be above 0, in GiB")
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("analyze needs matplotlib: pip install -e '.[analysis]'")
 
 
-def output_folder() -> AnyPath:
+def _output_folder() -> AnyPath:
     """Where to write: --output, or a folder of the run."""
-    if OUTPUT.value:
-        return command_line.folder(OUTPUT, "analyze")
-    return command_line.folder(WORKDIR, "analyze") / "analysis"
+    if _OUTPUT.value:
+        return command_line.parse_folder(_OUTPUT, "analyze")
+    return command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
 
 
 def name_what(arguments: list[str]) -> list[str]:
@@ -104,10 +99,12 @@ def name_what(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """The verb."""
-    check_flags()
-    folder = output_folder()
-    kinds = [kind for kind in KINDS if WHAT.value in (kind, "all")]
-    workdir = command_line.folder(WORKDIR, "analyze") if set(kinds) - {"clustering"} else None
+    _check_flags()
+    folder = _output_folder()
+    kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
+    workdir = (
+        command_line.parse_folder(_WORKDIR, "analyze") if set(kinds) - {"clustering"} else None
+    )
 
     from t5x_diffeq.verbs.analyze import analyze  # JAX and the rest take seconds
 

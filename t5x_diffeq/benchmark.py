@@ -19,12 +19,12 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
-COORDINATE_CHECK = flags.DEFINE_bool(
+_COORDINATE_CHECK = flags.DEFINE_bool(
     "coordinate_check", False, "Measure how far W(t) moves in the first steps.", flag_values=FLAGS
 )
-DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
-GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
-ROUNDS = flags.DEFINE_integer(
+_DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
+_GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
+_ROUNDS = flags.DEFINE_integer(
     "rounds", 20, "Number of timed steps (or seconds) of each model.", 1, INT32, flag_values=FLAGS
 )
 
@@ -33,21 +33,21 @@ def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
-    chosen = [f"--{flag.name}" for flag in (DATA, GENERATION, COORDINATE_CHECK) if flag.value]
+    chosen = [f"--{flag.name}" for flag in (_DATA, _GENERATION, _COORDINATE_CHECK) if flag.value]
     if len(chosen) > 1:
         raise InputError(f"{' and '.join(chosen)} measure different things; give one of them")
 
     from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
 
     config = Config.of(CONFIG.value)
-    if DATA.value:
-        benchmark.show_data(config, ROUNDS.value)
-    elif GENERATION.value:
-        benchmark.show_generation(config, ROUNDS.value)
-    elif COORDINATE_CHECK.value:
+    if _DATA.value:
+        benchmark.show_data(config, _ROUNDS.value)
+    elif _GENERATION.value:
+        benchmark.show_generation(config, _ROUNDS.value)
+    elif _COORDINATE_CHECK.value:
         benchmark.show_coordinate_check(config)
     else:
-        benchmark.show_comparison(config, ROUNDS.value)
+        benchmark.show_comparison(config, _ROUNDS.value)
 
 
 if __name__ == "__main__":

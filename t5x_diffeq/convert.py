@@ -18,25 +18,25 @@ from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
 
 # Keys that the folder doesn't decide.
-FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}
+_FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}
 
 FLAGS = flags.FlagValues()
-INPUT = flags.DEFINE_string(
+_INPUT = flags.DEFINE_string(
     "input",
     None,
     "Hugging Face folder of a Llama or GPT-2 model, with safetensors.",
     flag_values=FLAGS,
 )
-WORKDIR = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
 )
-TO_ODE = flags.DEFINE_bool(
+_TO_ODE = flags.DEFINE_bool(
     "to_ode",
     False,
     "Make it a neural ODE that is the same model at its own number of steps.",
     flag_values=FLAGS,
 )
-TIME_EMBED_DIM = flags.DEFINE_integer(
+_TIME_EMBED_DIM = flags.DEFINE_integer(
     "time_embed_dim",
     None,
     "T of the ODE, at least the number of layers. [default: the number of layers]",
@@ -44,7 +44,7 @@ TIME_EMBED_DIM = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-SEQUENCE_LENGTH = flags.DEFINE_integer(
+_SEQUENCE_LENGTH = flags.DEFINE_integer(
     "sequence_length",
     None,
     "Sequence length, if shorter than the model's.",
@@ -68,15 +68,15 @@ def check_overrides(keys: Iterable[str]) -> None:
     """
     for key in keys:
         section, _, name = key.partition(".")
-        if (section == "model" and name not in FREE) or key == "data.sequence_length":
+        if (section == "model" and name not in _FREE) or key == "data.sequence_length":
             raise InputError(f"--config.{key} is set, and it is the folder's that --input names")
 
 
 def main() -> None:
     """The verb."""
-    folder = command_line.folder(INPUT, "convert")
-    workdir = command_line.folder(WORKDIR, "convert")
-    if TIME_EMBED_DIM.value is not None and not TO_ODE.value:
+    folder = command_line.parse_folder(_INPUT, "convert")
+    workdir = command_line.parse_folder(_WORKDIR, "convert")
+    if _TIME_EMBED_DIM.value is not None and not _TO_ODE.value:
         raise InputError("--time_embed_dim is for neural ODEs only; add --to_ode")
     check_overrides(config_flags.get_override_values(FLAGS["config"]))
 

@@ -13,29 +13,29 @@ from absl import flags
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config_keys import ADAPTIVE_SOLVERS, INT32, STEPS
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import place
+from t5x_diffeq.runtime.files import parse_path
 
 FLAGS = flags.FlagValues()
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-NUM_STEPS = flags.DEFINE_list(
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_NUM_STEPS = flags.DEFINE_list(
     "num_steps",
     None,
     "Numbers of solver steps, such as 6,12,24. [default: the trained one]",
     flag_values=FLAGS,
 )
-SCHEME = flags.DEFINE_list(
+_SCHEME = flags.DEFINE_list(
     "scheme",
     None,
     f"Schemes, or one of {', '.join(ADAPTIVE_SOLVERS)} (adaptive). [default: the trained one]",
     flag_values=FLAGS,
 )
-PLOT = flags.DEFINE_string(
+_PLOT = flags.DEFINE_string(
     "plot", None, "File for a plot of perplexity over depth: .png, .pdf or .svg.", flag_values=FLAGS
 )
-RTOL = flags.DEFINE_float(
+_RTOL = flags.DEFINE_float(
     "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
 )
-MAX_SOLVER_STEPS = flags.DEFINE_integer(
+_MAX_SOLVER_STEPS = flags.DEFINE_integer(
     "max_solver_steps",
     512,
     "Steps after which an adaptive solver stops with an error.",
@@ -43,10 +43,10 @@ MAX_SOLVER_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-BATCH_SIZE = flags.DEFINE_integer(
+_BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
-EVAL_BATCHES = flags.DEFINE_integer(
+_EVAL_BATCHES = flags.DEFINE_integer(
     "eval_batches",
     None,
     "Number of batches, from the first. [default: the whole split]",
@@ -54,22 +54,22 @@ EVAL_BATCHES = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-CHECKPOINT = flags.DEFINE_integer(
+_CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
-ADAPTERS = flags.DEFINE_string(
+_ADAPTERS = flags.DEFINE_string(
     "adapters",
     None,
     "The adapters/ folder of a run that was fine-tuned from this one.",
     flag_values=FLAGS,
 )
-TASKS = flags.DEFINE_list(
+_TASKS = flags.DEFINE_list(
     "tasks",
     None,
     "Tasks of the lm-evaluation-harness; 'paper' is the paper's eleven.",
     flag_values=FLAGS,
 )
-NUM_FEWSHOT = flags.DEFINE_integer(
+_NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot",
     None,
     "Examples in each context. [default: the task's own number]",
@@ -77,10 +77,10 @@ NUM_FEWSHOT = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-INCLUDE_PATH = flags.DEFINE_string(
+_INCLUDE_PATH = flags.DEFINE_string(
     "include_path", None, "Folder with your own task files.", flag_values=FLAGS
 )
-LIMIT = flags.DEFINE_integer(
+_LIMIT = flags.DEFINE_integer(
     "limit",
     None,
     "Number of documents of each task, from the first. [default: all]",
@@ -88,43 +88,33 @@ LIMIT = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-OUTPUT = flags.DEFINE_string(
+_OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for the tasks' JSON. [default: WORKDIR/lm_eval]", flag_values=FLAGS
 )
 
 
-def check_tasks(adaptive: bool) -> None:
-    """The flags of tasks go together.
-
-    Raises:
-      InputError: if not.
-    """
-    if not TASKS.value:
-        for flag in (NUM_FEWSHOT, INCLUDE_PATH, LIMIT, OUTPUT):
+def _check_tasks(adaptive: bool) -> None:
+    if not _TASKS.value:
+        for flag in (_NUM_FEWSHOT, _INCLUDE_PATH, _LIMIT, _OUTPUT):
             if flag.value is not None:
                 raise InputError(f"--{flag.name} goes with --tasks; give both or neither")
         return
-    if adaptive or PLOT.value:
+    if adaptive or _PLOT.value:
         raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
-    if EVAL_BATCHES.value is not None:
+    if _EVAL_BATCHES.value is not None:
         raise InputError("--eval_batches limits the validation split; with --tasks give --limit")
 
 
-def check_plot() -> None:
-    """The figure is of a known kind, and can be written.
-
-    Raises:
-      InputError: if not.
-    """
-    if not PLOT.value:
+def _check_plot() -> None:
+    if not _PLOT.value:
         return
-    if not PLOT.value.endswith((".png", ".pdf", ".svg")):
-        raise InputError(f"--plot={PLOT.value} must end in .png, .pdf or .svg")
-    if place(PLOT.value, "--plot").is_dir():
-        raise InputError(f"--plot={PLOT.value} is a folder; name a file")
+    if not _PLOT.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={_PLOT.value} must end in .png, .pdf or .svg")
+    if parse_path(_PLOT.value, "--plot").is_dir():
+        raise InputError(f"--plot={_PLOT.value} is a folder; name a file")
 
 
-def parse_num_steps(values: list[str] | None) -> list[int | None]:
+def _parse_num_steps(values: list[str] | None) -> list[int | None]:
     """The numbers of `--num_steps`; [None] for the trained one.
 
     Raises:
@@ -138,21 +128,21 @@ def parse_num_steps(values: list[str] | None) -> list[int | None]:
 
 def main() -> None:
     """The verb."""
-    workdir = command_line.folder(WORKDIR, "evaluate")
-    schemes: Sequence[str | None] = SCHEME.value or [None]
+    workdir = command_line.parse_folder(_WORKDIR, "evaluate")
+    schemes: Sequence[str | None] = _SCHEME.value or [None]
     adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
-    if adaptive and (NUM_STEPS.value or PLOT.value or len(schemes) > 1):
+    if adaptive and (_NUM_STEPS.value or _PLOT.value or len(schemes) > 1):
         raise InputError(
             f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps "
             "and --plot"
         )
-    check_plot()
-    check_tasks(bool(adaptive))
-    grids = list(product(schemes, parse_num_steps(NUM_STEPS.value)))
+    _check_plot()
+    _check_tasks(bool(adaptive))
+    grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
 
     from t5x_diffeq.verbs import evaluate  # JAX and the rest take seconds
 
-    (evaluate.evaluate_tasks if TASKS.value else evaluate.evaluate_grids)(workdir, grids, FLAGS)
+    (evaluate.evaluate_tasks if _TASKS.value else evaluate.evaluate_grids)(workdir, grids, FLAGS)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config_keys import INT32, STEPS
 
 FLAGS = flags.FlagValues()
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-OUTPUT = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_OUTPUT = flags.DEFINE_string(
     "output", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
 )
-NUM_STEPS = flags.DEFINE_integer(
+_NUM_STEPS = flags.DEFINE_integer(
     "num_steps",
     None,
     "Number of solver steps, or layers. [default: the trained one]",
@@ -24,25 +24,25 @@ NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-PEFT = flags.DEFINE_bool(
+_PEFT = flags.DEFINE_bool(
     "peft",
     False,
     "Write the adapters separately, in the format of PEFT, to OUT/adapter.",
     flag_values=FLAGS,
 )
-CHECKPOINT = flags.DEFINE_integer(
+_CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
 
 
 def main() -> None:
     """The verb."""
-    workdir = command_line.folder(WORKDIR, "export")
-    output = command_line.folder(OUTPUT, "export")
+    workdir = command_line.parse_folder(_WORKDIR, "export")
+    output = command_line.parse_folder(_OUTPUT, "export")
 
     from t5x_diffeq.verbs.export import export  # JAX and the rest take seconds
 
-    export(workdir, output, NUM_STEPS.value, CHECKPOINT.value, PEFT.value)
+    export(workdir, output, _NUM_STEPS.value, _CHECKPOINT.value, _PEFT.value)
 
 
 if __name__ == "__main__":

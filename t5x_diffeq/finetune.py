@@ -17,7 +17,7 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "configs/finetune.py:lora, :full or :hypernetwork.", flag_values=FLAGS
 )
-WORKDIR = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the new run, or of one to resume.", flag_values=FLAGS
 )
 
@@ -26,7 +26,7 @@ def main() -> int:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
-    workdir = command_line.folder(WORKDIR, "finetune")
+    workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
     from t5x_diffeq.verbs.finetune import finetune  # JAX and the rest take seconds
     from t5x_diffeq.verbs.train import sole_writer

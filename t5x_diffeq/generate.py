@@ -10,26 +10,26 @@ from t5x_diffeq.runtime.config_keys import INT32, STEPS
 from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-PROMPT = flags.DEFINE_multi_string(
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_PROMPT = flags.DEFINE_multi_string(
     "prompt",
     None,
     "Text to continue; may be repeated. [default: the start of the validation text]",
     flag_values=FLAGS,
 )
-MAX_TOKENS = flags.DEFINE_integer(
+_MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", 64, "Number of new tokens, at most.", 1, INT32, flag_values=FLAGS
 )
-STOP = flags.DEFINE_multi_string(
+_STOP = flags.DEFINE_multi_string(
     "stop", [], "Text at which to stop; may be repeated.", flag_values=FLAGS
 )
-TEMPERATURE = flags.DEFINE_float(
+_TEMPERATURE = flags.DEFINE_float(
     "temperature",
     0.8,
     "Temperature of the softmax; 0 always takes the likeliest token.",
     flag_values=FLAGS,
 )
-TOP_K = flags.DEFINE_integer(
+_TOP_K = flags.DEFINE_integer(
     "top_k",
     None,
     "Draw only from this many likeliest tokens. [default: all]",
@@ -37,13 +37,13 @@ TOP_K = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-TOP_P = flags.DEFINE_float(
+_TOP_P = flags.DEFINE_float(
     "top_p",
     1.0,
     "Draw only from the likeliest tokens that together have this probability.",
     flag_values=FLAGS,
 )
-NUM_STEPS = flags.DEFINE_integer(
+_NUM_STEPS = flags.DEFINE_integer(
     "num_steps",
     None,
     "Number of solver steps. [default: the trained one]",
@@ -51,11 +51,11 @@ NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
-CHECKPOINT = flags.DEFINE_integer(
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
+_CHECKPOINT = flags.DEFINE_integer(
     "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
 )
-ADAPTERS = flags.DEFINE_string(
+_ADAPTERS = flags.DEFINE_string(
     "adapters",
     None,
     "The adapters/ folder of a run that was fine-tuned from this one.",
@@ -63,22 +63,17 @@ ADAPTERS = flags.DEFINE_string(
 )
 
 
-def check_flags() -> None:
-    """Flags are in their ranges.
-
-    Raises:
-      InputError: naming one that isn't.
-    """
-    if not 0 < TOP_P.value <= 1:
-        raise InputError(f"--top_p={TOP_P.value} must be above 0, and at most 1")
-    if TEMPERATURE.value != 0 and not 1e-3 <= TEMPERATURE.value <= 1e3:
-        raise InputError(f"--temperature={TEMPERATURE.value} must be 0, or from 0.001 to 1000")
+def _check_flags() -> None:
+    if not 0 < _TOP_P.value <= 1:
+        raise InputError(f"--top_p={_TOP_P.value} must be above 0, and at most 1")
+    if _TEMPERATURE.value != 0 and not 1e-3 <= _TEMPERATURE.value <= 1e3:
+        raise InputError(f"--temperature={_TEMPERATURE.value} must be 0, or from 0.001 to 1000")
 
 
 def main() -> None:
     """The verb."""
-    check_flags()
-    workdir = command_line.folder(WORKDIR, "generate")
+    _check_flags()
+    workdir = command_line.parse_folder(_WORKDIR, "generate")
 
     from t5x_diffeq.verbs.generate import continue_prompts  # JAX and the rest take seconds
 

@@ -10,13 +10,15 @@ from absl import flags
 from t5x_diffeq.runtime import command_line
 
 FLAGS = flags.FlagValues()
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag_values=FLAGS)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag_values=FLAGS)
 
 
 def main() -> None:
     """The verb."""
-    workdir, output = (command_line.folder(flag, "make_tasks") for flag in (WORKDIR, OUTPUT))
+    workdir, output = (
+        command_line.parse_folder(flag, "make_tasks") for flag in (_WORKDIR, _OUTPUT)
+    )
 
     from t5x_diffeq.verbs.make_tasks import make_tasks  # JAX and the rest take seconds
 

@@ -21,25 +21,25 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
-TOPOLOGY = flags.DEFINE_string(
+_TOPOLOGY = flags.DEFINE_string(
     "topology", None, "TPUs, as v5p:4x4x4 or v6e:16x16; GPUs, as h100:8; cpu:8.", flag_values=FLAGS
 )
-SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
-SWEEP = flags.DEFINE_bool(
+_SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
+_SWEEP = flags.DEFINE_bool(
     "sweep", False, "Search for the fastest plan, and print its flags.", flag_values=FLAGS
 )
 
 
 def main() -> None:
     """The verb."""
-    if CONFIG.value is None or TOPOLOGY.value is None:
+    if CONFIG.value is None or _TOPOLOGY.value is None:
         raise InputError("plan needs --config=FILE and --topology=v5p:4x4x4; see --help")
 
-    from t5x_diffeq.planner.topology import topology
+    from t5x_diffeq.planner.topology import make_topology
     from t5x_diffeq.verbs.plan import show_plans, sweep
 
-    where = topology(TOPOLOGY.value, SLICES.value)
-    (sweep if SWEEP.value else show_plans)(Config.of(CONFIG.value), where)
+    where = make_topology(_TOPOLOGY.value, _SLICES.value)
+    (sweep if _SWEEP.value else show_plans)(Config.of(CONFIG.value), where)
 
 
 if __name__ == "__main__":

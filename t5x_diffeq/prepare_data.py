@@ -21,22 +21,17 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file; its `data` section describes the documents.", flag_values=FLAGS
 )
-OUTPUT = flags.DEFINE_string("output", None, "Folder for the shards.", flag_values=FLAGS)
-SHARDS = flags.DEFINE_integer(
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the shards.", flag_values=FLAGS)
+_SHARDS = flags.DEFINE_integer(
     "shards", 16, "Number of shards of each split.", 1, MOST_SHARDS, flag_values=FLAGS
 )
-SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
-WORKERS = flags.DEFINE_integer(
+_SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
+_WORKERS = flags.DEFINE_integer(
     "workers", os.cpu_count() or 1, "Number of processes.", 1, THREADS, flag_values=FLAGS
 )
 
 
-def check_ahead(data: DataKeys) -> None:
-    """The config asks for tokens that are made ahead.
-
-    Raises:
-      InputError: if not.
-    """
+def _check_ahead(data: DataKeys) -> None:
     if data.tokenize != "ahead":
         raise InputError(
             f"data.tokenize={data.tokenize} is for training without shards, and prepare_data makes "
@@ -49,17 +44,20 @@ def main() -> None:
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     data = Config.of(CONFIG.value).data
-    check_ahead(data)
-    folder, part = command_line.folder(OUTPUT, "prepare_data"), command_line.part(SHARD)
-    if part[1] > 2 * SHARDS.value:
+    _check_ahead(data)
+    folder, part = (
+        command_line.parse_folder(_OUTPUT, "prepare_data"),
+        command_line.parse_part(_SHARD),
+    )
+    if part[1] > 2 * _SHARDS.value:
         raise InputError(
-            f"--shard={SHARD.value}: with --shards={SHARDS.value} of each split there is nothing "
+            f"--shard={_SHARD.value}: with --shards={_SHARDS.value} of each split there is nothing "
             f"for {part[1]} parts to do; give all of them, and the last command, --shards={part[1]}"
         )
 
     from t5x_diffeq.verbs.prepare_data import prepare_data  # JAX and the rest take seconds
 
-    prepare_data(data, folder, SHARDS.value, WORKERS.value, part)
+    prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
 
 
 if __name__ == "__main__":

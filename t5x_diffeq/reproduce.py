@@ -29,52 +29,55 @@ EXPERIMENTS = (
     "appendixE",
     "appendixF",
 )
-SCALES = ("laptop", "paper")
+_SCALES = ("laptop", "paper")
 FLAGS = flags.FlagValues()
-EXPERIMENT = flags.DEFINE_string(
+_EXPERIMENT = flags.DEFINE_string(
     "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
 )
-OUTPUT = flags.DEFINE_string(
+_OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=FLAGS
 )
-SCALE = flags.DEFINE_string(
+_SCALE = flags.DEFINE_string(
     "scale", "laptop", "laptop, or paper for the sizes of the paper.", flag_values=FLAGS
 )
-TEXT = flags.DEFINE_multi_string(
+_TEXT = flags.DEFINE_multi_string(
     "text",
     [],
     "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be repeated. "
     "In PATH, {tokenizer} stands for gpt2 or llama.",
     flag_values=FLAGS,
 )
-SEEDS = flags.DEFINE_integer(
+_SEEDS = flags.DEFINE_integer(
     "seeds",
     None,
     "Seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
     flag_values=FLAGS,
 )
-TOKENIZERS = flags.DEFINE_string(
+_TOKENIZERS = flags.DEFINE_string(
     "tokenizers",
     "tokenizers",
     "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, or 'own' "
     "to train tokenizers on the text.",
     flag_values=FLAGS,
 )
-PART = flags.DEFINE_string(
+_PART = flags.DEFINE_string(
     "part", "0/1", "Do only part i of n, as i/n, for an array of jobs.", flag_values=FLAGS
 )
-DRY_RUN = flags.DEFINE_boolean(
+_DRY_RUN = flags.DEFINE_boolean(
     "dry_run", False, "Print the commands without running them.", flag_values=FLAGS
 )
 
 
 def main() -> int:
     """The verb."""
-    if SCALE.value not in SCALES:
-        raise InputError(f"--scale={SCALE.value} is laptop or paper")
-    if EXPERIMENT.value not in EXPERIMENTS:
-        raise InputError(f"--experiment={EXPERIMENT.value}: there are {', '.join(EXPERIMENTS)}")
-    output, own_part = command_line.folder(OUTPUT, "reproduce"), command_line.part(PART)
+    if _SCALE.value not in _SCALES:
+        raise InputError(f"--scale={_SCALE.value} is laptop or paper")
+    if _EXPERIMENT.value not in EXPERIMENTS:
+        raise InputError(f"--experiment={_EXPERIMENT.value}: there are {', '.join(EXPERIMENTS)}")
+    output, own_part = (
+        command_line.parse_folder(_OUTPUT, "reproduce"),
+        command_line.parse_part(_PART),
+    )
 
     from t5x_diffeq.verbs.reproduce import reproduce  # JAX and the rest take seconds
 

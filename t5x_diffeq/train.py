@@ -15,7 +15,7 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with a :variant if it has variants.", flag_values=FLAGS
 )
-WORKDIR = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run: a new one, or one to resume.", flag_values=FLAGS
 )
 
@@ -29,7 +29,7 @@ def main() -> int:
             "this config begins with another run's model (config.init_from); give it to "
             "`python -m t5x_diffeq.finetune`"
         )
-    workdir = command_line.folder(WORKDIR, "train")
+    workdir = command_line.parse_folder(_WORKDIR, "train")
 
     from t5x_diffeq.verbs.train import sole_writer, train  # JAX and the rest take seconds
 

@@ -144,9 +144,9 @@ def test_attention_rollout_equals_numpy(changes):
 
 
 def test_lines_of_a_prompt():
-    assert plots.broken(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
-    np.testing.assert_allclose(plots.scaled(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
-    np.testing.assert_allclose(plots.scaled(np.full(2, np.nan)), 0)
+    assert plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
+    np.testing.assert_allclose(plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
+    np.testing.assert_allclose(plots.scale_to_unit(np.full(2, np.nan)), 0)
 
 
 def test_products_are_typeset_as_in_the_figures():

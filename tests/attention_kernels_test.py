@@ -19,7 +19,7 @@ from t5x_diffeq.layers.attention_kernels import (
 )
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import sharded, unbox
+from t5x_diffeq.training.partitioning import mesh_context, unbox
 from t5x_diffeq.training.state import declared_params
 
 RNG = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_splash_on_a_mesh():
     inputs = qkv(4, 2, 16)
     rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
     mesh = auto_mesh(fsdp=4, tensor=2)
-    with sharded(mesh, rules):
+    with mesh_context(mesh, rules):
         found = jax.jit(lambda *x: splash_attention(*x, interpret=True))(*inputs)
     np.testing.assert_allclose(found, causal_attention(*inputs, "xla"), atol=2e-5)
 
@@ -167,7 +167,7 @@ def test_segments_keep_to_themselves():
     np.testing.assert_allclose(found, expected, atol=2e-5)
     mesh = auto_mesh(fsdp=4, tensor=2)
     rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
-    with sharded(mesh, rules):
+    with mesh_context(mesh, rules):
         splash = jax.jit(lambda *x: splash_attention(*x, interpret=True))(q, k, v, SEGMENTS)
     np.testing.assert_allclose(splash, expected, atol=2e-5)
 

@@ -29,12 +29,12 @@ SECTIONS = ("", "model.", "data.", "train.", "tasks.", "optimizer.", "mesh.")
 CASES = Counter()
 
 
-class Reached(BaseException):
+class EndOfChecksError(BaseException):
     """The checks are over, and the work would begin."""
 
 
-def reached(*_, **__):
-    raise Reached
+def end_checks(*_, **__):
+    raise EndOfChecksError
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def end(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", argv)
         try:
             command_line.run(main, "", own)
-        except Reached:
+        except EndOfChecksError:
             CASES["legal"] += 1
             return None
         except SystemExit as ended:
@@ -123,8 +123,8 @@ def setup_of(config, vocab_size):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_key(end, config_file, tmp_path, monkeypatch, section):
     """Through the command line; what it can't say, through Python."""
-    monkeypatch.setattr(train, "prepare_corpus", reached)
-    monkeypatch.setattr(train, "Downstream", lambda _: None)  # the harness knows its own tasks
+    monkeypatch.setattr(train, "prepare_corpus", end_checks)
+    monkeypatch.setattr(train, "DownstreamTasks", lambda _: None)  # the harness knows its own tasks
     monkeypatch.setattr(train, "make_setup", setup_of)
 
     def main():
@@ -198,12 +198,12 @@ GOOD = {
     "prepare_data": (["--config={config}", "--output={new}"], ["load_source"]),
     "benchmark": (
         ["--config={config}"],
-        ["compare", "show_data", "show_generation", "show_coordinate_check"],
+        ["compare_models", "show_data", "show_generation", "show_coordinate_check"],
     ),
     "plan": (["--config={config}", "--topology=cpu:1"], ["show_plans", "sweep"]),
     "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
     "export": (["--workdir={run}", "--output={new}"], ["load_run"]),
-    "convert": (["--input={run}", "--workdir={new}"], ["load"]),
+    "convert": (["--input={run}", "--workdir={new}"], ["load_folder"]),
     "reproduce": (
         ["--experiment=table1", "--output={new}", "--text=a={file}"],
         ["carry_out", "part_of"],
@@ -217,7 +217,7 @@ def test_every_verb_is_tried():
     assert GOOD.keys() == set(VERBS)
 
 
-def bad_values(flag, places):
+def bad_values(flag, paths):
     """Values for a flag, and whether none of them can be used."""
     if isinstance(flag.parser, flags.IntegerParser | flags.FloatParser):
         yield from ((text, text in NO_NUMBER) for text in NUMBERS)
@@ -225,8 +225,8 @@ def bad_values(flag, places):
         return
     yield from ((text, False) for text in NUMBERS + TEXTS[1:])
     yield "", not isinstance(flag, flags.BooleanFlag)
-    yield from ((place, flag.name in FOLDERS) for place in (places["file"], places["beneath"]))
-    yield places["empty"], False
+    yield from ((path, flag.name in FOLDERS) for path in (paths["file"], paths["beneath"]))
+    yield paths["empty"], False
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -235,15 +235,15 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb)
     arguments, works = GOOD[verb]
     work = importlib.import_module(f"t5x_diffeq.verbs.{verb}")
     for name in works:
-        monkeypatch.setattr(work, name, reached)
+        monkeypatch.setattr(work, name, end_checks)
     monkeypatch.chdir(tmp_path)
-    places = {name: tmp_path / name for name in ("new", "file", "empty")}
-    places["file"].write_text("a file")
-    places["empty"].mkdir()
-    places |= {"run": run_on_lines, "config": config_file, "beneath": places["file"] / "folder"}
-    good = [argument.format(**places) for argument in arguments]
+    paths = {name: tmp_path / name for name in ("new", "file", "empty")}
+    paths["file"].write_text("a file")
+    paths["empty"].mkdir()
+    paths |= {"run": run_on_lines, "config": config_file, "beneath": paths["file"] / "folder"}
+    good = [argument.format(**paths) for argument in arguments]
 
-    def tried(*more):
+    def try_flags(*more):
         names = {each.split("=")[0] for each in more}
         kept = [each for each in good if each.split("=")[0] not in names]
         for override in [name for name in module.FLAGS if "." in name]:
@@ -251,17 +251,17 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb)
         module.FLAGS.unparse_flags()
         return end(module.main, module.FLAGS, *kept, *more)
 
-    assert tried() is None
+    assert try_flags() is None
     for name in [name for name in module.FLAGS if "." not in name]:
-        for text, never in bad_values(module.FLAGS[name], places):
-            said = tried(f"--{name}={text}")
+        for text, never in bad_values(module.FLAGS[name], paths):
+            said = try_flags(f"--{name}={text}")
             if never:
                 assert said and f"--{name}" in said, (name, text, said)
-        tried(f"--{name}")
+        try_flags(f"--{name}")
         if not isinstance(module.FLAGS[name], flags.MultiFlag):
-            assert "is given 2 times" in tried(f"--{name}=a", f"--{name}=b")
-    assert "no flag of this verb" in tried("--nope=1")
-    assert "not understood" in tried("more")
+            assert "is given 2 times" in try_flags(f"--{name}=a", f"--{name}=b")
+    assert "no flag of this verb" in try_flags("--nope=1")
+    assert "not understood" in try_flags("more")
 
 
 @pytest.mark.slow

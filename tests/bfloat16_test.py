@@ -22,7 +22,7 @@ from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.losses import dot_products
-from t5x_diffeq.training.partitioning import AXES, sharded, unbox
+from t5x_diffeq.training.partitioning import AXES, mesh_context, unbox
 
 SHAPES = {
     "num_steps": 4,
@@ -82,7 +82,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
         found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
     else:
         devices = auto_mesh(**dict(zip(AXES, mesh, strict=True)))
-        with sharded(devices, RULES):
+        with mesh_context(devices, RULES):
             compiled = jax.jit(of_batch)
             found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
     return {
@@ -156,7 +156,7 @@ def test_devices_exchange_an_embedding_in_16_bits():
     layer = Embedding(128, 16, dtype=jnp.bfloat16)
     params = {"params": {"table": jnp.ones((128, 16))}}
     mesh = auto_mesh(data=1, fsdp=2, tensor=2)
-    with sharded(mesh, RULES):
+    with mesh_context(mesh, RULES):
         traced = jax.make_jaxpr(layer.apply)(params, jnp.zeros((4, 8), jnp.int32))
     constrained = re.findall(r"(\w+)\[128,16\] = sharding_constraint", str(traced))
     assert constrained == ["bf16"]
@@ -273,22 +273,22 @@ def test_the_state_is_float32_wherever_it_is_integrated():
     params = jax.eval_shape(lambda: unbox(model.init(jax.random.key(0), TOKENS)["params"]))
     tokens, places = TOKENS[:, :1], in_one_document(TOKENS[:, :1])
 
-    def extended(params):
+    def extend(params):
         weights = model.apply({"params": params}, method="merged_weights_by_step")
         cache = empty_cache(model.config, 2, 10)
         return model.apply({"params": params}, tokens, places, weights, cache, method="extend")
 
-    def integrated(params):
+    def integrate(params):
         y = model.apply({"params": params}, TOKENS, in_one_document(TOKENS), method="embed")
         weights = model.apply({"params": params}, method="weights")
         return model.apply(
             {"params": params}, y, in_one_document(TOKENS), weights, method="integrate"
         )
 
-    assert jax.eval_shape(integrated, params).dtype == jnp.float32
+    assert jax.eval_shape(integrate, params).dtype == jnp.float32
     solved = jax.eval_shape(lambda p: solve(model, p, TOKENS, Adaptive()), params)
     assert solved.y.dtype == jnp.float32
-    y, cache = jax.eval_shape(extended, params)
+    y, cache = jax.eval_shape(extend, params)
     assert {y.dtype, cache["keys"].dtype} == {jnp.dtype(jnp.bfloat16)}  # activations stay narrow
 
 

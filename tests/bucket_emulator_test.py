@@ -15,10 +15,10 @@ FILES = """
 import pytest
 from t5x_diffeq.runtime import files, locks, staging
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import place
+from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
-root = place("gs://bucket/run", "it")
+root = parse_path("gs://bucket/run", "it")
 for content in (b"good", b"better", bytes(6 * 2**20)):  # the last is sent in parts
     files.write_whole(root / "x", content)
     assert (root / "x").read_bytes() == content
@@ -29,15 +29,15 @@ assert files.files_matching(root / "**" / "c") == [root / "from/b/c"]
 with MetricWriter(root, 0) as writer:
     writer.write(1, {"train/loss": 1.0})
 assert [line["step"] for line in read_metrics(root)] == [1]
-with locks.held(root / ".lock", "it"):
+with locks.hold_lock(root / ".lock", "it"):
     assert (root / ".lock").exists()
 assert not (root / ".lock").exists()
-(copy,) = staging.staged([root / "x"])
+(copy,) = staging.stage([root / "x"])
 assert copy.read_bytes() == bytes(6 * 2**20)
 with pytest.raises(InputError, match="is damaged"):
-    staging.staged([root / "from/a"], ["0" * 64])
+    staging.stage([root / "from/a"], ["0" * 64])
 with pytest.raises(InputError, match="there is no such object"):
-    staging.staged([root / "none"])
+    staging.stage([root / "none"])
 """
 SHARDS = """
 import os, sys
@@ -47,15 +47,15 @@ from t5x_diffeq.runtime import files
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import config_of, default_config
 from t5x_diffeq.data.corpus import prepare_corpus
-from t5x_diffeq.runtime.files import place
+from t5x_diffeq.runtime.files import parse_path
 
 data = Config.of(default_config()).data
 data = replace(data, source="text_files", path="gs://bucket/texts", tokenizer="bytes")
-made = prepare_corpus(data, place("gs://bucket/run", "it"), new=True).parts[0].train
+made = prepare_corpus(data, parse_path("gs://bucket/run", "it"), new=True).parts[0].train
 data = replace(data, source="tokens", path="gs://bucket/run/data/0")
 for gib in ("1", "0"):  # copied; read by ArrayRecord where they are
     os.environ["T5X_DIFFEQ_CACHE_GIB"] = gib
-    found = prepare_corpus(data, place(f"gs://bucket/run{gib}", "it"), new=True).parts[0].train
+    found = prepare_corpus(data, parse_path(f"gs://bucket/run{gib}", "it"), new=True).parts[0].train
     assert files.is_in_bucket(found.paths[0]) == (gib == "0")
     np.testing.assert_array_equal(found[0], made[0])
 """
@@ -64,7 +64,7 @@ for gib in ("1", "0"):  # copied; read by ArrayRecord where they are
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [FILES, SHARDS], ids=["files", "shards"])
 def test_in_the_bucket_of_another_server(code, tmp_path):
-    with emulator.serving() as (store, environment):
+    with emulator.serve() as (store, environment):
         text = "".join(f"line {n} of the text.\n" for n in range(3000))
         store.put("bucket", "texts/a.txt", text.encode())
         given = {**os.environ, **environment, "T5X_DIFFEQ_CACHE": str(tmp_path / "cache")}

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from absl import flags
-from fake_gcs import serving
+from fake_gcs import serve
 from helpers import corpus_of
 
 from t5x_diffeq.data import shards
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import place
-from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy, whole_steps
+from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy_checkpoints, whole_steps
 from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 WAYS = ("/upload/", "/resume")  # to write an object
@@ -27,7 +27,7 @@ WAYS = ("/upload/", "/resume")  # to write an object
 @pytest.fixture(scope="module")
 def server():
     """A server, to which all clients of this process go."""
-    with serving() as (store, environment), pytest.MonkeyPatch.context() as patch:
+    with serve() as (store, environment), pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         yield store
@@ -49,42 +49,42 @@ def content(store, name):
 
 
 def test_places(store, monkeypatch):
-    assert files.is_in_bucket(place("gs://bucket/run", "--workdir"))
-    assert not files.is_in_bucket(place("~/run", "--workdir"))
-    assert str(files.within(place("/run", "--workdir"), "gs://b/x")) == "gs://b/x"
-    assert str(files.within(place("gs://bucket/run", "--workdir"), "data/0")) == (
+    assert files.is_in_bucket(parse_path("gs://bucket/run", "--workdir"))
+    assert not files.is_in_bucket(parse_path("~/run", "--workdir"))
+    assert str(files.join_path(parse_path("/run", "--workdir"), "gs://b/x")) == "gs://b/x"
+    assert str(files.join_path(parse_path("gs://bucket/run", "--workdir"), "data/0")) == (
         "gs://bucket/run/data/0"
     )
     with pytest.raises(InputError, match="--workdir=s3://b/x: s3:// is not supported; give"):
-        place("s3://b/x", "--workdir")
+        parse_path("s3://b/x", "--workdir")
     store.refuse = lambda method, path: 401
     with pytest.raises(
         InputError, match=r"data.path=gs://b/x can't be reached: refused, 401; check"
     ):
-        place("gs://b/x", "data.path")
+        parse_path("gs://b/x", "data.path")
     store.refuse = lambda method, path: 403
     with pytest.raises(InputError, match=r"can't be reached: Forbidden.*application-default login"):
-        place("gs://b/x", "data.path")
+        parse_path("gs://b/x", "data.path")
     files.bucket_files.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     monkeypatch.setattr(files.fsspec, "filesystem", lambda *_, **__: __import__("gcsfs"))
     with pytest.raises(
         InputError, match=r'needs the package gcsfs .*pip install "t5x_diffeq\[gcs\]"'
     ):
-        place("gs://b/x", "--workdir")
+        parse_path("gs://b/x", "--workdir")
     files.bucket_files.cache_clear()
 
 
 @pytest.mark.parametrize("size", [10, 6 * 2**20])  # sent at once, and in parts
 def test_what_cannot_be_uploaded_replaces_nothing(store, size):
-    path = place("gs://bucket/run/x", "it")
+    path = parse_path("gs://bucket/run/x", "it")
     files.write_whole(path, b"good")
     store.refuse = lambda method, path: 400 if path.startswith(WAYS) else None
     with pytest.raises(RunError, match="gs://bucket/run/x can't be written: refused, 400"):
         files.write_whole(path, bytes(size))
     store.refuse = lambda method, path: None
     assert path.read_bytes() == b"good"
-    with pytest.raises(ZeroDivisionError), files.whole(path) as partial:
+    with pytest.raises(ZeroDivisionError), files.atomic_file(path) as partial:
         partial.write_bytes(b"ha")
         raise ZeroDivisionError
     assert path.read_bytes() == b"good"
@@ -98,11 +98,11 @@ def write(path):
 
 
 def copy(path):
-    staging.staged([path])
+    staging.stage([path])
 
 
 def lease(path):
-    with locks.held(path.parent / ".lock", "it"):
+    with locks.hold_lock(path.parent / ".lock", "it"):
         pass
 
 
@@ -110,7 +110,7 @@ def lease(path):
 @pytest.mark.parametrize(
     ("use", "what"),
     [
-        (lambda path: place(str(path), "data.path"), "data.path=gs://bucket/text/a"),
+        (lambda path: parse_path(str(path), "data.path"), "data.path=gs://bucket/text/a"),
         (write, "gs://bucket/text/a can't be written"),
         (copy, "gs://bucket/text/a can't be read"),
         (copy, r"gs://bucket/text/a can't be copied to \S+"),
@@ -124,7 +124,7 @@ def lease(path):
 )
 def test_a_bucket_that_does_not_answer_is_machinery(store, no_waiting, status, use, what):
     """Status 175, so that launchers start the run again. A refusal is 1 or 2 (see above)."""
-    path = place("gs://bucket/text/a", "it")
+    path = parse_path("gs://bucket/text/a", "it")
     files.write_whole(path, b"text")
     only_download = "copied" in what
     store.refuse = lambda method, path: (
@@ -156,7 +156,7 @@ def no_waiting(monkeypatch, capsys):
 
 
 def test_metrics_are_rewritten_whole(store, monkeypatch):
-    workdir = place("gs://bucket/run", "--workdir")
+    workdir = parse_path("gs://bucket/run", "--workdir")
     with MetricWriter(workdir, 0) as writer:
         writer.write(1, {"train/loss": 1.0})
         assert read_metrics(workdir) == []  # not so often
@@ -178,7 +178,7 @@ def test_metrics_are_rewritten_whole(store, monkeypatch):
 
 
 def test_a_folder_is_moved(store):
-    root = place("gs://bucket/run", "it")
+    root = parse_path("gs://bucket/run", "it")
     for name in ("from/a", "from/b/c", "to/old"):
         files.write_whole(root / name, name.encode())
     files.move_folder(root / "from", root / "to")
@@ -191,31 +191,34 @@ def test_a_folder_is_moved(store):
 
 def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
     monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
-    lock = place("gs://bucket/run/.lock", "it")
-    with locks.held(lock, "it"):
+    lock = parse_path("gs://bucket/run/.lock", "it")
+    with locks.hold_lock(lock, "it"):
         with (
             pytest.raises(InputError, match="another process is writing it"),
-            locks.held(lock, "it"),
+            locks.hold_lock(lock, "it"),
         ):
             pass
         left = content(store, "run/.lock")
     assert store.names() == []
     store.put("bucket", "run/.lock", left)  # of one that was killed
-    with locks.held(lock, "it"):
+    with locks.hold_lock(lock, "it"):
         assert json.loads(content(store, "run/.lock"))["holder"] != json.loads(left)["holder"]
     store.refuse = lambda method, path: 403 if path.startswith(WAYS) else None
-    with pytest.raises(InputError, match="it can't be written: Forbidden"), locks.held(lock, "it"):
+    with (
+        pytest.raises(InputError, match="it can't be written: Forbidden"),
+        locks.hold_lock(lock, "it"),
+    ):
         pass
 
 
 def test_only_one_takes_a_lease(store, monkeypatch):
     """Eight at once; the others see it beat."""
     monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
-    lock, told, ended = place("gs://bucket/run/.lock", "it"), [], threading.Event()
+    lock, told, ended = parse_path("gs://bucket/run/.lock", "it"), [], threading.Event()
 
     def take():
         try:
-            with locks.held(lock, "it"):
+            with locks.hold_lock(lock, "it"):
                 told.append("held")
                 ended.wait(10)
         except InputError:
@@ -233,32 +236,32 @@ def test_only_one_takes_a_lease(store, monkeypatch):
 
 def test_copies_are_checked_and_bounded(store, monkeypatch):
     monkeypatch.setattr(staging, "GIB", 2500 / 2**30)
-    paths = [place(f"gs://bucket/{n}.txt", "it") for n in range(4)]
+    paths = [parse_path(f"gs://bucket/{n}.txt", "it") for n in range(4)]
     for n in range(4):
         store.put("bucket", f"{n}.txt", bytes([n]) * 1000)
-    (first,) = staging.staged(paths[:1])
+    (first,) = staging.stage(paths[:1])
     assert first.read_bytes() == bytes(1000)
     asked = []
     store.refuse = lambda method, path: asked.append(path)
-    assert staging.staged(paths[:1]) == [first]
+    assert staging.stage(paths[:1]) == [first]
     assert not any("download" in path for path in asked)
     first.write_bytes(b"rotten")
-    (first,) = staging.staged(paths[:1])
+    (first,) = staging.stage(paths[:1])
     assert first.read_bytes() == bytes(1000)
     with pytest.raises(staging.NoRoomError, match="raise it, name a folder on a larger disk"):
-        staging.staged(paths[1:])  # with the first, which is in use
+        staging.stage(paths[1:])  # with the first, which is in use
     staging.IN_USE.clear()  # its process has ended
-    (second,) = staging.staged(paths[1:2])
-    staging.staged(paths[2:3])
+    (second,) = staging.stage(paths[1:2])
+    staging.stage(paths[2:3])
     assert second.exists() and not first.exists()  # the first was unused for longest
     store.put("bucket", "1.txt", b"new")
     staging.IN_USE.clear()
-    assert staging.staged(paths[1:2])[0].read_bytes() == b"new"
+    assert staging.stage(paths[1:2])[0].read_bytes() == b"new"
     staging.IN_USE.clear()
     with pytest.raises(InputError, match=r"gs://bucket/3.txt is damaged"):
-        staging.staged(paths[3:], ["0" * 64])
+        staging.stage(paths[3:], ["0" * 64])
     with pytest.raises(InputError, match=r"gs://bucket/9.txt: there is no such object"):
-        staging.staged([place("gs://bucket/9.txt", "it")])
+        staging.stage([parse_path("gs://bucket/9.txt", "it")])
 
 
 @pytest.mark.parametrize("gib", ["1", "0"])  # copied; read by ArrayRecord where they are
@@ -266,9 +269,9 @@ def test_shards(small, store, monkeypatch, gib):
     """Text, shards and the workdir in a bucket; the same tokens as from this machine."""
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", "1")
     store.put("bucket", "texts/a.txt", Path(small.data.path).read_bytes())
-    local = corpus_of(small.data, place(f"{small.data.path}.run", "it"), new=True)
+    local = corpus_of(small.data, parse_path(f"{small.data.path}.run", "it"), new=True)
     small.data.path = "gs://bucket/texts"
-    made = place("gs://bucket/run", "it")
+    made = parse_path("gs://bucket/run", "it")
     corpus_of(small.data, made, new=True)
     names = store.names("run/data/0/")
     assert store.writes.index("run/data/0/train-00000-of-00001.json") > store.writes.index(
@@ -277,7 +280,7 @@ def test_shards(small, store, monkeypatch, gib):
     assert not any("partial" in name for name in names)
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", gib)
     small.data.update(source="tokens", path="gs://bucket/run/data/0")
-    found = corpus_of(small.data, place(f"{made}2", "it"), new=True)
+    found = corpus_of(small.data, parse_path(f"{made}2", "it"), new=True)
     expected = local.parts[0].train
     assert files.is_in_bucket(found.parts[0].train.paths[0]) == (gib == "0")
     np.testing.assert_array_equal(found.parts[0].train[0], expected[0])
@@ -285,13 +288,13 @@ def test_shards(small, store, monkeypatch, gib):
     store.put("bucket", damaged, content(store, damaged)[:-1] + b"?")
     if gib == "1":
         with pytest.raises(InputError, match=f"{damaged} is damaged"):
-            shards.ShardedDocuments(place("gs://bucket/run/data/0", "it"), "train")
+            shards.ShardedDocuments(parse_path("gs://bucket/run/data/0", "it"), "train")
     assert os.environ["T5X_DIFFEQ_CACHE_GIB"] == gib
 
 
 def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
     """Orbax takes those for saves that were cut off, and would delete them."""
-    folder = place("gs://bucket/run/checkpoints", "it")
+    folder = parse_path("gs://bucket/run/checkpoints", "it")
     committed = json.dumps({"commit_timestamp_nsecs": 17}).encode()
     cut_off = json.dumps({"commit_timestamp_nsecs": None}).encode()
     for step, metadata in (("2", committed), ("4", committed), ("6", cut_off), ("8", None)):
@@ -300,7 +303,7 @@ def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
             files.write_whole(folder / step / METADATA, metadata)
     files.write_whole(folder / "4" / MARKER, b"")
     assert whole_steps(folder) == [2, 4]
-    tidy(folder)
+    tidy_checkpoints(folder)
     assert whole_steps(folder) == [2, 4]
     assert content(store, f"run/checkpoints/2/{MARKER}")
     assert store.names("run/checkpoints/6") == []  # a save that was cut off

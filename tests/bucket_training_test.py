@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_gcs import serving
+from fake_gcs import serve
 from helpers import ROOT, numbered_lines
 
 SHARDS = "gs://bucket/my shards"
@@ -54,7 +54,7 @@ def reports(text):
 def bucket(tmp_path_factory):
     """With shards that `prepare_data` made there, of text that lies there."""
     text = numbered_lines(3000)
-    with serving() as (store, environment):
+    with serve() as (store, environment):
         bucket = Bucket(store, environment, tmp_path_factory.mktemp("run"))
         store.put("bucket", "texts/a.txt", text.encode())
         bucket.run(
@@ -76,7 +76,7 @@ def training(workdir, *more):
     )
 
 
-def kill_amid(bucket, process, checkpoint):
+def kill_during(bucket, process, checkpoint):
     """SIGKILL, when the checkpoint's second object is sent: the first alone is there."""
     sent = []
 
@@ -99,7 +99,7 @@ def kill_amid(bucket, process, checkpoint):
 @pytest.mark.slow
 def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
     bucket.run("train", *training(tmp_path))
-    kill_amid(bucket, bucket.start("train", *training(RUN)), 40)
+    kill_during(bucket, bucket.start("train", *training(RUN)), 40)
     process = bucket.start("train", *training(RUN))
     told = []
     for line in process.stderr:

@@ -15,9 +15,9 @@ import pytest
 from helpers import ROOT
 
 from t5x_diffeq.data import archives, builders, document_builder
-from t5x_diffeq.data.builders import built, tidy, validates
+from t5x_diffeq.data.builders import is_validation, load_or_build, tidy_text
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.locks import held
+from t5x_diffeq.runtime.locks import hold_lock
 
 TITLES = {"train": ["Kestrel", "E = mc ²", "Zürich"], "valid": ["Tern"], "test": ["Rook", "Jay"]}
 PAGES = {f"{n:07}-{n * 7919:032x}.txt": f"Page {n}\n\n\n\nits text, ñ\n" for n in range(40)}
@@ -95,18 +95,18 @@ def unpack(folder: Path) -> Path:
 
 
 def texts(name: str, data_dir: Path, split: str) -> list[str]:
-    source = built(name, None, str(data_dir)).as_data_source(split)
+    source = load_or_build(name, None, str(data_dir)).as_data_source(split)
     return [source[i]["text"].decode() for i in range(len(source))]
 
 
 @pytest.fixture
-def third_validates(monkeypatch):
+def large_validation_split(monkeypatch):
     monkeypatch.setattr(builders, "VALIDATION_PART", 0.3)
 
 
 def test_wikitext_splits_into_natural_articles(tmp_path, capsys):
     raw = wiki_zip(tmp_path / "wikitext-103-raw-v1.zip")
-    built("wikitext103", str(raw), str(tmp_path / "tfds"))
+    load_or_build("wikitext103", str(raw), str(tmp_path / "tfds"))
     said = capsys.readouterr()
     assert "building it" in said.err and "3 train, 1 validation, 2 test" in said.err
     assert said.out == ""
@@ -130,7 +130,7 @@ def test_wikitext_splits_into_natural_articles(tmp_path, capsys):
     ids=["zip of tokens", "folder", "folder in a folder"],
 )
 def test_wikitext_in_other_layouts(tmp_path, make):
-    builder = built("wikitext103", str(make(tmp_path)), str(tmp_path / "tfds"))
+    builder = load_or_build("wikitext103", str(make(tmp_path)), str(tmp_path / "tfds"))
     assert {s: x.num_examples for s, x in builder.info.splits.items()} == {
         "train": 3,
         "validation": 1,
@@ -139,25 +139,25 @@ def test_wikitext_in_other_layouts(tmp_path, make):
 
 
 @pytest.mark.parametrize("pack", [pack_original, pack_subsets, pack_folder, unpack])
-def test_openwebtext_in_every_packing(tmp_path, third_validates, pack):
+def test_openwebtext_in_every_packing(tmp_path, large_validation_split, pack):
     raw = tmp_path / "raw"
     raw.mkdir()
-    built("openwebtext", str(pack(raw)), str(tmp_path / "tfds"))
+    load_or_build("openwebtext", str(pack(raw)), str(tmp_path / "tfds"))
     train, validation = (
         texts("openwebtext", tmp_path / "tfds", s) for s in ("train", "validation")
     )
     pages = [
-        (f"urlsf_subset00-{n // 20}_data.xz/{name}", tidy(text.encode()))
+        (f"urlsf_subset00-{n // 20}_data.xz/{name}", tidy_text(text.encode()))
         for n, (name, text) in enumerate(PAGES.items())
     ]
-    assert train == [text for key, text in pages if not validates(key)]
-    assert validation == [text for key, text in pages if validates(key)]
+    assert train == [text for key, text in pages if not is_validation(key)]
+    assert validation == [text for key, text in pages if is_validation(key)]
     assert 4 < len(validation) < 20
     assert train[0].splitlines() == [train[0].split("\n")[0], "", "its text, ñ"]
 
 
-def test_keys_and_shards(tmp_path, third_validates, monkeypatch):
-    keys = [key for key, _ in archives.text_files(pack_original(tmp_path))]
+def test_keys_and_shards(tmp_path, large_validation_split, monkeypatch):
+    keys = [key for key, _ in archives.iter_text_files(pack_original(tmp_path))]
     assert keys[0] == f"openwebtext/urlsf_subset00-0_data.xz/{next(iter(PAGES))}"
     assert len(set(keys)) == 40
     zipped = wiki_zip(tmp_path / "w.zip")
@@ -167,7 +167,7 @@ def test_keys_and_shards(tmp_path, third_validates, monkeypatch):
     assert [key for key, _ in examples] == ["wiki.test.raw/00000", "wiki.test.raw/00001"]
     monkeypatch.setattr(document_builder, "SHARD_LENGTH", 2)
     monkeypatch.setattr(document_builder, "SAY_EVERY", 3)
-    train = built("wikitext103", str(zipped), str(tmp_path)).info.splits["train"]
+    train = load_or_build("wikitext103", str(zipped), str(tmp_path)).info.splits["train"]
     assert train.shard_lengths == [2, 1]
     assert [text.split("\n")[0] for text in texts("wikitext103", tmp_path, "train")] == [
         "= Kestrel =",
@@ -178,19 +178,19 @@ def test_keys_and_shards(tmp_path, third_validates, monkeypatch):
 
 def test_one_document_in_two_thousand_validates_by_its_name_alone():
     keys = [f"openwebtext/urlsf_subset00-1_data.xz/{n:07}-a.txt" for n in range(100_000)]
-    chosen = [key for key in keys if validates(key)]
+    chosen = [key for key in keys if is_validation(key)]
     assert 20 < len(chosen) < 90
-    assert all(validates(key.removeprefix("openwebtext/").replace(".xz", "")) for key in chosen)
+    assert all(is_validation(key.removeprefix("openwebtext/").replace(".xz", "")) for key in chosen)
 
 
-def test_pages_that_are_no_text_are_skipped_and_counted(tmp_path, third_validates, capsys):
+def test_pages_that_are_no_text_are_skipped_and_counted(tmp_path, large_validation_split, capsys):
     pages = {name: text.encode() for name, text in PAGES.items()}
     pages |= {"a.txt": b"\xff\xfe", "b.txt": b" \n\n ", "c.txt": b"", "d.html": b"<p>"}
     path = tmp_path / "pages.tar.gz"
     path.write_bytes(tar(pages, "w:gz"))
-    built("openwebtext", str(path), str(tmp_path / "tfds"))
+    load_or_build("openwebtext", str(path), str(tmp_path / "tfds"))
     assert "3 files skipped, empty or not UTF-8" in capsys.readouterr().err
-    builder = built("openwebtext", None, str(tmp_path / "tfds"))
+    builder = load_or_build("openwebtext", None, str(tmp_path / "tfds"))
     assert builder.info.metadata["skipped"] == 3
     assert sum(split.num_examples for split in builder.info.splits.values()) == 40
 
@@ -216,7 +216,7 @@ def without(path: Path, name: str) -> Path:
     return other
 
 
-def not_utf8(folder: Path) -> Path:
+def write_not_utf8(folder: Path) -> Path:
     (wiki_folder(folder / "w") / "wiki.test.raw").write_bytes(b" \n = \xff = \n")
     return folder
 
@@ -237,7 +237,7 @@ def bad_subset(folder: Path) -> Path:
         ("wikitext103", lambda f: f, "has no wiki.train.raw or wiki.train.tokens; give the whole"),
         ("wikitext103", lambda f: without(wiki_zip(f / "w.zip"), "test.raw"), "no wiki.test.raw"),
         ("wikitext103", lambda f: wiki_folder(f / "wikitext-2-raw"), "is WikiText-2; give wiki"),
-        ("wikitext103", not_utf8, "wiki.test.raw is no UTF-8 text, .*0xff"),
+        ("wikitext103", write_not_utf8, "wiki.test.raw is no UTF-8 text, .*0xff"),
         ("openwebtext", lambda f: wiki_zip(f / "w.zip"), "w.zip is no tar archive"),
         ("openwebtext", lambda f: cut(pack_original(f), 0), "is no tar archive"),
         ("openwebtext", lambda f: cut(pack_original(f), 400), "cut short"),
@@ -258,35 +258,38 @@ def test_archives_that_cannot_be_used(tmp_path, name, make, message):
     raw = tmp_path / "raw"
     raw.mkdir()
     with pytest.raises(InputError, match=message) as failure:
-        built(name, str(make(raw)), str(tmp_path / "tfds"))
+        load_or_build(name, str(make(raw)), str(tmp_path / "tfds"))
     assert "\n" not in str(failure.value) and "data.path" in str(failure.value)
     with pytest.raises(InputError, match=r"data.path is not set and .* is not built in"):
-        built(name, None, str(tmp_path / "tfds"))
+        load_or_build(name, None, str(tmp_path / "tfds"))
 
 
 def test_unbuilt_half_built_and_foreign_folders(tmp_path):
     with pytest.raises(InputError, match=r"path is not set and wikitext103 is not built in \S*103"):
-        built("wikitext103", None, str(tmp_path))
+        load_or_build("wikitext103", None, str(tmp_path))
     raw = wiki_zip(tmp_path / "w.zip")
-    whole = Path(built("wikitext103", str(raw), str(tmp_path)).data_dir)
+    whole = Path(load_or_build("wikitext103", str(raw), str(tmp_path)).data_dir)
     killed = whole.rename(whole.with_name("incomplete.ABCDEF_1.0.0"))
     with pytest.raises(InputError, match="is not built"):
-        built("wikitext103", None, str(tmp_path))
-    built("wikitext103", str(raw), str(tmp_path))
+        load_or_build("wikitext103", None, str(tmp_path))
+    load_or_build("wikitext103", str(raw), str(tmp_path))
     assert not killed.exists()
     shard = whole / "wikitext103-test.array_record-00000"
     aside = shard.rename(tmp_path / "aside")
     with pytest.raises(InputError, match="array_record-00000 is missing; delete"):
-        built("wikitext103", None, str(tmp_path))
+        load_or_build("wikitext103", None, str(tmp_path))
     aside.rename(shard)
     (whole / "dataset_info.json").unlink()
     with pytest.raises(InputError, match="is there but not a whole dataset; delete it"):
-        built("wikitext103", str(raw), str(tmp_path))
+        load_or_build("wikitext103", str(raw), str(tmp_path))
 
 
 def test_one_process_builds(tmp_path):
-    with held(tmp_path / ".wikitext103.lock", "it"), pytest.raises(InputError, match="another pro"):
-        built("wikitext103", str(wiki_zip(tmp_path / "w.zip")), str(tmp_path))
+    with (
+        hold_lock(tmp_path / ".wikitext103.lock", "it"),
+        pytest.raises(InputError, match="another pro"),
+    ):
+        load_or_build("wikitext103", str(wiki_zip(tmp_path / "w.zip")), str(tmp_path))
 
 
 def test_full_disk(tmp_path):
@@ -297,11 +300,15 @@ def test_full_disk(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(RunError, match=r"data.data_dir=\S* wikitext103 could not be built: "):
-            built("wikitext103", str(raw), str(tmp_path / "tfds"))
+            load_or_build("wikitext103", str(raw), str(tmp_path / "tfds"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [p.name for p in (tmp_path / "tfds" / "wikitext103").iterdir()] == []
-    assert built("wikitext103", str(raw), str(tmp_path / "tfds")).info.splits["test"].num_examples
+    assert (
+        load_or_build("wikitext103", str(raw), str(tmp_path / "tfds"))
+        .info.splits["test"]
+        .num_examples
+    )
 
 
 @pytest.mark.slow
@@ -320,7 +327,7 @@ def test_killed_build_is_not_taken_for_whole(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
     left = [path.name for path in (tmp_path / "wikitext103").iterdir()]
     assert len(left) == 1 and left[0].startswith("incomplete.")
-    built("wikitext103", str(raw), str(tmp_path))
+    load_or_build("wikitext103", str(raw), str(tmp_path))
     assert [path.name for path in (tmp_path / "wikitext103").iterdir()] == ["1.0.0"]
 
 
@@ -345,8 +352,8 @@ def test_archives_are_downloaded(tmp_path):
         url = f"http://127.0.0.1:{server.server_port}/"
         for name, message in (("short.zip", "IncompleteRead"), ("absent.zip", "404")):
             with pytest.raises(InputError, match=f"{url}{name} can't be downloaded: .*{message}"):
-                built("wikitext103", url + name, str(tmp_path))
-        built("wikitext103", f"{url}wikitext-103-raw-v1.zip", str(tmp_path))
+                load_or_build("wikitext103", url + name, str(tmp_path))
+        load_or_build("wikitext103", f"{url}wikitext-103-raw-v1.zip", str(tmp_path))
         server.shutdown()
     assert len(texts("wikitext103", tmp_path, "train")) == 3
     assert not list((tmp_path / "downloads").rglob("*.tmp.*"))  # of the failed ones

@@ -34,7 +34,7 @@ TRAIN = (
 )
 
 
-def why_not() -> str | None:
+def find_missing_tool() -> str | None:
     """What is missing to build images here."""
     if os.geteuid() != 0:
         return "images are built as root here"
@@ -89,7 +89,7 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     shutil.copytree(prefix, root / str(prefix)[1:], symlinks=True, ignore=leave_out)
     library = root / str(prefix)[1:] / "lib" / "python3.12"
     (library / "site-packages").mkdir()
-    for wanted in needed_libraries(prefix):
+    for wanted in list_libraries(prefix):
         target = root / str(wanted)[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -113,7 +113,7 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     shutil.rmtree(root)
 
 
-def needed_libraries(prefix: Path) -> set[Path]:
+def list_libraries(prefix: Path) -> set[Path]:
     """What the interpreter's modules are linked with, beside glibc."""
     modules = list((prefix / "lib" / "python3.12" / "lib-dynload").glob("*.so"))
     said = subprocess.run(["ldd", *modules], capture_output=True, text=True).stdout
@@ -123,7 +123,7 @@ def needed_libraries(prefix: Path) -> set[Path]:
 @pytest.fixture(scope="module")
 def container(tmp_path_factory):
     """buildah, and a container of the image."""
-    if reason := why_not():
+    if reason := find_missing_tool():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("images")
     buildah = Buildah(folder)

@@ -14,7 +14,7 @@ DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 @pytest.fixture
 def check(stand_ins: StandIns):
     """A script with a real Python in its environment, up to the first command that it would run."""
-    add_python(stand_ins.installed())
+    add_python(stand_ins.install())
     environment = stand_ins.environment(JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
 
     def run(*words, script="tpu_pod.sh", **more):
@@ -155,9 +155,9 @@ def test_a_config_of_ones_own_is_checked(check, tmp_path):
 @pytest.mark.slow
 def test_a_bucket_that_cannot_be_reached(check, monkeypatch):
     """Refused at once: the credentials are those of nobody."""
-    from fake_gcs import serving
+    from fake_gcs import serve
 
-    with serving() as (store, environment):
+    with serve() as (store, environment):
         store.put("bucket", "texts/a.txt", b"text")
         os.environ.update(environment)
         command = [

@@ -13,17 +13,17 @@ from fault_checkpoints import (
     faults,
     files_of,
     flip,
-    restored_step,
+    restore_step,
     state_at,
     truncate,
 )
 
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training import checkpoint as checkpoints_of
+from t5x_diffeq.training import checkpoint as checkpoint_module
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
-from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
+from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
 from t5x_diffeq.training.step import check_finite
 
 
@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint_is_kept_apart(workdir, way, capsys):
     with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: state/.* of 2, 4, 6"):
         restore_params(workdir, abstract(state_at(0).params))
     assert restore_params(workdir, abstract(state_at(0).params), 4)[1] == 4
-    assert restored_step(workdir) == 4
+    assert restore_step(workdir) == 4
     (told,) = capsys.readouterr().err.splitlines()
     assert "warning: checkpoint 6 can't be read (state/ocdbt.process_0/d/" in told
     assert (workdir / "unreadable_checkpoints" / "6").is_dir()
@@ -44,23 +44,23 @@ def test_checkpoints_without_checksums(workdir, capsys):
     """Those of before: said, and taken; a truncated or missing file is found all the same."""
     for folder in list(workdir.rglob(checksums.FOLDER)):
         shutil.rmtree(folder)
-    assert restored_step(workdir) == 6
+    assert restore_step(workdir) == 6
     assert "checkpoint 6 has no checksums, and is taken as it is" in capsys.readouterr().err
     for name, way in faults(workdir, [truncate, delete]):
-        assert restored_step(workdir) in (4, 6), (name, way)
+        assert restore_step(workdir) in (4, 6), (name, way)
 
 
 def test_verification_can_be_switched_off(workdir):
     (data,) = (workdir / "checkpoints" / "6" / "state").glob("checksums/rest.json")
     data.unlink()
-    assert restored_step(workdir, verify=False) == 6
-    assert restored_step(workdir) == 4
+    assert restore_step(workdir, verify=False) == 6
+    assert restore_step(workdir) == 4
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "null", '{"step": 4, "fingerprint": "x"}', "{"])
 def test_other_json_as_state_of_the_data(workdir, content):
     (workdir / "checkpoints" / "6" / "data" / "metadata").write_text(content)
-    assert restored_step(workdir, verify=False) == 4
+    assert restore_step(workdir, verify=False) == 4
 
 
 def test_all_damaged(workdir):
@@ -68,7 +68,7 @@ def test_all_damaged(workdir):
         flip(next((workdir / "checkpoints" / str(step)).rglob("manifest.ocdbt")))
     for _ in range(2):  # starting again begins nothing anew, and moves nothing
         with pytest.raises(RunError, match=r"no checkpoint in .* can be read \(of 6: state/"):
-            restored_step(workdir)
+            restore_step(workdir)
     assert {p.name for p in (workdir / "checkpoints").iterdir()} == {"2", "4", "6"}
 
 
@@ -76,7 +76,7 @@ def test_other_files_of_the_right_kind(workdir):
     """Checkpoint 4 under the name of 6: each file is whole."""
     shutil.rmtree(workdir / "checkpoints" / "6")
     shutil.copytree(workdir / "checkpoints" / "4", workdir / "checkpoints" / "6")
-    assert restored_step(workdir) == 4
+    assert restore_step(workdir) == 4
 
 
 @pytest.mark.parametrize("lost", [[MARKER], [MARKER, METADATA]])
@@ -85,7 +85,7 @@ def test_copied_without_the_mark(workdir, lost, capsys):
     for name in lost:
         for path in list(workdir.rglob(name)):
             path.unlink()
-    assert restored_step(workdir) == 6
+    assert restore_step(workdir) == 6
     assert capsys.readouterr().err.count(f"lacks {MARKER}, and is whole: marked anew") == 3
     assert all((workdir / "checkpoints" / step / MARKER).exists() for step in ("2", "4", "6"))
 
@@ -94,7 +94,7 @@ def test_saves_that_were_cut_off_are_deleted(workdir):
     shutil.copytree(
         workdir / "checkpoints" / "4", workdir / "checkpoints" / "8.orbax-checkpoint-tmp"
     )
-    assert restored_step(workdir) == 6
+    assert restore_step(workdir) == 6
     assert {p.name for p in (workdir / "checkpoints").iterdir()} == {"2", "4", "6"}
 
 
@@ -110,13 +110,13 @@ def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
         raise OSError(*raised)
 
     monkeypatch.setattr(checksums, "save_sums", full)
-    monkeypatch.setattr(checkpoints_of, "is_full", lambda _: raised[0] != 28)
+    monkeypatch.setattr(checkpoint_module, "is_full", lambda _: raised[0] != 28)
     message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
     with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.save(8, state_at(8), FINGERPRINT)
         checkpoints.save(10, state_at(10), FINGERPRINT)
     monkeypatch.undo()
-    assert restored_step(workdir) == 6
+    assert restore_step(workdir) == 6
 
 
 def test_a_loss_that_is_not_finite_right_after_a_restore():
@@ -134,28 +134,28 @@ def test_metrics_that_were_cut(tmp_path, capsys):
         for step in range(1, 9):
             writer.write(step, {"train/loss": 1.0})
         assert writer.reports == 8
-    say_if_lost(tmp_path, 8, 8)
-    say_if_lost(tmp_path, 4, 4)  # later lines count for nothing
-    say_if_lost(tmp_path, 8, None)
+    warn_if_lost(tmp_path, 8, 8)
+    warn_if_lost(tmp_path, 4, 4)  # later lines count for nothing
+    warn_if_lost(tmp_path, 8, None)
     assert capsys.readouterr().err == ""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
-    say_if_lost(tmp_path, 8, 8)
+    warn_if_lost(tmp_path, 8, 8)
     assert (
         "metrics.jsonl has 5 of the 8 lines that it had at checkpoint 8" in capsys.readouterr().err
     )
     path.unlink()
-    say_if_lost(tmp_path, 8, 8)
+    warn_if_lost(tmp_path, 8, 8)
     assert "has 0 of the 8 lines" in capsys.readouterr().err
 
 
 def test_sums_are_of_every_file(saved):
     """But of those that Orbax writes when all is committed."""
     checkpoint = saved / "checkpoints" / "6"
-    expected = checksums.expected_sums(checkpoint, checkpoints_of.ITEMS)
+    expected = checksums.expected_sums(checkpoint, checkpoint_module.ITEMS)
     unlisted = {str(name) for name in files_of(checkpoint)} - expected.keys()
     assert {name.rpartition("/")[2] for name in unlisted} == {MARKER, METADATA, "rest.json"}
-    for item in checkpoints_of.ITEMS:
+    for item in checkpoint_module.ITEMS:
         assert json.loads((checkpoint / item / checksums.REST).read_text())
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.analysis.clustering import (
-    draw,
-    ending,
+    draw_sample,
     magnitudes,
-    measure,
+    measure_state,
     simulate_clustering,
+    summarise_endings,
 )
 from t5x_diffeq.runtime.errors import InputError
 
@@ -16,7 +16,7 @@ from t5x_diffeq.runtime.errors import InputError
 def test_equals_numpy():
     small = {"tokens": 5, "steps": 8, "horizon": 2.0, "half_range": 2.0}
     found = simulate_clustering(2, seeds=2, **small)
-    (Q, K, V), x = draw(1, 5, 3, 2.0)
+    (Q, K, V), x = draw_sample(1, 5, 3, 2.0)
     for n in range(8):
         a = ((n + 1) / 8) ** 2
         velocity = np.zeros_like(x)
@@ -43,7 +43,7 @@ def test_measures_of_known_shapes():
     chain = np.zeros((12, 3))
     chain[:, 0] = 1 + 0.04 * np.arange(12)  # linked one by one, though the ends are far apart
     lost = np.full((12, 3), np.inf)
-    found = measure(np.stack((three, one, chain, 1e9 * three, lost)))
+    found = measure_state(np.stack((three, one, chain, 1e9 * three, lost)))
     np.testing.assert_array_equal(found[0], (3, 1, 1, 3, np.nan))
     assert found[1, 3] == pytest.approx(found[1, 0])  # of no unit
     assert (found[1:, 1] == 0).all() and np.isnan(found[:, 4]).all()
@@ -58,9 +58,9 @@ def test_seeds_are_the_same_for_every_power():
 def test_what_constant_and_growing_weights_do():
     """20 seeds, 40 particles, 200 steps: the paper's outcome, and that equal work undoes it."""
     few = {
-        (power, scale): ending(simulate_clustering(power, seeds=20, scale=scale, horizon=10.0))[
-            "few"
-        ]
+        (power, scale): summarise_endings(
+            simulate_clustering(power, seeds=20, scale=scale, horizon=10.0)
+        )["few"]
         for power, scale in ((0, "peak"), (4, "peak"), (4, "work"))
     }
     assert few[0, "peak"] >= 10
@@ -69,7 +69,7 @@ def test_what_constant_and_growing_weights_do():
 
 
 def test_what_leaves_the_numbers_is_counted():
-    found = ending(simulate_clustering(4, seeds=3, scale="time", horizon=10.0))
+    found = summarise_endings(simulate_clustering(4, seeds=3, scale="time", horizon=10.0))
     assert found["finite"] < 3 and found["one"] <= found["few"] <= found["finite"]
 
 

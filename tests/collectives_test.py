@@ -95,12 +95,12 @@ def program(body):
     return f"HloModule made\n{ADD}\nENTRY %main (x: f32[4]) -> f32[4] {{\n{body}\n}}\n"
 
 
-def moved(text):
+def moved_bytes(text):
     return {kind: t[:2] for kind, t in traffic(collectives(text)).items() if t.executions}
 
 
 def test_nested_loops_multiply():
-    assert moved(LOOPS) == {"all-reduce": (16 * 4, 16 * 4 * 8 * 4 * 4)}  # i = 1, 3, 5, 7
+    assert moved_bytes(LOOPS) == {"all-reduce": (16 * 4, 16 * 4 * 8 * 4 * 4)}  # i = 1, 3, 5, 7
     (only,) = collectives(LOOPS)
     assert (only.devices, str(only.shapes[0])) == (2, "f32[8,4]")
 
@@ -137,7 +137,7 @@ def test_gpu_async_forms_count_at_their_start():
   %cp = (bf16[4,8]{1,0}, bf16[4,8]{1,0}) collective-permute-start(%rsd), source_target_pairs={{0,1}}
   ROOT %cpd = bf16[4,8]{1,0} collective-permute-done(%cp)""")
     whole, shard = 32 * 8 * 2, 4 * 8 * 2
-    assert moved(text) == {
+    assert moved_bytes(text) == {
         "all-gather": (1, whole),
         "all-reduce": (1, whole),
         "reduce-scatter": (1, whole),
@@ -177,7 +177,7 @@ ENTRY main (x: f32[4]) -> f32[4] {
 }
 """
     )
-    assert moved(text) == {"all-to-all": (1, 16), "all-reduce": (2, 32)}
+    assert moved_bytes(text) == {"all-to-all": (1, 16), "all-reduce": (2, 32)}
 
 
 def test_a_tpus_chain_of_fusions_is_one_collective():
@@ -192,14 +192,14 @@ def test_a_tpus_chain_of_fusions_is_one_collective():
         "  %p{n} = bf16[16,2]{{0,1}} parameter(0)\n{piece}\n}}\n\n"
     )
 
-    def made(n, name, result):
+    def make_fusion(n, name, result):
         return fusion.format(name=name, n=n, piece=piece.format(n=n, result=result))
 
     text = (
         "HloModule made\n\n"
-        + made(1, "begins", 'custom-call(%g1), custom_call_target="AsyncCollectiveStart"')
-        + made(2, "goes_on", "tuple(%p2, %g2)")
-        + made(3, "ends", 'custom-call(%g3), custom_call_target="AsyncCollectiveDone"')
+        + make_fusion(1, "begins", 'custom-call(%g1), custom_call_target="AsyncCollectiveStart"')
+        + make_fusion(2, "goes_on", "tuple(%p2, %g2)")
+        + make_fusion(3, "ends", 'custom-call(%g3), custom_call_target="AsyncCollectiveDone"')
         + """%all-reduce-scatter.2 (p4: f32[16,8]) -> f32[16,2] {
   %p4 = f32[16,8]{0,1} parameter(0)
   %ar = f32[16,8]{0,1} all-reduce(%p4), replica_groups={{0,1,2,3}}, to_apply=%add
@@ -217,7 +217,7 @@ line }} break"}
 }
 """
     )
-    assert moved(text) == {"all-gather": (1, 256), "reduce-scatter": (1, 512)}
+    assert moved_bytes(text) == {"all-gather": (1, 256), "reduce-scatter": (1, 512)}
     assert [c.devices for c in collectives(text)] == [4, 4]
 
 

@@ -9,7 +9,7 @@ from absl import flags
 from helpers import ROOT
 
 from t5x_diffeq.runtime import command_line, completion, processes
-from t5x_diffeq.runtime.command_line import check_keys, explain
+from t5x_diffeq.runtime.command_line import check_keys, explain_parse_error
 from t5x_diffeq.runtime.errors import InputError
 
 
@@ -146,7 +146,7 @@ def test_help_tells_defaults():
     flags.DEFINE_integer("size", 32, "How large.", flag_values=own)
     flags.DEFINE_string("name", None, "What it is called.", flag_values=own)
     flags.DEFINE_bool("fast", False, "Whether it hurries.", flag_values=own)
-    told = command_line.help_on(own).splitlines()
+    told = command_line.format_help(own).splitlines()
     assert told == [
         "  --size  How large. [default: 32]",
         "  --name  What it is called.",
@@ -202,7 +202,7 @@ def test_keys_that_exist_pass():
 
 
 def test_library_messages_become_one_line():
-    assert explain("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
+    assert explain_parse_error("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
         "--config=a.py: no good"
     )
 
@@ -235,7 +235,7 @@ def test_parts(value, parts):
     flag = flags.DEFINE_string("part", value, "", flag_values=own)
     own(["verb"])
     if parts:
-        assert command_line.part(flag) == parts
+        assert command_line.parse_part(flag) == parts
     else:
         with pytest.raises(InputError, match=f"--part={value} is not i/n with i from 0 to n - 1"):
-            command_line.part(flag)
+            command_line.parse_part(flag)

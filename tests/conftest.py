@@ -19,7 +19,7 @@ from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-install_import_hook("t5x_diffeq", "typecheck.checked")
+install_import_hook("t5x_diffeq", "typecheck.check_types")
 
 from fault_checkpoints import save_some
 from helpers import LENGTH_OF_LINES, LINES, numbered_lines, small_config

@@ -9,12 +9,12 @@ from t5x_diffeq.runtime import console
 
 
 @pytest.fixture
-def often(monkeypatch):
+def frequent_lines(monkeypatch):
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.02)
 
 
-def test_lines_with_the_time_left(often, capsys):
-    list(console.tracked((time.sleep(0.05) or n for n in range(4)), "reading", 4, "files"))
+def test_lines_with_the_time_left(frequent_lines, capsys):
+    list(console.track((time.sleep(0.05) or n for n in range(4)), "reading", 4, "files"))
     lines = capsys.readouterr().err.splitlines()
     assert "reading: 0:00 so far" in lines  # before the first is done, nothing is known
     assert any(line.startswith("reading: 2 of 4 files, 0:00 left") for line in lines)
@@ -27,14 +27,14 @@ def test_the_time_left():
     assert console.Progress("compiling").line(75) == "compiling: 1:15 so far"
 
 
-def test_within_another_nothing_is_shown(often, capsys):
+def test_within_another_nothing_is_shown(frequent_lines, capsys):
     with console.Progress("outer"):
-        list(console.tracked((time.sleep(0.05) or n for n in range(3)), "inner", 3, "files"))
+        list(console.track((time.sleep(0.05) or n for n in range(3)), "inner", 3, "files"))
     err = capsys.readouterr().err
     assert "outer" in err and "inner" not in err
 
 
-def test_an_error_ends_it(often, capsys):
+def test_an_error_ends_it(frequent_lines, capsys):
     with pytest.raises(ValueError), console.Progress("failing"):
         raise ValueError
     capsys.readouterr()
@@ -43,7 +43,7 @@ def test_an_error_ends_it(often, capsys):
     assert not console.Progress.shown
 
 
-def test_quiet_leaves_warnings(often, monkeypatch, capsys):
+def test_quiet_leaves_warnings(frequent_lines, monkeypatch, capsys):
     monkeypatch.setattr(console, "quiet", True)
     console.say("a line", "warning: another")
     with console.Progress("long"):
@@ -73,5 +73,5 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
 
 
 def test_columns_do_not_touch():
-    lines = console.aligned([["", "one", "a very long head"], ["long name", "1", "2"]], left=(0,))
+    lines = console.align([["", "one", "a very long head"], ["long name", "1", "2"]], left=(0,))
     assert lines == ["           one  a very long head", "long name    1                 2"]

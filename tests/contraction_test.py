@@ -12,9 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from configs import default
 from t5x_diffeq.ode.contraction import contract
 from t5x_diffeq.planner.hlo import read_program, shapes
-from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.planner.trip_count import executions
-from t5x_diffeq.training.partitioning import AXES, sharded
+from t5x_diffeq.training.partitioning import AXES, mesh_context
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 N, T, KERNEL, AXIS_NAMES = 16, 32, (512, 1024), ("embed", "mlp")
@@ -33,7 +33,7 @@ def update(e, P, m, v, dW):
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_a_tpu_copies_neither_p_nor_its_moments():
     """Nothing but products and the update itself touches what is as large as P."""
-    devices = np.array(topology("v5e:2x2").devices).reshape(1, 4, 1)
+    devices = np.array(make_topology("v5e:2x2").devices).reshape(1, 4, 1)
     mesh = Mesh(devices, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
     whole = NamedSharding(mesh, PartitionSpec())
     parts = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
@@ -41,7 +41,7 @@ def test_a_tpu_copies_neither_p_nor_its_moments():
     e = jax.ShapeDtypeStruct((N, T), jnp.float32, sharding=whole)
     dW = jax.ShapeDtypeStruct((N, *KERNEL), jnp.bfloat16, sharding=parts)
     shardings = (parts, whole, parts, parts, parts)
-    with sharded(mesh, rules_of(default.get_config())):
+    with mesh_context(mesh, rules_of(default.get_config())):
         step = jax.jit(update, donate_argnums=(1, 2, 3), out_shardings=shardings)
         program = read_program(step.lower(e, of_P, of_P, of_P, dW).compile().as_text())
     copies = [

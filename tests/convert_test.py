@@ -33,7 +33,7 @@ from t5x_diffeq.runtime.errors import InputError
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 
 
-def saved(name, folder):
+def save_model(name, folder):
     run, tokenizer, as_run = random_run(MODELS[name])
     save_pretrained(run, as_run, tokenizer, [], folder)
     return run
@@ -58,7 +58,7 @@ def real_rows(params, vocab_size):
 
 @pytest.mark.parametrize("name", ["llama", "gpt", "gpt_relu"])
 def test_round_trip_is_exact(name, tmp_path):
-    run = saved(name, tmp_path / "out")
+    run = save_model(name, tmp_path / "out")
     before = run.setup.model.config
     config, found = read(run, tmp_path / "out")
     assert_same(*(real_rows(tree, before.vocab_size) for tree in (found, run.params)))
@@ -90,7 +90,7 @@ def reword(folder, **changes):
 
 def test_names_without_prefix_buffers_and_16_bits(tmp_path):
     """As the folder of GPT-2 itself is: a base model, with masks stored beside the weights."""
-    run = saved("gpt", tmp_path / "out")
+    run = save_model("gpt", tmp_path / "out")
     _, expected = read(run, tmp_path / "out")
 
     def change(tensors):
@@ -104,7 +104,7 @@ def test_names_without_prefix_buffers_and_16_bits(tmp_path):
 
 
 def test_a_tied_head(tmp_path):
-    run = saved("llama", tmp_path / "out")
+    run = save_model("llama", tmp_path / "out")
     reword(tmp_path / "out", tie_word_embeddings=True)
     rewrite(tmp_path / "out", lambda x: {n: v for n, v in x.items() if n != "lm_head.weight"})
     _, params = read(run, tmp_path / "out")
@@ -149,10 +149,12 @@ def test_gpts_biases_and_shifts_too(changes):
     assert relative_error(run, config, params) < 1e-4
     expected = jax.eval_shape(LanguageModel(config).init, jax.random.key(0), jnp.asarray(TOKENS))
     shapes = jax.tree.map(lambda x: x.shape, params)
-    assert shapes == jax.tree.map(lambda x: x.shape, jax.tree.map(lambda x: x, unboxed(expected)))
+    assert shapes == jax.tree.map(
+        lambda x: x.shape, jax.tree.map(lambda x: x, unbox_values(expected))
+    )
 
 
-def unboxed(variables):
+def unbox_values(variables):
     return jax.tree.map(
         lambda x: x.value, variables["params"], is_leaf=lambda x: hasattr(x, "value")
     )
@@ -199,7 +201,7 @@ def text(tmp_path_factory, monkeypatch):
 @pytest.mark.slow
 def test_the_verb(tmp_path, capsys):
     """A folder to a run, to the ODE; both evaluate to the same, and export to the same again."""
-    saved("llama", tmp_path / "out")
+    save_model("llama", tmp_path / "out")
     losses = {}
     plain = convert.CONFIG.value
     for name, flags in (("plain", []), ("ode", ["--to_ode"])):
@@ -227,7 +229,7 @@ def test_the_verb(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_shorter_length_and_padding(tmp_path, capsys):
     """Positions beyond the length are left out, and rows that no token has."""
-    run = saved("gpt", tmp_path / "out")
+    run = save_model("gpt", tmp_path / "out")
     vocab_size = run.setup.model.config.vocab_size
 
     def change(tensors):
@@ -274,7 +276,7 @@ BAD = {
 @pytest.fixture(scope="module")
 def good_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folder") / "out"
-    saved("llama", folder)
+    save_model("llama", folder)
     return folder
 
 

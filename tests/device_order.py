@@ -3,7 +3,7 @@
     python tests/device_order.py interleaved t5x_diffeq.train --config=FILE ...
 
 A TPU mesh follows the torus of chips, so the devices of a process are not next to each other on it;
-CPU devices always are. The order is `interleaved` (the first device of each process, then the
+CPU devices always are. The order is `interleave` (the first device of each process, then the
 second, ...), `reversed`, or `random`.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 
-def interleaved(devices):
+def interleave(devices):
     """The first device of each process, then the second of each, ..."""
     processes = sorted({device.process_index for device in devices})
     own = ([d for d in devices if d.process_index == process] for process in processes)
@@ -23,7 +23,7 @@ def interleaved(devices):
 
 
 ORDERS = {
-    "interleaved": interleaved,
+    "interleaved": interleave,
     "reversed": lambda devices: devices[::-1],
     "random": lambda devices: random.Random(1).sample(devices, len(devices)),
 }

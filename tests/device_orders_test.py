@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from helpers import auto_mesh, mesh_of, rules_of
 from jax.sharding import NamedSharding, PartitionSpec
-from process_runs import reported, run, stop_at, write_text
+from process_runs import read_reports, run, stop_at, write_text
 
 from configs import default
 from t5x_diffeq.data.pipeline import own_rows
-from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import (
-    arrange,
+    arrange_mesh,
     axes_across_slices,
     batch_sharding,
 )
@@ -48,7 +48,7 @@ def meshes(num_devices, slices=1):
 
 def check_rows(devices, sizes, batch_size):
     """Each row is held by as many devices as share it, and by the processes of these alone."""
-    mesh = arrange(sizes, devices)
+    mesh = arrange_mesh(sizes, devices)
     assert sorted(d.id for d in mesh.devices.flat) == sorted(d.id for d in devices)
     sharding = batch_sharding(mesh, rules_of(default.get_config()))
     where = np.vectorize(lambda device: device.process_index)(mesh.devices)
@@ -65,11 +65,11 @@ def check_rows(devices, sizes, batch_size):
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_on_every_topology(name):
     """Every mesh can be made, and processes partition the batch."""
-    devices = topology(name).devices
+    devices = make_topology(name).devices
     all_sizes = list(meshes(len(devices)))
     assert len(all_sizes) > 2
     for sizes in all_sizes:
-        arrange(sizes, devices)
+        arrange_mesh(sizes, devices)
     some = [sizes for sizes in all_sizes if sizes["fsdp"] in (1, 16, len(devices))]
     for sizes in some if len(devices) > 64 else all_sizes:
         check_rows(devices, sizes, batch_size=2 * len(devices))
@@ -78,9 +78,9 @@ def test_rows_on_every_topology(name):
 @needs_libtpu
 def test_no_process_of_a_pod_holds_neighbouring_rows():
     """What made this file necessary: rows are no range on a TPU."""
-    devices = topology("v5p:4x4x4").devices
+    devices = make_topology("v5p:4x4x4").devices
     sizes = {"data": 1, "fsdp": 64, "tensor": 1}
-    sharding = batch_sharding(arrange(sizes, devices), rules_of(default.get_config()))
+    sharding = batch_sharding(arrange_mesh(sizes, devices), rules_of(default.get_config()))
     for process in range(16):
         rows = own_rows(sharding, 256, process)
         assert len(rows) == 16
@@ -91,7 +91,7 @@ def test_no_process_of_a_pod_holds_neighbouring_rows():
 @pytest.mark.parametrize("name", ["v5p:4x4x4", "v6e:4x8"])
 def test_two_slices(name):
     """By default data crosses the slices, and fsdp fills each."""
-    devices = topology(name, slices=2).devices
+    devices = make_topology(name, slices=2).devices
     mesh = mesh_of(default.get_config(), 2 * len(devices), devices)
     assert dict(mesh.shape) == {"data": 2, "fsdp": len(devices) // 2, "tensor": 1}
     for half in mesh.devices:
@@ -103,15 +103,15 @@ def test_two_slices(name):
 
 @needs_libtpu
 def test_a_mesh_that_the_torus_cannot_hold():
-    devices = topology("v5p:2x2x2").devices[:7]  # no box of chips
+    devices = make_topology("v5p:2x2x2").devices[:7]  # no box of chips
     with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
-        arrange({"data": 7, "fsdp": 1, "tensor": 1}, devices)
+        arrange_mesh({"data": 7, "fsdp": 1, "tensor": 1}, devices)
 
 
 @needs_libtpu
 def test_a_batch_that_does_not_fill_a_host():
     """Two of the four chips take a batch of six: three chips are no box."""
-    devices = topology("v5e:2x2").devices
+    devices = make_topology("v5e:2x2").devices
     mesh = mesh_of(default.get_config(), 6, devices)
     assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "tensor": 1}
 
@@ -131,7 +131,7 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):
+def single_process_run(text, tmp_path_factory):
     """The workdir of one process of eight devices in their own order."""
     workdir = tmp_path_factory.mktemp("alone")
     run(text, workdir, 1, 8, *SHORT)
@@ -148,12 +148,14 @@ def alone(text, tmp_path_factory):
         (4, "random", ("--config.mesh.tensor=2",)),  # rows that several processes hold
     ],
 )
-def test_losses_equal_those_of_one_process(alone, text, tmp_path, processes, order, mesh):
+def test_losses_equal_those_of_one_process(
+    single_process_run, text, tmp_path, processes, order, mesh
+):
     run(text, tmp_path, processes, 8 // processes, *SHORT, *mesh, order=order)
     for name in ("train/loss", "eval/loss"):
-        expected = reported(alone, name)
+        expected = read_reports(single_process_run, name)
         assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
-        np.testing.assert_allclose(reported(tmp_path, name), expected, rtol=1e-5)
+        np.testing.assert_allclose(read_reports(tmp_path, name), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -167,4 +169,4 @@ def test_resume_in_another_order(text, tmp_path):
     run(documents, whole, 1, 8, *more)
     stop_at(12, documents, chain, 2, 4, *more, order="interleaved")
     run(documents, chain, 4, 2, *more, order="random")
-    np.testing.assert_allclose(reported(chain), reported(whole), rtol=1e-5)
+    np.testing.assert_allclose(read_reports(chain), read_reports(whole), rtol=1e-5)

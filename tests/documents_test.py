@@ -6,7 +6,7 @@ import json
 import pytest
 
 from t5x_diffeq.data import documents
-from t5x_diffeq.data.documents import FileDocuments, Part
+from t5x_diffeq.data.documents import DocumentRange, FileDocuments
 from t5x_diffeq.runtime.errors import InputError
 
 TEXTS = ["first\ndocument", "ünïcode 😀", "", "x" * 300, "last"]
@@ -35,7 +35,9 @@ def test_every_format_gives_its_documents(tmp_path, name, monkeypatch):
     assert list(found) == TEXTS
     assert found.one_by_one == (name != "a.parquet")
     if name == "a.jsonl":
-        monkeypatch.setattr(documents, "recent", None)  # in another order, a line is all it reads
+        monkeypatch.setattr(
+            documents, "read_recent_chunk", None
+        )  # in another order, a line is all it reads
     assert [found[n] for n in (4, 0, 3)] == ["last", TEXTS[0], TEXTS[3]]
     assert found.characters == sum(map(len, TEXTS))
     if name in ("a.jsonl", "a.parquet"):
@@ -56,7 +58,7 @@ def test_parts_meet_within_a_document(tmp_path):
     found = FileDocuments([write(tmp_path, "a.jsonl")], "text")
     for character in (0, 1, 14, 15, 200, found.characters):
         cut = found.character(character)
-        head, tail = Part(found, (0, 0), cut), Part(found, cut, (len(found), 0))
+        head, tail = DocumentRange(found, (0, 0), cut), DocumentRange(found, cut, (len(found), 0))
         assert "".join(head) + "".join(tail) == "".join(TEXTS)
         assert sum(map(len, head)) == character
 

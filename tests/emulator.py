@@ -42,7 +42,7 @@ class Emulator:
 
 
 @contextmanager
-def serving():
+def serve():
     """Within it, the server runs: gives what it holds and the environment that leads to it."""
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     with socket.socket() as free:

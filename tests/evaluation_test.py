@@ -9,7 +9,7 @@ from helpers import corpus_of, numbered_lines, setup_of, small_config
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.evaluation import evaluate_loss
 from t5x_diffeq.training.step import make_eval_step
 
 
@@ -36,7 +36,7 @@ def perplexity(tmp_path_factory):
             step = make_eval_step(setup)
             rows = setup.eval_rows(batch_size)
             batches = eval_batches(eval_examples(Config.of(config).data, corpus), rows, setup.rows)
-            return evaluate(step, params, batches)
+            return evaluate_loss(step, params, batches)
 
     return of
 

@@ -11,9 +11,9 @@ from t5x_diffeq import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
-from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import (
-    Run,
+    ExperimentRun,
     StoppedError,
     carry_out,
     part_of,
@@ -23,10 +23,10 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.verbs import reproduce as work
+from t5x_diffeq.verbs import reproduce as reproduce_verb
 from t5x_diffeq.verbs.make_tasks import documents, passage
 
-EXPERIMENTS = work.EXPERIMENTS
+EXPERIMENTS = reproduce_verb.EXPERIMENTS
 SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -40,16 +40,16 @@ def commands(monkeypatch):
         called.append(run.name)
         return [sys.executable, "-c", *run.arguments]
 
-    monkeypatch.setattr(Run, "command", command)
+    monkeypatch.setattr(ExperimentRun, "command", command)
     return called
 
 
-def printing(name, value, **labels):
-    return Run(name, "evaluate", (f'print(\'{{"loss": {value}, "first": 9}}\')',), labels)
+def make_printing_run(name, value, **labels):
+    return ExperimentRun(name, "evaluate", (f'print(\'{{"loss": {value}, "first": 9}}\')',), labels)
 
 
 def test_each_run_is_done_once(commands, tmp_path):
-    runs = [printing("a", 1, model="x"), printing("b", 2, model="y")]
+    runs = [make_printing_run("a", 1, model="x"), make_printing_run("b", 2, model="y")]
     carry_out(runs[:1], tmp_path)
     carry_out(runs, tmp_path)
     assert commands == ["a", "b"]
@@ -60,7 +60,9 @@ def test_each_run_is_done_once(commands, tmp_path):
 
 def test_how_long_the_runs_may_take():
     """As long as those of their verbs on average; unknown where none of a verb is done."""
-    runs = [Run(name, "train", ()) for name in "abc"] + [Run("d", "analyze", ())]
+    runs = [ExperimentRun(name, "train", ()) for name in "abc"] + [
+        ExperimentRun("d", "analyze", ())
+    ]
     done = {name: {"verb": "train", "seconds": n} for name, n in (("a", 100), ("z", 200))}
     assert time_left(runs, done) == ""
     done["y"] = {"verb": "analyze", "seconds": 7}
@@ -68,25 +70,25 @@ def test_how_long_the_runs_may_take():
 
 
 def test_a_run_that_was_done_otherwise_says_so(commands, tmp_path, capsys):
-    carry_out([printing("a", 1)], tmp_path)
-    carry_out([printing("a", 1)], tmp_path)
+    carry_out([make_printing_run("a", 1)], tmp_path)
+    carry_out([make_printing_run("a", 1)], tmp_path)
     assert "a is done\n" in capsys.readouterr().err
-    carry_out([printing("a", 2)], tmp_path)
+    carry_out([make_printing_run("a", 2)], tmp_path)
     assert 'a is done, with print(\'{"loss": 1' in capsys.readouterr().err
 
 
 def test_a_line_half_written_counts_for_nothing(commands, tmp_path):
     (tmp_path / "results.jsonl").write_text('{"run": "z", "loss": 0}\n{"run": "a", "lo')
-    carry_out([printing("a", 1)], tmp_path)
+    carry_out([make_printing_run("a", 1)], tmp_path)
     assert {name: line["loss"] for name, line in read_results(tmp_path).items()} == {"z": 0, "a": 1}
 
 
 def test_failed_and_stopped(commands, tmp_path):
-    failing = Run("bad", "evaluate", ("import sys; sys.exit('error: no such thing')",))
+    failing = ExperimentRun("bad", "evaluate", ("import sys; sys.exit('error: no such thing')",))
     with pytest.raises(RunError, match="run bad failed with status 1: error: no such thing"):
-        carry_out([failing, printing("a", 1)], tmp_path)
+        carry_out([failing, make_printing_run("a", 1)], tmp_path)
     with pytest.raises(StoppedError) as stopped:
-        carry_out([Run("s", "evaluate", ("raise SystemExit(42)",))], tmp_path)
+        carry_out([ExperimentRun("s", "evaluate", ("raise SystemExit(42)",))], tmp_path)
     assert stopped.value.status == 42
     assert read_results(tmp_path) == {}
 
@@ -109,8 +111,8 @@ def test_every_run_comes_after_what_it_needs(name, scale):
     assert len(set(names)) == len(names)
     for n, run in enumerate(runs):
         assert run.needs is None or run.needs in names[:n]
-    for layout in experiment.layouts:
-        labels = {*layout.row, layout.column, layout.best_of} - {None, "task"}
+    for table in experiment.tables:
+        labels = {*table.row, table.column, table.best_of} - {None, "task"}
         assert all(run.labels.keys() >= labels for run in runs if run.labels)
     for run in runs:  # every key of the config exists
         command_line.check_keys(run.command(Path("out"))[2:])
@@ -181,10 +183,10 @@ def test_experiments_share_runs():
 
 
 def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, capsys):
-    carry_out([printing("a", 2, model="x"), printing("b", 3)], tmp_path)
-    shown = Experiment(layouts=(Layout(("model",), "rate", "loss"),))
-    runs = [printing("a", 2, model="y", rate=7), printing("b", 3)]
-    work.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
+    carry_out([make_printing_run("a", 2, model="x"), make_printing_run("b", 3)], tmp_path)
+    shown = Experiment(tables=(TableSpec(("model",), "rate", "loss"),))
+    runs = [make_printing_run("a", 2, model="y", rate=7), make_printing_run("b", 3)]
+    reproduce_verb.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
     assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")

@@ -15,8 +15,8 @@ from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
 from t5x_diffeq import export
-from t5x_diffeq.exchange import folder as folders
-from t5x_diffeq.exchange import save_pretrained as saving
+from t5x_diffeq.exchange import folder as folder_module
+from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -37,7 +37,7 @@ def attention(q, k, v, heads):
     return np.concatenate(mixed, axis=1)
 
 
-def turned(x, heads):
+def rotate(x, heads):
     return np.concatenate([rotary(part) for part in np.split(x, heads, axis=1)], axis=1)
 
 
@@ -53,7 +53,7 @@ def llama(W, c, tokens):
         p = f"model.layers.{n}."
         x = rms(p + "input_layernorm.weight", y)
         q, k, v = (x @ W[f"{p}self_attn.{name}_proj.weight"].T for name in "qkv")
-        mixed = attention(turned(q, heads), turned(k, kv_heads), v, heads)
+        mixed = attention(rotate(q, heads), rotate(k, kv_heads), v, heads)
         y = y + mixed @ W[p + "self_attn.o_proj.weight"].T
         x = rms(p + "post_attention_layernorm.weight", y)
         gate, up = (x @ W[f"{p}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
@@ -83,7 +83,7 @@ def gpt2(W, c, tokens):
     return layer_norm("transformer.ln_f", y) @ W["transformer.wte.weight"].T
 
 
-def exported(name, folder, reports=()):
+def export_model(name, folder, reports=()):
     run, its_tokenizer, as_run = random_run(MODELS[name])
     told = save_pretrained(run, as_run, its_tokenizer, list(reports), folder)
     return run, told
@@ -94,7 +94,7 @@ def exported(name, folder, reports=()):
     [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
 )
 def test_plain_models_by_their_names(name, formula, tmp_path):
-    run, told = exported(name, tmp_path / "out")
+    run, told = export_model(name, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert told.model_class == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
@@ -106,7 +106,7 @@ def test_plain_models_by_their_names(name, formula, tmp_path):
 
 
 def test_an_ode_brings_its_own_file(tmp_path):
-    run, told = exported("llama_official_ode", tmp_path / "out")
+    run, told = export_model("llama_official_ode", tmp_path / "out")
     assert told.model_class == "DiffEqForCausalLM"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["parallel"] and config["mlp_reads_attention_norm"] and config["norm_shift"]
@@ -130,7 +130,7 @@ def test_the_card_has_the_runs_facts(tmp_path):
         {"step": 7, "train/loss": 3.0},
         {"step": 9, "eval/loss": 1.0, "eval/perplexity": 2.72},
     ]
-    exported("gpt_euler_ode", tmp_path / "out", reports)
+    export_model("gpt_euler_ode", tmp_path / "out", reports)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "loss 3.2500 nats per token, perplexity 25.79" in card
     assert "| optimizer steps | 7 of 2000 |" in card
@@ -154,7 +154,7 @@ def test_half_written_never_replaces(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "write_tokenizer", fails)
+        patch.setattr(save_pretrained_module, "write_tokenizer", fails)
         with pytest.raises(RunError, match=r"out can't be written: No space left on device"):
             save_pretrained(run, as_run, its_tokenizer, [], out)
     assert list(tmp_path.iterdir()) == []
@@ -169,18 +169,18 @@ def test_half_written_never_replaces(tmp_path, monkeypatch):
 
 def test_large_models_are_several_files(tmp_path):
     tensors = {f"layer.{n}": np.full((4, 5), n, np.float32) for n in range(5)}
-    assert folders.write_tensors(tmp_path, iter(tensors.items()), shard_bytes=200) == 100
+    assert folder_module.write_tensors(tmp_path, iter(tensors.items()), shard_bytes=200) == 100
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 400
     assert set(index["weight_map"].values()) == {
         f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
     }
-    read = folders.TensorFiles(tmp_path)
+    read = folder_module.TensorFiles(tmp_path)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(read.read(name, (4, 5)), tensor)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(InputError, match=r"lacks model-00002-of-00003.safetensors"):
-        folders.TensorFiles(tmp_path)
+        folder_module.TensorFiles(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "prefixed", "json"])

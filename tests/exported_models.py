@@ -115,7 +115,7 @@ def logits_of(run, tokens):
     return np.asarray(logits)[..., : model.config.vocab_size]
 
 
-def said_by_ours(run, tokenizer, texts):
+def record_outputs(run, tokenizer, texts):
     """Logits of random tokens, greedy continuations of prompts, and the texts' tokens."""
     random = np.random.default_rng(1)
     tokens = random.integers(tokenizer.vocab_size, size=(2, LENGTH))

@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
         length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length) if length else self.chunked()
+        self.body = self.rfile.read(length) if length else self.read_body()
         status = self.server.store.refuse(self.command, unquote(self.path))
         if status:
             return self.answer({"error": {"code": status, "message": "refused"}}, status)
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_one  # noqa: N815
 
-    def chunked(self):
+    def read_body(self):
         body = b""
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             while size := int(self.rfile.readline().split(b";")[0], 16):
@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"error": {"code": 412, "message": "conditionNotMet"}}, 412)
         return True
 
-    def missing(self, bucket, name):
+    def is_missing(self, bucket, name):
         if (bucket, name) in self.server.store.objects:
             return False
         self.answer({"error": {"code": 404, "message": f"No such object: {bucket}/{name}"}}, 404)
@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)})
 
     def get(self, bucket, name):
-        if self.missing(bucket, name):
+        if self.is_missing(bucket, name):
             return
         facts = self.server.store.facts(bucket, name)
         if self.query.get("ifGenerationNotMatch") == facts["generation"]:
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(facts)
 
     def media(self, bucket, name):
-        if self.missing(bucket, name):
+        if self.is_missing(bucket, name):
             return
         facts = self.server.store.facts(bucket, name)
         content = self.server.store.objects[bucket, name][0]
@@ -214,13 +214,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(self.server.store.put(bucket, name, whole))
 
     def delete(self, bucket, name):
-        if self.missing(bucket, name) or self.precondition_fails(bucket, name):
+        if self.is_missing(bucket, name) or self.precondition_fails(bucket, name):
             return
         del self.server.store.objects[bucket, name]
         self.answer(b"", 204)
 
     def rewrite(self, bucket, name, to_bucket, to_name):
-        if self.missing(bucket, name):
+        if self.is_missing(bucket, name):
             return
         content = self.server.store.objects[bucket, name][0]
         facts = self.server.store.put(to_bucket, to_name, content)
@@ -230,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def move(self, bucket, name, to_name):
-        if self.missing(bucket, name):
+        if self.is_missing(bucket, name):
             return
         content, _ = self.server.store.objects.pop((bucket, name))
         self.answer(self.server.store.put(bucket, to_name, content))
@@ -277,7 +277,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving():
+def serve():
     """Within it, a server runs: gives its store and the environment that leads to it."""
     server = Server()
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -42,7 +42,7 @@ def save_some(workdir):
     return workdir
 
 
-def restored_step(workdir, **options):
+def restore_step(workdir, **options):
     """What is restored, and that it is what was saved at that step."""
     with Checkpoints(workdir, keep=3, **options) as checkpoints:
         restored = checkpoints.restore(abstract(state_at(0)), FINGERPRINT)

@@ -19,7 +19,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["fault_processes", "t5x_diffeq.train"])
 
 
-class Run:
+class FaultyRun:
     """A run of two processes on `workdir`, one of which stops in `phase` and says so.
 
     Args:
@@ -57,7 +57,7 @@ class Run:
     def log(self, index):
         return self.folder / f"{index}.log"
 
-    def told(self, index):
+    def messages(self, index):
         """What it said, but for its steps."""
         lines = self.log(index).read_text().splitlines()
         return "\n".join(line for line in lines if not line.startswith("step "))
@@ -65,7 +65,7 @@ class Run:
     def wait_for_mark(self, seconds=900):
         deadline = time.monotonic() + seconds
         while not self.mark.exists():
-            assert time.monotonic() < deadline and self.processes[0].is_alive(), self.told(0)
+            assert time.monotonic() < deadline and self.processes[0].is_alive(), self.messages(0)
             time.sleep(0.05)
 
     def end(self, index, seconds=900):
@@ -74,7 +74,7 @@ class Run:
         status = self.processes[index].exitcode
         if status is None:
             self.kill()
-        assert status is not None, f"process {index} hangs: {self.told(index)}"
+        assert status is not None, f"process {index} hangs: {self.messages(index)}"
         return status
 
     def kill(self):
@@ -100,14 +100,14 @@ def train(arguments, environment, log, phase, mark):
         """Stops in the `number`th call of a function, if that is the phase."""
         function, calls = getattr(module, name), []
 
-        def stopping(*args, **kwargs):
+        def stop_then_call(*args, **kwargs):
             calls.append(name)
             if phase == wanted and len(calls) == number:
                 Path(mark).touch()
                 time.sleep(PAUSE)
             return function(*args, **kwargs)
 
-        setattr(module, name, stopping)
+        setattr(module, name, stop_then_call)
 
     stop_in(work, "make_setup", "start-up")
     stop_in(work, "compile_train_step", "compile")

@@ -7,7 +7,7 @@ from fault_checkpoints import WAYS, files_of
 from helpers import small_config
 
 from t5x_diffeq.data.manifest import MANIFEST
-from t5x_diffeq.data.preparation import prepare
+from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import stem
 from t5x_diffeq.data.sources import load_source
@@ -25,7 +25,7 @@ def make_shards(folder):
     data = Config.of(small_config(folder / "text")).data
     source = load_source(data)
     tokenizer = tokenizer_in(folder / "made" / "tokenizer", data, source.train)
-    prepare(source, tokenizer, folder / "made", shards=2, workers=1)
+    prepare_shards(source, tokenizer, folder / "made", shards=2, workers=1)
     return folder / "made"
 
 
@@ -79,23 +79,23 @@ def shard_faults(shards):
     """
     whole = shutil.copytree(shards, shards.parent / "whole")
 
-    def restored():
+    def restore():
         shutil.rmtree(shards)
         shutil.copytree(whole, shards)
 
     for name in files_of(whole):
         for way in WAYS:
-            restored()
+            restore()
             way(shards / name)
             file, before = shards / name, (whole / name).read_bytes()
             if not file.exists() or file.read_bytes() != before:
                 yield str(name), way.__name__, name.name.endswith(CHECKED)
     for end in CHECKED:
-        restored()
+        restore()
         swap(shards, end)
         yield end, "swap", True
     for name, change in EDITS.items():
-        restored()
+        restore()
         edit(shards, change)
         yield MANIFEST, name, True
-    restored()
+    restore()

@@ -16,10 +16,10 @@ from fault_checkpoints import (
     SAID_NOTHING_OF,
     abstract,
     faults,
-    restored_step,
+    restore_step,
     state_at,
 )
-from fault_processes import PHASES, Run
+from fault_processes import PHASES, FaultyRun
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 from helpers import corpus_of, metrics_of, numbered_lines
 
@@ -66,7 +66,7 @@ def last_line(told):
 
 
 @pytest.fixture
-def survived(capsys, request):
+def survivors(capsys, request):
     """Collects the faults that were survived, and prints how many."""
     found = []
     yield found
@@ -78,11 +78,11 @@ def survived(capsys, request):
 
 
 @pytest.mark.slow
-def test_every_file_of_a_checkpoint(workdir, capsys, survived):
+def test_every_file_of_a_checkpoint(workdir, capsys, survivors):
     """A run goes on with what was saved, and the damaged checkpoint is kept apart."""
     for name, way in faults(workdir):
         capsys.readouterr()
-        step = restored_step(workdir)
+        step = restore_step(workdir)
         told = capsys.readouterr().err
         if name.name in SAID_NOTHING_OF:
             assert step == 6, (name, way)
@@ -90,12 +90,12 @@ def test_every_file_of_a_checkpoint(workdir, capsys, survived):
             assert step == 4, (name, way)
             assert told.count("\n") == 1 and "checkpoint 6 can't be read (" in told, (told, name)
             assert (workdir / "unreadable_checkpoints" / "6").is_dir()
-        survived.append((name, way))
-    assert len(survived) >= 60
+        survivors.append((name, way))
+    assert len(survivors) >= 60
 
 
 @pytest.mark.slow
-def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survived):
+def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survivors):
     """`generate --checkpoint=6` and the like: the right parameters, or one line."""
     params = abstract(state_at(0).params)
     for name, way in faults(workdir):
@@ -107,12 +107,12 @@ def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survived):
                 InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"
             ):
                 restore_params(workdir, params, 6)
-        survived.append((name, way))
-    assert len(survived) >= 60
+        survivors.append((name, way))
+    assert len(survivors) >= 60
 
 
 @pytest.mark.slow
-def test_every_file_of_token_shards(tmp_path, survived):
+def test_every_file_of_token_shards(tmp_path, survivors):
     """A run that was begun on them refuses them by name; restored, they are what they were."""
     shards, run = make_shards(tmp_path), tmp_path / "run"
     data = data_of(shards)
@@ -127,9 +127,9 @@ def test_every_file_of_token_shards(tmp_path, survived):
         else:
             assert not must_be_found, (name, way)
             assert found == before, (name, way)
-        survived.append((name, way))
+        survivors.append((name, way))
     assert tokens_of(corpus_of(data, run, new=False)) == before
-    assert len(survived) >= 50
+    assert len(survivors) >= 50
 
 
 def stem_of(name):
@@ -171,7 +171,7 @@ def fill(disk):
 
 
 @pytest.mark.slow
-def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
+def test_full_disks(disk, small, tmp_path, monkeypatch, survivors):
     """In each phase: one line, and with room again the same command goes on."""
     small.mesh.fsdp = 1
     assert verb.train(Config.of(small), tmp_path / "undisturbed") == 0
@@ -180,23 +180,23 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survived):
     phases = [
         (verb, "check_config"),  # start-up: the data, or the config
         (verb, "compile_train_step"),  # then metrics.jsonl is begun
-        (verb, "evaluate"),  # the evaluation's line
+        (verb, "evaluate_loss"),  # the evaluation's line
         (progress.Clock, "rate"),  # a step's line
         (Checkpoints, "save"),
     ]
     for owner, name in phases:
         function = getattr(owner, name)
 
-        def filling(*args, function=function, **kwargs):
+        def fill_then_call(*args, function=function, **kwargs):
             fill(disk)
             return function(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, filling)
+            patch.setattr(owner, name, fill_then_call)
             with pytest.raises(RunError, match="No space left on device"):
                 verb.train(Config.of(small), run)
         (disk / "filler").unlink()
-        survived.append(name)
+        survivors.append(name)
     assert verb.train(Config.of(small), run) == 0
     assert metrics_of(run) == metrics_of(tmp_path / "undisturbed")
 
@@ -216,22 +216,22 @@ def signals_of(whole, victim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_lost_processes(text, tmp_path, victim, survived, request):
+def test_lost_processes(text, tmp_path, victim, survivors, request):
     """The other process ends in one line, and the same command goes on; after all of that the
     metrics are those of a run that nothing happened to."""
     (tmp_path / "logs").mkdir()
     whole, run = tmp_path / "whole", tmp_path / "run"
-    undisturbed = Run(arguments(text, whole), tmp_path / "logs")
-    assert [undisturbed.end(index) for index in (0, 1)] == [0, 0], undisturbed.told(0)
+    undisturbed = FaultyRun(arguments(text, whole), tmp_path / "logs")
+    assert [undisturbed.end(index) for index in (0, 1)] == [0, 0], undisturbed.messages(0)
     for phase, number in signals_of(request.config.getoption("--whole"), victim):
         before = newest(run)
         logs = tmp_path / f"{phase}-{number.name}"
         logs.mkdir()
-        lose(Run(arguments(text, run), logs, victim, phase), victim, number, phase)
+        lose(FaultyRun(arguments(text, run), logs, victim, phase), victim, number, phase)
         assert newest(run) >= before
-        survived.append((phase, number))
-    last = Run(arguments(text, run), tmp_path / "logs")
-    assert [last.end(index) for index in (0, 1)] == [0, 0], last.told(0)
+        survivors.append((phase, number))
+    last = FaultyRun(arguments(text, run), tmp_path / "logs")
+    assert [last.end(index) for index in (0, 1)] == [0, 0], last.messages(0)
     assert metrics_of(run) == metrics_of(whole)
 
 
@@ -241,16 +241,16 @@ def lose(run, victim, number, phase):
     run.wait_for_mark()
     signal_to(run, victim, number)
     if number == signal.SIGTERM and phase != "start-up":  # both save after the same step
-        assert [run.end(index) for index in (0, 1)] == [42, 42], run.told(0)
+        assert [run.end(index) for index in (0, 1)] == [42, 42], run.messages(0)
         return
-    assert run.end(other) == 175, run.told(other)
-    told = run.told(other)
+    assert run.end(other) == 175, run.messages(other)
+    told = run.messages(other)
     how = "has not answered for 10 s" if number == signal.SIGSTOP else "was lost: it was killed"
     assert last_line(told).startswith(f"error: process {victim} of 2 {how}"), told
     assert told.count("error:") == 1 and "Traceback" not in told and "@ " not in told, told
     if number == signal.SIGSTOP:
         signal_to(run, victim, signal.SIGCONT)
-        assert run.end(victim) == 175, run.told(victim)
+        assert run.end(victim) == 175, run.messages(victim)
     else:
         assert run.end(victim) == -number
 
@@ -260,31 +260,33 @@ def signal_to(run, index, number):
 
 
 @pytest.mark.slow
-def test_a_hang(text, tmp_path, survived):
+def test_a_hang(text, tmp_path, survivors):
     """A peer that is stopped, and whose silence is allowed: the watchdog finds it, with stacks."""
     limit = ["--config.train.hang_timeout=8"]
-    run = Run(arguments(text, tmp_path / "run") + limit, tmp_path, 1, "loop", silence=1000)
+    run = FaultyRun(arguments(text, tmp_path / "run") + limit, tmp_path, 1, "loop", silence=1000)
     run.wait_for_mark()
     signal_to(run, 1, signal.SIGSTOP)
-    assert run.end(0) == 175, run.told(0)
-    told = run.told(0)
+    assert run.end(0) == 175, run.messages(0)
+    told = run.messages(0)
     assert "was not done within 8 s: a process, a link or a device hangs; the stacks" in told
     assert told.count("error:") == 1 and "Traceback" not in told, told
     assert "fault_processes.py" in (tmp_path / "run" / "stacks" / "process_0.txt").read_text()
     signal_to(run, 1, signal.SIGCONT)
-    assert run.end(1) == 175, run.told(1)
+    assert run.end(1) == 175, run.messages(1)
     assert "fault_processes.py" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
-    survived.append("hang")
+    survivors.append("hang")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_one_process_refuses_its_input(text, tmp_path, victim, survived):
+def test_one_process_refuses_its_input(text, tmp_path, victim, survivors):
     """The other ends with the same line and status, and no stack of C++."""
-    run = Run(arguments(text, tmp_path / "run"), tmp_path, victim, more=["--config.train.batch=3"])
+    run = FaultyRun(
+        arguments(text, tmp_path / "run"), tmp_path, victim, more=["--config.train.batch=3"]
+    )
     assert [run.end(index) for index in (0, 1)] == [2, 2]
     refusal = "config key 'train.batch' does not exist; did you mean train.batch_size?"
     prefix = "error: process 1: " if victim else "error: "
     for index in (0, 1):
-        assert run.told(index).strip() == prefix + refusal, run.told(index)
-    survived.append("refusal")
+        assert run.messages(index).strip() == prefix + refusal, run.messages(index)
+    survivors.append("refusal")

@@ -17,7 +17,7 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runs.pretrained import Pretrained, begin, discretise
+from t5x_diffeq.runs.pretrained import PretrainedRun, discretise, init_from_pretrained
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
@@ -132,7 +132,7 @@ def base(finished):
     return finished[1]
 
 
-def tuning(method, base, text, **model):
+def tuning_config(method, base, text, **model):
     """A config of `configs/finetune.py` for the small run."""
     config, like = finetune_config.get_config(method), small_config(text)
     config.init_from = str(base)
@@ -152,7 +152,7 @@ def evaluations(workdir):
 
 @pytest.mark.slow
 def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
-    config = tuning("lora", base, text, num_steps=3)
+    config = tuning_config("lora", base, text, num_steps=3)
     assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     said = capsys.readouterr().err
     assert "trained" in said and "frozen" in said
@@ -172,7 +172,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
     assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     assert "already finished" in capsys.readouterr().err
 
-    other = tuning("full", base, text, num_steps=3)
+    other = tuning_config("full", base, text, num_steps=3)
     assert verb.finetune(flatten(other), tmp_path / "full") == 0
     with pytest.raises(InputError, match="trained beside other weights"):
         adapters = tmp_path / "lora" / "adapters"
@@ -187,26 +187,29 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_path):
-    assert verb.finetune(flatten(tuning("hypernetwork", base, text, num_steps=4)), tmp_path) == 0
+    assert (
+        verb.finetune(flatten(tuning_config("hypernetwork", base, text, num_steps=4)), tmp_path)
+        == 0
+    )
     tuned = load_run(tmp_path, 256, batch_size=1)
     assert tuned.setup.model.config.weights == "time_dependent"
     assert tuned.setup.model.config.num_steps == 4
     with pytest.raises(InputError, match="which has no such part"):
         asked = tuned.setup.model.config
         full = replace(asked, weights="shared")
-        Pretrained.of(base, 256).check(full)
+        PretrainedRun.of(base, 256).check(full)
 
 
 def test_what_is_the_runs_to_say(base, text, tmp_path):
-    def refused(match, method="lora", **model):
+    def check_refused(match, method="lora", **model):
         with pytest.raises(InputError, match=match):
-            verb.finetune(flatten(tuning(method, base, text, **model)), tmp_path / "new")
+            verb.finetune(flatten(tuning_config(method, base, text, **model)), tmp_path / "new")
         assert not (tmp_path / "new" / "config.json").exists()
 
-    refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
-    refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
-    refused(r"model\.scheme is 'leapfrog'; it can be euler", scheme="leapfrog")
-    config = tuning("lora", base, text)
+    check_refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
+    check_refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
+    check_refused(r"model\.scheme is 'leapfrog'; it can be euler", scheme="leapfrog")
+    config = tuning_config("lora", base, text)
     config.init_from = None
     with pytest.raises(InputError, match=r"config\.init_from is not set"):
         verb.finetune(flatten(config), tmp_path / "new")
@@ -227,7 +230,7 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     """A damaged checkpoint is found after the data is prepared; then another one is named."""
     damaged = shutil.copytree(base, tmp_path / "damaged")
     truncate(next((damaged / "checkpoints" / "6").rglob("manifest.ocdbt")))
-    config = tuning("lora", damaged, text)
+    config = tuning_config("lora", damaged, text)
     with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"):
         verb.finetune(flatten(config), tmp_path / "new")
     config.init_step = 4
@@ -239,16 +242,18 @@ def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
     lost = shutil.copytree(base, tmp_path / "lost", ignore=shutil.ignore_patterns("config.json"))
     (lost / "tokenizer" / "tokenizer.model").write_bytes(b"of that run")
     with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
-        verb.finetune(flatten(tuning("lora", base, text)), lost)
+        verb.finetune(flatten(tuning_config("lora", base, text)), lost)
     assert (lost / "tokenizer" / "tokenizer.model").read_bytes() == b"of that run"
 
 
 @pytest.mark.slow
 def test_a_state_begun_on_a_mesh_is_sharded(base, text):
-    config = verb.complete(flatten(tuning("lora", base, text, num_steps=3)), read_config(base))
+    config = verb.complete_config(
+        flatten(tuning_config("lora", base, text, num_steps=3)), read_config(base)
+    )
     setup = make_setup(config.with_values({"mesh.fsdp": 8}), 256)
     with setup.context():
-        state, step = begin(setup, Pretrained.of(base, 256))
+        state, step = init_from_pretrained(setup, PretrainedRun.of(base, 256))
     assert step == 6
     kernel = state.params["source"]["weights"]["mlp"]["up"]["kernel"]
     assert len({str(shard.index) for shard in kernel.addressable_shards}) == 8

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from helpers import ROOT
 from jsonschema import ValidationError, validate
-from manifests import CONFIG, GPU, TPU, WORKDIR, expanded, manifests, pods_of
+from manifests import CONFIG, GPU, TPU, WORKDIR, expand, manifests, pods_of
 from stand_ins import ODD, assert_one_error
 
 KUBERNETES = "1.34"
@@ -182,7 +182,7 @@ def test_variables_and_secrets(stand_ins):
     (_, text) = ended.stdout.split("--filename=-\n")
     jobset = yaml.safe_load(re.split(r"(?m)^\+ ", text)[0])
     container = pods_of(jobset)[2]
-    variables = {each["name"]: expanded(each["value"]) for each in container["env"]}
+    variables = {each["name"]: expand(each["value"]) for each in container["env"]}
     assert variables["HERE"] == "from outside"
     assert variables["A"] == "$(HOME) 'x'=$y"
     assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["one", "two"]
@@ -225,7 +225,7 @@ def test_arguments_reach_the_program_as_written(stand_ins, arguments):
     odd = "--config.data.tokenizer=$$(HOME) ${HOME} $$ - : # 'x' {y} 😀"
     (document,) = manifests(stand_ins, *arguments, ODD, odd, "--image=image")
     args = pods_of(document)[2]["args"]
-    assert [expanded(argument) for argument in args] == [
+    assert [expand(argument) for argument in args] == [
         *("train", "--config=configs/llama1b.py", "--workdir=gs://bucket/run", ODD, odd),
     ]
     assert not list(stand_ins.folder.rglob("pwned"))

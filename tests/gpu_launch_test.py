@@ -17,7 +17,7 @@ NODES = (*SLURM, "--hosts=a,b")
 CONFIG = f"--config={ROOT / 'configs' / 'llama1b.py'}"
 
 
-def printed(stand_ins, script, *arguments):
+def dry_run_commands(stand_ins, script, *arguments):
     """The commands that --dry-run prints, as words; nothing is called."""
     ended = stand_ins.run(script, *arguments, "--dry-run")
     assert ended.returncode == 0, ended.stderr
@@ -38,7 +38,7 @@ def words_in(command):
 
 
 def test_submission(stand_ins):
-    *_, call = printed(stand_ins, "gpu_slurm.sh", *SLURM, "--nodes=4", "--account=me", ODD)
+    *_, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *SLURM, "--nodes=4", "--account=me", ODD)
     assert call == [
         *("sbatch", "--parsable", "--job-name=llama1b", "--nodes=4", "--ntasks-per-node=8"),
         *("--time=24:00:00", "--requeue", "--open-mode=append", "--signal=B:USR1@300"),
@@ -51,7 +51,7 @@ def test_submission(stand_ins):
 def test_submission_with_options(stand_ins):
     options = ("--gpus_per_node=0", "--tasks-per-node=2", "--exclusive", "--mem=9G", "--env=A=x y")
     more = (*SLURM, *options, "--env=HOME")
-    install, call = printed(stand_ins, "gpu_slurm.sh", *more)
+    install, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *more)
     assert install == ["setup", "data", "gcs"]
     assert {"--exclusive", "--mem=9G", "--ntasks-per-node=2", "--export=ALL,A,HOME"} < set(call)
     assert not any("gpu" in word or "cpus" in word for word in call[:-7])
@@ -59,7 +59,7 @@ def test_submission_with_options(stand_ins):
 
 def test_container(stand_ins):
     words = (*SLURM, "--container=IMAGE", "--container_mounts=/data:/data", "--env=A=1")
-    _, folder, call = printed(stand_ins, "gpu_slurm.sh", *words)
+    _, folder, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *words)
     assert folder == ["mkdir", "-p", "/shared/run"]
     configs = ROOT / "configs"
     assert call[call.index("train") + 1 : call.index("--")] == [
@@ -88,7 +88,7 @@ def test_the_users_own_config_is_taken(stand_ins, script):
         words = ["configs/llama1b.py:shared", "--workdir=run", "--unchecked"]
         if script == "gpu_nodes.sh":
             words += ["--rank=0", "--size=2", "--coordinator=a"]
-        *_, call = printed(stand_ins, script, *words)
+        *_, call = dry_run_commands(stand_ins, script, *words)
         assert f"--config={taken}:shared" in call
         assert f"--workdir={stand_ins.folder / 'run'}" in call
 
@@ -135,7 +135,7 @@ def test_what_is_refused(stand_ins, script, arguments, message):
 
 def test_data_as_an_array(stand_ins):
     words = ("slurm", "configs/tiny.py", "--output=/shards", "--parts=4", ODD)
-    _, first, last = printed(stand_ins, "prepare_data.sh", *words)
+    _, first, last = dry_run_commands(stand_ins, "prepare_data.sh", *words)
     assert "--array=0-3" in first
     assert "--dependency=afterok:JOB" in last
     told = [f"--config={ROOT / 'configs' / 'tiny.py'}", "--output=/shards", "--shards=4"]
@@ -148,7 +148,7 @@ def test_data_as_an_array(stand_ins):
 def test_over_ssh(stand_ins):
     """One ssh for each process; what a shell on the host reads; no secret on the command line."""
     words = (*SLURM, "--hosts=me@a,b", "--processes-per-host=2", "--env=KEY=secret", ODD)
-    _, *calls = printed(stand_ins, "gpu_nodes.sh", *words)
+    _, *calls = dry_run_commands(stand_ins, "gpu_nodes.sh", *words)
     assert [call[-2] for call in calls] == ["me@a", "me@a", "b", "b"]
     assert all(call[-3] == "--" for call in calls)
     for rank, call in enumerate(calls):
@@ -161,7 +161,7 @@ def test_over_ssh(stand_ins):
 
 
 def test_one_process_under_a_launcher(stand_ins):
-    (stand_ins.installed() / "bin" / "python").write_text(
+    (stand_ins.install() / "bin" / "python").write_text(
         '#!/usr/bin/env bash\n[ "$1" = -m ] && env | grep ^JAX_ | sort || true\n'
     )
     place = ("--rank=1", "--size=2", "--coordinator=head", "--local-rank=3")

@@ -11,7 +11,7 @@ from small_models import small as small_model
 
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
-from t5x_diffeq.training.partitioning import sharded
+from t5x_diffeq.training.partitioning import mesh_context
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 50, (16, 11))
@@ -36,7 +36,7 @@ def gradient(microbatches, mesh=None, depths=None, **changes):
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:
         return jax.jit(of_batch)(*arguments)
-    with sharded(mesh, RULES):
+    with mesh_context(mesh, RULES):
         return jax.jit(of_batch)(*arguments)
 
 

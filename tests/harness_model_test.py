@@ -18,7 +18,7 @@ from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.training.evaluation import evaluate
+from t5x_diffeq.training.evaluation import evaluate_loss
 from t5x_diffeq.training.step import make_eval_step
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
@@ -48,7 +48,7 @@ def model_of(run_on_lines):
     """The harness's model with trained or random weights, by devices and batch size."""
 
     @cache
-    def loaded(devices, weights):
+    def load(devices, weights):
         run = load_run(run_on_lines, 256, batch_size=devices)
         assert run.setup.mesh.size == devices
         if weights == "trained":
@@ -58,7 +58,7 @@ def model_of(run_on_lines):
             return run.setup, jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
 
     def of(devices=1, batch_size=4, weights="trained"):
-        return DiffEqLM(*loaded(devices, weights), ByteTokenizer(), batch_size, {})
+        return DiffEqLM(*load(devices, weights), ByteTokenizer(), batch_size, {})
 
     return of
 
@@ -68,7 +68,7 @@ def log_softmax(model_of):
     """Of the whole vocabulary after each of a few tokens, one sequence at a time, in float64."""
 
     @cache
-    def applied(weights):
+    def make_apply(weights):
         lm = model_of(weights=weights)
         return jax.jit(lambda tokens: lm.setup.model.apply({"params": lm.params}, tokens))
 
@@ -76,7 +76,7 @@ def log_softmax(model_of):
         assert 0 < len(tokens) <= LENGTH
         padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = np.asarray(applied(weights)(padded), np.float64)[0, : len(tokens), :256]
+        logits = np.asarray(make_apply(weights)(padded), np.float64)[0, : len(tokens), :256]
         highest = logits.max(-1, keepdims=True)
         return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
 
@@ -87,7 +87,7 @@ def requests(kind, arguments):
     return [Instance(kind, {}, each, n) for n, each in enumerate(arguments)]
 
 
-def windowed(log_softmax, weights, row):
+def score_windows(log_softmax, weights, row):
     """log p and the likeliest of each token of a row but the first, in the harness's windows."""
     values, best, n = [], [], len(row) - 1
     for start in range(0, n, LENGTH):
@@ -110,10 +110,10 @@ def test_loglikelihood(model_of, log_softmax, weights):
         count = len(continuation) + spaces if context else len(tokens) - 1
         tokens = tokens if context.strip() or not context else [0, *tokens]
         if count > LENGTH:
-            values, best = windowed(log_softmax, weights, tokens[-count - 1 :])
+            values, best = score_windows(log_softmax, weights, tokens[-count - 1 :])
         else:
             inputs = tokens[-LENGTH - 1 :]
-            values, best = windowed(log_softmax, weights, inputs)
+            values, best = score_windows(log_softmax, weights, inputs)
             values, best = values[len(values) - count :], best[len(best) - count :]
         np.testing.assert_allclose(total, values.sum(), atol=1e-4, err_msg=context[:20])
         assert greedy == np.array_equal(best, tokens[len(tokens) - count :])
@@ -125,7 +125,7 @@ def test_rolling(model_of, log_softmax, weights):
     lm = model_of(weights=weights)
     found = lm.loglikelihood_rolling(requests("loglikelihood_rolling", arguments))
     for text, total in zip(TEXTS, found, strict=True):
-        values, _ = windowed(log_softmax, weights, [0, *text.encode()])
+        values, _ = score_windows(log_softmax, weights, [0, *text.encode()])
         np.testing.assert_allclose(total, values.sum(), atol=1e-4)
 
 
@@ -217,7 +217,7 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
     windows = Windows(row, LENGTH, "validation", ragged=True, end_of_text=0)
     with lm.setup.context():
         eval_step = make_eval_step(lm.setup)
-        ours = evaluate(eval_step, lm.params, eval_batches([windows], 2, lm.setup.rows))
+        ours = evaluate_loss(eval_step, lm.params, eval_batches([windows], 2, lm.setup.rows))
     assert ours["tokens"] == len(text)
     np.testing.assert_allclose(total, -ours["loss"] * ours["tokens"], rtol=1e-6)
 

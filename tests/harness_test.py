@@ -14,7 +14,7 @@ from helpers import LINES, ROOT, call, small_config
 from process_runs import as_processes
 
 from t5x_diffeq import evaluate as evaluate_verb
-from t5x_diffeq.inference.downstream import Downstream
+from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.metrics import read_metrics
@@ -172,7 +172,7 @@ def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
     config = small_config(tmp_path / "text.txt")
     config.tasks.update(names=("gone",), include_path=str(tasks))
     with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
-        Downstream(Config.of(config).tasks)
+        DownstreamTasks(Config.of(config).tasks)
 
 
 @pytest.mark.slow

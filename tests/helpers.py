@@ -103,13 +103,13 @@ def send_after(monkeypatch, number: int, steps: int) -> None:
     """Makes training send this process a signal as the batch after `steps` is drawn."""
     batches = train.train_batches
 
-    def disturbed(*arguments):
+    def interrupt(*arguments):
         for n, batch in enumerate(batches(*arguments)):
             if n == steps:
                 os.kill(os.getpid(), number)
             yield batch
 
-    monkeypatch.setattr(train, "train_batches", disturbed)
+    monkeypatch.setattr(train, "train_batches", interrupt)
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:

@@ -29,7 +29,7 @@ def run(*command, **options):
     return ended.stdout
 
 
-def copied_by(dockerfile):
+def copied_files(dockerfile):
     """What a Dockerfile copies from the project."""
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE)
     return " ".join(copied).split()
@@ -53,7 +53,7 @@ def test_manifests_and_dockerfiles_are_clean():
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_what_is_copied_exists_and_is_let_in(dockerfile):
     let_in = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
-    for path in copied_by(dockerfile):
+    for path in copied_files(dockerfile):
         assert (ROOT / path).exists(), path
         assert path.split("/")[0] in let_in, path
 
@@ -62,7 +62,7 @@ def test_what_is_copied_exists_and_is_let_in(dockerfile):
 def test_what_is_copied_decides_the_tag(dockerfile):
     script = f"ROOT={ROOT}; source {ROOT}/launch/kubernetes.sh; sources"
     lines = run("bash", "-c", script, cwd=ROOT).splitlines()
-    for path in {*copied_by(dockerfile)} - {"README.md", "LICENSE"}:
+    for path in {*copied_files(dockerfile)} - {"README.md", "LICENSE"}:
         assert any(f"{line}/".startswith(f"{path}/") for line in lines), path
 
 

@@ -23,7 +23,7 @@ LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_da
 PACKAGE = ROOT / "t5x_diffeq"
 
 
-def imported(path):
+def list_imports(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -40,7 +40,7 @@ def test_the_verbs_stand_alone_at_the_top():
 @pytest.mark.parametrize("room", FLOOR)
 def test_imports_go_down(room):
     for path in (PACKAGE / room).glob("*.py"):
-        for name in imported(path):
+        for name in list_imports(path):
             package, _, rest = name.partition(".")
             other = rest.partition(".")[0]
             if package == "t5x_diffeq" and other in FLOOR and other != room:
@@ -56,7 +56,7 @@ def test_no_test_imports_another():
     tests = {path.stem for path in (ROOT / "tests").glob("*.py")}
     takes_no_part = {name for name in tests if name.endswith("_test")} | {"conftest"}
     for name in tests:
-        found = {other.partition(".")[0] for other in imported(ROOT / "tests" / f"{name}.py")}
+        found = {other.partition(".")[0] for other in list_imports(ROOT / "tests" / f"{name}.py")}
         assert not found & takes_no_part, name
 
 

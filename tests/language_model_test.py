@@ -118,12 +118,12 @@ def test_dropout():
     model = small(dropout_rate=0.5)
     params = random_params(model)
 
-    def dropped(key):
+    def apply_dropout(key):
         rngs = {"dropout": jax.random.key(key)}
         return logits(model, params, deterministic=False, rngs=rngs)
 
-    assert (dropped(0) == dropped(0)).all()
-    assert (dropped(0) != dropped(1)).any()
+    assert (apply_dropout(0) == apply_dropout(0)).all()
+    assert (apply_dropout(0) != apply_dropout(1)).any()
     np.testing.assert_array_equal(logits(model, params), logits(small(), params))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, metrics_of, numbered_lines
 from launched_run import small_training
-from manifests import GPU, TPU, expanded, manifests, pods_of
+from manifests import GPU, TPU, expand, manifests, pods_of
 from stand_ins import SLOW_TRAINING, Metadata, StandIns, add_python, of_host
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def test_gke(stand_ins, words, tmp_path, kind):
         shutil.copy(ROOT / file, image)
     add_python(tmp_path / "venv", SLOW_TRAINING)
     given = environment(stand_ins, PATH=f"{tmp_path}/venv/bin:{os.environ['PATH']}")
-    command = [image / "verb.sh", *map(expanded, container["args"])]
+    command = [image / "verb.sh", *map(expand, container["args"])]
     for preempted in (True, False):
         set_seconds(stand_ins, 1 if preempted else 0)
         pods = [start(command, env={**given, **own}, cwd=tmp_path) for own in ON_GKE[kind]]

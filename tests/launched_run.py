@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers import ROOT, metrics_of, numbered_lines
 from process_runs import HEAR_CTRL_C
-from stand_ins import SLOW_TRAINING, add_python, inherited, mark_installed
+from stand_ins import SLOW_TRAINING, add_python, clean_environment, mark_installed
 
 STEPS = 40
 
@@ -27,7 +27,7 @@ def small_training(steps: int) -> list[str]:
     ]
 
 
-class Run:
+class LaunchedRun:
     """One workdir, and the environment for the scripts that train in it."""
 
     def __init__(self, folder: Path):
@@ -59,14 +59,14 @@ class Run:
             "--env=OMP_NUM_THREADS=1",
             "--env=JAX_DISABLE_MOST_OPTIMIZATIONS=1",  # compiles sooner
         ]
-        self.installed_at = self.installed()
+        self.installed_at = self.install()
         self.environment = {
-            **inherited(),
+            **clean_environment(),
             "VENV": str(self.installed_at),
             "LAUNCH_POLL_SECONDS": "1",
         }
 
-    def installed(self) -> Path:
+    def install(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
         add_python(venv, SLOW_TRAINING)

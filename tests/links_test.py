@@ -13,16 +13,16 @@ from t5x_diffeq.planner.links import Links
 from t5x_diffeq.training.chips import CHIPS
 
 
-class Place:
-    """A device at a place of a slice."""
+class TorusDevice:
+    """A device at these coordinates of a slice."""
 
     def __init__(self, *coords, slice_index=0):
         self.coords, self.slice_index = coords, slice_index
 
 
 def torus(*extents, slices=1):
-    places = itertools.product(range(slices), *(range(n) for n in extents))
-    return [Place(*coords, slice_index=number) for number, *coords in places]
+    coordinates = itertools.product(range(slices), *(range(n) for n in extents))
+    return [TorusDevice(*coords, slice_index=number) for number, *coords in coordinates]
 
 
 def collective(kind, group, size=1_000_000):

@@ -7,7 +7,7 @@ import pytest
 from helpers import auto_mesh
 
 from t5x_diffeq.training.losses import token_losses
-from t5x_diffeq.training.partitioning import AXES, sharded
+from t5x_diffeq.training.partitioning import AXES, mesh_context
 
 RNG = np.random.default_rng(0)
 Y = jnp.asarray(RNG.normal(size=(8, 5, 16)), jnp.float32)
@@ -16,14 +16,14 @@ TARGETS = jnp.asarray(RNG.integers(0, 100, (8, 5)), jnp.int32)
 RULES = (("batch", ("data", "fsdp")), ("vocab", "tensor"), ("embed", "fsdp"))
 
 
-def plain(y, head):
+def plain_losses(y, head):
     logits = (y @ head.T)[..., :100]
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
     return normaliser - chosen, normaliser
 
 
-def chunked(chunk):
+def make_chunked_losses(chunk):
     return lambda y, head: token_losses(y, head, TARGETS, vocab_size=100, chunk=chunk)
 
 
@@ -35,7 +35,7 @@ def value_and_gradients(losses):
     return jax.jit(losses)(Y, HEAD), jax.jit(jax.grad(total, argnums=(0, 1)))(Y, HEAD)
 
 
-EXPECTED = value_and_gradients(plain)
+EXPECTED = value_and_gradients(plain_losses)
 
 
 def close(found):
@@ -45,14 +45,14 @@ def close(found):
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 1000])
 def test_chunks(chunk):
-    close(value_and_gradients(chunked(chunk)))
+    close(value_and_gradients(make_chunked_losses(chunk)))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 1, 8)])
 def test_meshes(shape):
     mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
-    with sharded(mesh, RULES):
-        close(value_and_gradients(chunked(3)))
+    with mesh_context(mesh, RULES):
+        close(value_and_gradients(make_chunked_losses(3)))
 
 
 def test_logits_never_all_exist():

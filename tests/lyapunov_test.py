@@ -11,7 +11,7 @@ import pytest
 from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params, small
 
 from t5x_diffeq.analysis.lyapunov import (
-    chunks_for,
+    choose_chunks,
     kaplan_yorke_dimension,
     lyapunov_exponents,
     pair_exponents,
@@ -158,7 +158,7 @@ def test_chunks_change_nothing():
 
 def test_chunks_follow_the_bound():
     states, weights = jnp.zeros((2, 1, 64, 32)), {"kernel": jnp.zeros((2, 1, 32, 128))}
-    sizes = [chunks_for(memory, states, weights) for memory in (1e-9, 1e-3, 1.0)]
+    sizes = [choose_chunks(memory, states, weights) for memory in (1e-9, 1e-3, 1.0)]
     assert sizes[0] == (1, 1) and sizes[2] == (64, 32)
     assert 1 < sizes[1].tokens < 64 and 1 <= sizes[1].products < 32
 
@@ -223,7 +223,7 @@ def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys):
             way()
             seconds[name].append(time.perf_counter() - begun)
     ours, jacrev = (float(np.median(seconds[name])) for name in ways)
-    chunks = chunks_for(1.0, before, by_step)
+    chunks = choose_chunks(1.0, before, by_step)
     arguments = step, by_step, before, np.array([15]), jnp.asarray(0), chunks
     compiled = pair_growth.lower(*arguments).compile(), by_jacrev.lower(by_step, before).compile()
     megabytes = [each.memory_analysis().temp_size_in_bytes / 2**20 for each in compiled]

@@ -18,7 +18,7 @@ def manifests(stand_ins, *arguments, script="gke.sh"):
     return [document for text in documents if (document := yaml.safe_load(text))]
 
 
-def expanded(argument):
+def expand(argument):
     """A container's argument as Kubernetes passes it on, without variables of that name."""
     return re.sub(r"\$(\$|\(\w+\))", lambda m: "$" if m[1] == "$" else "WRONG", argument)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.experiments.analyses import pages
+from t5x_diffeq.experiments.analyses import list_pages
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
-from t5x_diffeq.experiments.paired import paired
-from t5x_diffeq.experiments.present import Layout, cells, markdown, scores
-from t5x_diffeq.experiments.runs import Run, figures
+from t5x_diffeq.experiments.paired import compare_pairs
+from t5x_diffeq.experiments.present import TableSpec, add_task_scores, cells, format_markdown
+from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
@@ -29,13 +29,13 @@ def test_a_table_of_means_at_their_best():
         )
         for seed in (0, 2)
     ]
-    layout = Layout(row=("model",), column="text", value="loss", best_of="rate")
+    layout = TableSpec(row=("model",), column="text", value="loss", best_of="rate")
     found = cells([*outcomes, {"other": 1}], layout)
     a, b = found["a",]["t"], found["b",]["t"]
     assert (a.at, a.interior, b.at, b.interior) == (2, True, 1, False)
     assert a.mean == pytest.approx(1.01)
     assert a.error == pytest.approx(0.01)
-    table = markdown(outcomes, layout).splitlines()
+    table = format_markdown(outcomes, layout).splitlines()
     assert table[2] == "| a | 1.0100 ± 0.0100 (2) |"
     assert table[3] == "| b | 5.0100 ± 0.0100 (1, at the edge) |"
 
@@ -47,7 +47,7 @@ def test_of_a_sweep_the_best_is_what_several_seeds_had():
         for rate, loss, seeds in tried
         for seed in seeds
     ]
-    cell = cells(outcomes, Layout(("model",), "text", "loss", best_of="rate"))["a",]["t"]
+    cell = cells(outcomes, TableSpec(("model",), "text", "loss", best_of="rate"))["a",]["t"]
     assert (cell.at, cell.values, cell.interior) == (2, (2.0, 3.0), True)
 
 
@@ -56,17 +56,21 @@ def test_tasks_become_rows():
         {"model": model, "tasks/a/acc": score, "tasks/b/acc": 1, "tasks/b/perplexity": 9}
         for model, score in (("x", 0.25), ("y", 0.5))
     ]
-    table = markdown(scores(outcomes), Layout(("task",), "model", "score")).splitlines()
+    table = format_markdown(
+        add_task_scores(outcomes), TableSpec(("task",), "model", "score")
+    ).splitlines()
     assert table[2:] == ["| a | 0.25 | 0.5 |", "| b | 1 | 1 |"]
 
 
 def test_scores_have_the_standard_errors_of_the_harness():
     outcome = {"model": "x", "tasks/mmlu/acc": 0.5, "tasks/mmlu_law/acc": 0.1}
     one = {**outcome, "seed": 0, "tasks/mmlu/acc_stderr": 0.02}
-    layout = Layout(("task",), "model", "score")
-    assert markdown(scores([one]), layout).splitlines()[2:] == ["| mmlu | 0.5 (0.0200) |"]
+    layout = TableSpec(("task",), "model", "score")
+    assert format_markdown(add_task_scores([one]), layout).splitlines()[2:] == [
+        "| mmlu | 0.5 (0.0200) |"
+    ]
     two = {**one, "seed": 1, "tasks/mmlu/acc": 0.6, "tasks/mmlu/acc_stderr": 0.04}
-    assert markdown(scores([one, two]), layout).splitlines()[2:] == [
+    assert format_markdown(add_task_scores([one, two]), layout).splitlines()[2:] == [
         "| mmlu | 0.5500 ± 0.0500 (0.0300) |"
     ]
 
@@ -76,12 +80,12 @@ def test_a_paired_test_sees_what_two_standard_errors_do_not():
     b = np.repeat([[0.0, 1.0]], 500, axis=1)
     a = b.copy()
     a[0, :30] = 1
-    test = paired(a, b)
+    test = compare_pairs(a, b)
     assert test.difference == pytest.approx(0.03)
     assert test.error == pytest.approx(np.std(a - b, ddof=1) / np.sqrt(1000))
     separate = np.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 1000)
     assert test.difference < 2 * separate and test.p < 1e-6
-    assert paired(b, b).p == 1
+    assert compare_pairs(b, b).p == 1
 
 
 def test_a_paired_test_has_the_variance_of_seeds():
@@ -89,7 +93,7 @@ def test_a_paired_test_has_the_variance_of_seeds():
     rng = np.random.default_rng(0)
     b = (rng.random((2, 5000)) < 0.5).astype(float)
     a = b + np.array([[0.15], [-0.05]])
-    test = paired(a, b)
+    test = compare_pairs(a, b)
     assert test.error == pytest.approx(np.std([0.15, -0.05], ddof=1) / np.sqrt(2), rel=1e-6)
     assert test.p > 0.3
 
@@ -120,7 +124,7 @@ def test_losses_over_steps_are_means_of_seeds(tmp_path):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"r{seed}" / "metrics.jsonl").write_text(text)
         outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
-    layout = Layout(("text",), "model", "loss", over_steps=True)
+    layout = TableSpec(("text",), "model", "loss", over_steps=True)
     assert losses_over_steps(outcomes, layout, tmp_path) == {
         "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
     }
@@ -129,7 +133,7 @@ def test_losses_over_steps_are_means_of_seeds(tmp_path):
         assert (tmp_path / name).stat().st_size > 1000
 
 
-class Encoding(ByteTokenizer):
+class Gpt2LikeTokenizer(ByteTokenizer):
     """A tokenizer that makes GPT-2's tokens of what is asked for."""
 
     def encode(self, texts):
@@ -137,19 +141,23 @@ class Encoding(ByteTokenizer):
 
 
 def test_an_analysis_gives_numbers_and_a_page(tmp_path):
-    found = figures(Run("a", "analyze", ()), tmp_path, '{"qk/ratio": 2.0}\n/a b/spectra.html\n')
+    found = read_numbers(
+        ExperimentRun("a", "analyze", ()), tmp_path, '{"qk/ratio": 2.0}\n/a b/spectra.html\n'
+    )
     assert found == {"page": "/a b/spectra.html", "qk/ratio": 2.0}
-    assert figures(Run("a", "analyze", ()), tmp_path, "/c.html\n") == {"page": "/c.html"}
-    (note,) = pages([{"run": "x"}, {"run": "a", **found}])
+    assert read_numbers(ExperimentRun("a", "analyze", ()), tmp_path, "/c.html\n") == {
+        "page": "/c.html"
+    }
+    (note,) = list_pages([{"run": "x"}, {"run": "a", **found}])
     assert note.endswith("\n- /a b/spectra.html")
 
 
 def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):
-    assert is_papers(Encoding(), "gpt") and not is_papers(Encoding(), "llama")
+    assert is_papers(Gpt2LikeTokenizer(), "gpt") and not is_papers(Gpt2LikeTokenizer(), "llama")
     assert not is_papers(ByteTokenizer(), "gpt") and not is_papers(None, "gpt")
-    run = Run("r", "train", ())
+    run = ExperimentRun("r", "train", ())
     (tmp_path / "r" / "tokenizer").mkdir(parents=True)
     ByteTokenizer().save(tmp_path / "r" / "tokenizer")
     (tmp_path / "r" / "config.json").write_text(json.dumps(Config.of(default_config()).as_json()))
-    (said,) = remark([run, Run("other", "evaluate", ())], tmp_path)
+    (said,) = remark([run, ExperimentRun("other", "evaluate", ())], tmp_path)
     assert "Not comparable with the paper's numbers" in said and said.endswith("Llama 2's): r.")

@@ -145,7 +145,7 @@ WEIGHTS = {"ode": "time_dependent", "baseline": "per_layer", "shared": "shared"}
 
 
 @pytest.fixture
-def printed(capsys):
+def paper_commands(capsys):
     """The commands of an experiment at the paper's scale, as words after the verb."""
 
     def commands(name, *arguments):

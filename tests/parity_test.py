@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from small_models import GPT_ODE, LAYERS, gpt_params, load, padded
+from small_models import GPT_ODE, LAYERS, gpt_params, load, pad_table
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
@@ -39,8 +39,8 @@ def llama_params(arrays):
     }
     flat = {("source", "weights", *path): arrays[stacked + name] for path, name in names.items()}
     flat["final_norm", "scale"] = arrays["param/transformer.norm.weight"]
-    flat["token_embedding", "table"] = padded(arrays["param/embeddings.token_embeddings"])
-    flat["head",] = padded(arrays["param/lm_head.weight"]).T
+    flat["token_embedding", "table"] = pad_table(arrays["param/embeddings.token_embeddings"])
+    flat["head",] = pad_table(arrays["param/lm_head.weight"]).T
     return jax.tree.map(jnp.asarray, unflatten_dict(flat))
 
 

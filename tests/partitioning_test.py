@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from t5x_diffeq.runs.progress import describe_devices
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import arrange, axes_across_slices
+from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_idle_devices_are_told(small):
     ("mesh", "message"),
     [
         ({"fsdp": 3}, "batch size 8 is not divisible by 3 devices"),
-        ({"fsdp": 16}, "has 16 places and there are 8 devices"),
+        ({"fsdp": 16}, "needs 16 devices and there are 8"),
         ({"data": -1}, "mesh.data and mesh.fsdp are both -1"),
         ({"tensor": 3}, "8 devices are not divisible by the 3"),
         ({"tensor": 0}, "each is at least 1, or -1"),
@@ -109,7 +109,7 @@ def test_slices_are_crossed_by_data_then_fsdp():
     sizes = {"data": 2, "fsdp": 4, "tensor": 2}
     assert axes_across_slices(sizes, devices) == {"data": 2, "fsdp": 2, "tensor": 1}
     assert axes_across_slices(sizes, devices[:4]) == {"data": 1, "fsdp": 1, "tensor": 1}
-    mesh = arrange({"data": 4, "fsdp": 2, "tensor": 2}, devices)
+    mesh = arrange_mesh({"data": 4, "fsdp": 2, "tensor": 2}, devices)
     for n in range(4):  # each slice is one place of the data axis
         assert {device.slice_index for device in mesh.devices[n].flat} == {n}
     with pytest.raises(InputError, match=r"4 slices don't divide .* set mesh.data=4"):

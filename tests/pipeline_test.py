@@ -53,7 +53,7 @@ def test_windows_predict_each_token_once():
         np.testing.assert_array_equal(WINDOWS[k]["inputs"] + 1, WINDOWS[k]["targets"])
 
 
-def scattered(processes):
+def scatter_rows(processes):
     """The rows of each process: sets that partition the batch, none of neighbours alone."""
     order = np.random.default_rng(processes).permutation(BATCH)
     return [np.sort(rows) for rows in np.split(order, processes)]
@@ -68,7 +68,7 @@ def whole_batch(parts, rows):
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_together_read_what_one_reads(processes):
     alone = train_dataset([(1.0, WINDOWS)], BATCH, 3, np.arange(BATCH))
-    rows = scattered(processes)
+    rows = scatter_rows(processes)
     parts = [train_dataset([(1.0, WINDOWS)], BATCH, 3, own) for own in rows]
     for step in range(30):  # across epochs: an epoch has 7.75 batches
         together = whole_batch([part[step] for part in parts], rows)
@@ -141,7 +141,7 @@ def test_batches_are_the_same_for_any_processes_and_threads(packing):
     alone = batches(np.arange(BATCH))
     assert set(alone[0]) == {"inputs", "targets", "mask", "segments", "positions"}
     for processes, threads in ((1, 4), (2, 1), (4, 0), (4, 2)):
-        rows = scattered(processes)
+        rows = scatter_rows(processes)
         parts = [batches(own, threads) for own in rows]
         for step, expected in enumerate(alone):
             together = whole_batch([part[step] for part in parts], rows)

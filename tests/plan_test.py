@@ -17,11 +17,11 @@ from configs import default
 from t5x_diffeq import plan as verb
 from t5x_diffeq.planner import planning, sweep, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
-from t5x_diffeq.planner.estimate import Times
+from t5x_diffeq.planner.estimate import StepTimes
 from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.search import REMATS, meshes, remedies
-from t5x_diffeq.planner.sweep import Sweep
-from t5x_diffeq.planner.topology import Topology, topology
+from t5x_diffeq.planner.sweep import PlanSearch
+from t5x_diffeq.planner.topology import Topology, make_topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
@@ -51,7 +51,7 @@ def small(**keys):
     return Config.of(default.set_variant(config, "baseline"))  # it compiles twice as fast
 
 
-def planned(name, *arguments):
+def run_plan(name, *arguments):
     """The verb in a process of its own, which has no devices but those that the verb makes."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
@@ -69,7 +69,7 @@ def planned(name, *arguments):
 @pytest.mark.slow
 def test_on_virtual_cpu_devices():
     """Two of the eight places of the mesh have each parameter: what that costs is told."""
-    done = planned("cpu:8", "--config.mesh.tensor=2", "--config.mesh.data=2")
+    done = run_plan("cpu:8", "--config.mesh.tensor=2", "--config.mesh.data=2")
     assert done.returncode == 0, done.stderr
     assert "model: mesh.data=2 keeps as many copies" in done.stderr
     assert "mesh.data=1 with mesh.fsdp=4 would spare" in done.stderr
@@ -90,7 +90,7 @@ def test_on_virtual_cpu_devices():
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_on_tpus_that_are_not_there():
     keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
-    done = planned("v5e:2x2", "--slices=2", *keys)
+    done = run_plan("v5e:2x2", "--slices=2", *keys)
     assert done.returncode == 0, done.stderr
     model, baseline = map(json.loads, done.stdout.splitlines())
     assert model["device_kind"] == "TPU v5 lite"
@@ -105,13 +105,13 @@ def test_on_tpus_that_are_not_there():
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
 def test_without_libtpu():
     with pytest.raises(InputError, match=r'pip install "t5x_diffeq\[tpu\]"'):
-        topology("v5p:4x4x4")
+        make_topology("v5p:4x4x4")
 
 
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_a_topology_that_is_not():
     with pytest.raises(InputError, match="--topology=v99:2x2 is not known to the TPU's compiler"):
-        topology("v99:2x2")
+        make_topology("v99:2x2")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_topology_that_is_not():
 )
 def test_bad_topologies(name, message):
     with pytest.raises(InputError, match=message):
-        topology(name)
+        make_topology(name)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_bad_topologies(name, message):
 )
 def test_bad_slices(name, slices, message):
     with pytest.raises(InputError, match=message):
-        topology(name, slices)
+        make_topology(name, slices)
 
 
 def test_arguments_are_needed():
@@ -207,8 +207,8 @@ class FakePlans:
         self.compiled.append((config.mesh.data, config.model.remat, config.train.microbatches))
         low = self.seconds.get(self.compiled[-1], self.seconds["else"])
         made = quick_setup(config)
-        times = Times(low, 0, 0, 0, 0, low, low)
-        memory = planning.Memory(1, 1, 1, 1, 1, 1, 1e9, 1)
+        times = StepTimes(low, 0, 0, 0, 0, low, low)
+        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, 1e9, 1)
         flops = step_flops(made.model.config, 16)
         return planning.Plan(made, 16, EIGHT, memory, flops, times=times)
 
@@ -221,7 +221,7 @@ def fake_sweep(monkeypatch, seconds, bounds):
     monkeypatch.setattr(sweep, "plan_setup", quick_setup)
     monkeypatch.setattr(sweep, "with_meshes", lambda *_: MESHES)
     fake = FakePlans(seconds)
-    search = Sweep(small(**{"model.remat": "full"}), 256, EIGHT, fake)
+    search = PlanSearch(small(**{"model.remat": "full"}), 256, EIGHT, fake)
     return search.run(), fake.compiled, search.skipped
 
 
@@ -246,7 +246,7 @@ def test_a_sweep_where_nothing_fits(monkeypatch):
     monkeypatch.setattr(sweep, "lower_bound", lambda *_: Bound(1, 1e15))
     monkeypatch.setattr(sweep, "plan_setup", quick_setup)
     with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
-        Sweep(small(), 256, EIGHT, FakePlans({"else": 1})).run()
+        PlanSearch(small(), 256, EIGHT, FakePlans({"else": 1})).run()
 
 
 def test_the_columns_of_a_sweep_stay_apart(monkeypatch, capsys):
@@ -323,7 +323,7 @@ def test_gpus_are_counted_on_virtual_devices(capsys):
     assert plain.memory.temporaries - fused.memory.temporaries > scores
     assert 0 < fused.times.low < fused.times.high
     assert fused.mfu[0] < fused.mfu[1] < 1
-    tables.show({"model": fused})
+    tables.print_plans({"model": fused})
     told = capsys.readouterr().err
     assert "40%" in told and "bfloat16" in told and "float32" in told
 
@@ -334,7 +334,7 @@ def test_jax_must_be_told_to_take_most_of_a_gpu():
     flops = step_flops(setup.model.config, 16)
 
     def remark(needed):
-        memory = planning.Memory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
+        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
         return tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
 
     assert "79%" in remark(111.8e9) and "75%" in remark(111.8e9)

@@ -74,6 +74,6 @@ def stop_at(step, *arguments, **options):
     assert "saved; the same command continues" in log
 
 
-def reported(workdir, name="train/loss"):
+def read_reports(workdir, name="train/loss"):
     """The values of that name in `metrics.jsonl`, in order."""
     return np.array([report[name] for report in read_metrics(workdir) if name in report])

@@ -9,35 +9,37 @@ from t5x_diffeq.planner.program_cost import program_cost
 W, X = jnp.zeros((6, 256, 256)), jnp.zeros((64, 256))
 
 
-def written_out(w, x):
+def apply_unrolled(w, x):
     for n in range(6):
         x = jnp.tanh(x @ w[n])
     return x
 
 
-def in_a_loop(w, x):
+def apply_in_loop(w, x):
     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
 
 
-def compiled(function):
+def compile_program(function):
     return jax.jit(function).lower(W, X).compile()
 
 
 def test_without_loops_it_is_xlas_own_count():
     def adam_like(w, x):
-        slope = jax.grad(lambda w: jnp.square(written_out(w, x)).mean())(w)
+        slope = jax.grad(lambda w: jnp.square(apply_unrolled(w, x)).mean())(w)
         return w - 0.1 * slope / (jnp.sqrt(slope * slope) + 1e-6)
 
-    for function in (written_out, adam_like):
-        program = compiled(function)
+    for function in (apply_unrolled, adam_like):
+        program = compile_program(function)
         counted = program.cost_analysis()["bytes accessed"]
         assert program_cost(program.as_text()).memory_bytes == pytest.approx(counted, rel=1e-3)
 
 
 def test_a_loop_counts_as_often_as_it_runs_and_its_slices_for_themselves():
-    looped, whole = (program_cost(compiled(f).as_text()) for f in (in_a_loop, written_out))
+    looped, whole = (
+        program_cost(compile_program(f).as_text()) for f in (apply_in_loop, apply_unrolled)
+    )
     assert looped.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.35)
-    once = compiled(in_a_loop).cost_analysis()["bytes accessed"]
+    once = compile_program(apply_in_loop).cost_analysis()["bytes accessed"]
     assert looped.memory_bytes > 2 * once  # XLA counts the body once
     assert looped.cycles is None  # only a TPU's compiler estimates them
 

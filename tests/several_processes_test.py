@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 from helpers import ROOT
-from process_runs import command, reported, run, start, stop_at, write_text
+from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.processes import Place, cluster_in, place_in
+from t5x_diffeq.runtime.processes import Rank, cluster_in, rank_in
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):
+def single_process_run(text, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("alone")
     run(text, workdir, 1, 8)
     return workdir
@@ -28,11 +28,11 @@ def alone(text, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
-def test_equal_one_process(alone, text, tmp_path, processes, devices):
+def test_equal_one_process(single_process_run, text, tmp_path, processes, devices):
     log = run(text, tmp_path, processes, devices)
     assert f"8 x cpu, {processes} process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
-    found, expected = reported(tmp_path), reported(alone)
+    found, expected = read_reports(tmp_path), read_reports(single_process_run)
     assert len(found) == 20
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
@@ -47,7 +47,7 @@ def test_chain_over_topologies_equals_undisturbed(text, tmp_path):
     for stop, processes, devices in ((20, 1, 8), (40, 2, 2)):
         stop_at(stop - 5, text, chain, processes, devices, horizon)
     run(text, chain, 1, 1, horizon)
-    found, expected = reported(chain), reported(whole)
+    found, expected = read_reports(chain), read_reports(whole)
     assert len(found) == len(expected) == 60
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -60,7 +60,7 @@ def children_of(process):
     return sorted(map(int, listed.stdout.split()))
 
 
-def started(arguments):
+def start_run(arguments):
     """A run that has come to its first steps, and its processes."""
     process = start(arguments)
     for line in process.stderr:
@@ -72,23 +72,23 @@ def started(arguments):
 @pytest.mark.slow
 def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
     arguments = command(text, tmp_path, 2, 2, "--config.train.total_steps=5000")
-    process, children = started(arguments)
+    process, children = start_run(arguments)
     os.kill(children[1], signal.SIGTERM)
     log = process.stderr.read()
     assert process.wait() == 42, log
     (saved,) = (line for line in log.splitlines() if "saved; the same command" in line)
     step = int(saved.split("after step ")[1].split(",")[0])
     assert (tmp_path / "checkpoints" / str(step)).is_dir()
-    process, _ = started(arguments)
+    process, _ = start_run(arguments)
     process.send_signal(signal.SIGTERM)
     log = process.stderr.read()
     assert process.wait() == 42, log
-    assert int(reported(tmp_path).size) > step
+    assert int(read_reports(tmp_path).size) > step
 
 
 @pytest.mark.slow
 def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
-    process, children = started(command(text, tmp_path, 2, 2, "--config.train.total_steps=5000"))
+    process, children = start_run(command(text, tmp_path, 2, 2, "--config.train.total_steps=5000"))
     os.kill(children[1], signal.SIGKILL)
     begun = time.monotonic()
     log = process.stderr.read()
@@ -105,12 +105,12 @@ def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
 @pytest.mark.slow
 def test_a_lost_process_is_started_again(text, tmp_path):
     launch, *train = command(text, tmp_path, 2, 2, "--config.train.total_steps=40")
-    process, children = started([launch, train[0], "--restarts=1", *train[1:]])
+    process, children = start_run([launch, train[0], "--restarts=1", *train[1:]])
     os.kill(children[0], signal.SIGKILL)
     log = process.stderr.read()
     assert process.wait() == 0, log
     assert "starting again (at most 1 times)" in log
-    assert len(reported(tmp_path)) == 40
+    assert len(read_reports(tmp_path)) == 40
 
 
 @pytest.mark.slow
@@ -132,20 +132,20 @@ def test_a_process_that_does_not_arrive_is_named(text, tmp_path):
 def test_places():
     """From the JAX_ variables, with or without a port, or from an indexed job."""
     given = {"JAX_COORDINATOR_ADDRESS": "host", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
-    assert place_in(given) == Place("host:8476", 4, 3)
-    assert place_in({**given, "JAX_COORDINATOR_PORT": "99"}) == Place("host:99", 4, 3)
-    assert place_in({**given, "JAX_COORDINATOR_ADDRESS": "host:77"}) == Place("host:77", 4, 3)
+    assert rank_in(given) == Rank("host:8476", 4, 3)
+    assert rank_in({**given, "JAX_COORDINATOR_PORT": "99"}) == Rank("host:99", 4, 3)
+    assert rank_in({**given, "JAX_COORDINATOR_ADDRESS": "host:77"}) == Rank("host:77", 4, 3)
     indexed = {**given, "JOB_COMPLETION_INDEX": "2"}
     del indexed["JAX_PROCESS_ID"]
-    assert place_in(indexed) == Place("host:8476", 4, 2)
-    assert place_in({}) is None
+    assert rank_in(indexed) == Rank("host:8476", 4, 2)
+    assert rank_in({}) is None
     for wrong, message in (
         ({"JAX_NUM_PROCESSES": ""}, "JAX_NUM_PROCESSES is ''"),
         ({"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID is 'x'"),
         ({"JAX_PROCESS_ID": "4"}, "must be less than JAX_NUM_PROCESSES=4"),
     ):
         with pytest.raises(InputError, match=message):
-            place_in({**given, **wrong})
+            rank_in({**given, **wrong})
 
 
 def test_clusters():

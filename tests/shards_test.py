@@ -15,7 +15,7 @@ from helpers import ROOT, corpus_of
 
 from t5x_diffeq.data import preparation, shards
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.preparation import tokenised
+from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
@@ -41,7 +41,7 @@ def prepare(data, folder, shards=3, workers=1, part=(0, 1)):
     data = DataKeys(**data)
     source = load_source(data)
     tokenizer = tokenizer_in(folder / "tokenizer", data, source.train)
-    return preparation.prepare(source, tokenizer, folder, shards, workers, part)
+    return preparation.prepare_shards(source, tokenizer, folder, shards, workers, part)
 
 
 def contents(folder):
@@ -53,33 +53,33 @@ def contents(folder):
 
 
 @pytest.fixture
-def made(data, tmp_path):
+def shards_folder(data, tmp_path):
     prepare(data, tmp_path / "made", shards=3, workers=1, part=(0, 1))
     return tmp_path / "made"
 
 
-def test_any_number_of_workers_and_parts_gives_the_same_bytes(data, made, tmp_path):
+def test_any_number_of_workers_and_parts_gives_the_same_bytes(data, shards_folder, tmp_path):
     prepare(data, tmp_path / "workers", shards=3, workers=3, part=(0, 1))
-    assert contents(tmp_path / "workers") == contents(made)
+    assert contents(tmp_path / "workers") == contents(shards_folder)
     for part in range(2):
         assert prepare(data, tmp_path / "parts", shards=3, workers=1, part=(part, 2)) is None
     prepare(data, tmp_path / "parts", shards=3, workers=1, part=(0, 1))
-    assert contents(tmp_path / "parts") == contents(made)
+    assert contents(tmp_path / "parts") == contents(shards_folder)
 
 
-def test_what_is_missing_is_made_again(data, made):
-    before = contents(made)
-    (made / "train-00001-of-00003.json").unlink()  # as if killed before the last write
-    (made / "train-00001-of-00003.array_record").write_bytes(b"half")
-    (made / ".train-00002-of-00003.1.partial").write_bytes(b"left over")
-    prepare(data, made, shards=3, workers=1, part=(0, 1))
-    assert contents(made) == before
-    assert not list(made.glob(".*.partial"))
+def test_what_is_missing_is_made_again(data, shards_folder):
+    before = contents(shards_folder)
+    (shards_folder / "train-00001-of-00003.json").unlink()  # as if killed before the last write
+    (shards_folder / "train-00001-of-00003.array_record").write_bytes(b"half")
+    (shards_folder / ".train-00002-of-00003.1.partial").write_bytes(b"left over")
+    prepare(data, shards_folder, shards=3, workers=1, part=(0, 1))
+    assert contents(shards_folder) == before
+    assert not list(shards_folder.glob(".*.partial"))
 
 
-def test_training_reads_from_shards_what_it_reads_from_documents(data, made, tmp_path):
+def test_training_reads_from_shards_what_it_reads_from_documents(data, shards_folder, tmp_path):
     direct = corpus_of(data, tmp_path / "direct", new=True)
-    data.source, data.path = "tokens", str(made)
+    data.source, data.path = "tokens", str(shards_folder)
     sharded = corpus_of(data, tmp_path / "sharded", new=True)
     for split in ("train", "validation"):
         windows = [
@@ -92,14 +92,14 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, made, tmp
     assert sharded.tokenizer.fingerprint == direct.tokenizer.fingerprint
 
 
-def test_damaged_shards_are_named(data, made, tmp_path, monkeypatch):
-    shard = made / "train-00001-of-00003.array_record"
+def test_damaged_shards_are_named(data, shards_folder, tmp_path, monkeypatch):
+    shard = shards_folder / "train-00001-of-00003.array_record"
     content = bytearray(shard.read_bytes())
     content[200] ^= 0xFF  # within the first records
     shard.write_bytes(content)
     with pytest.raises(InputError, match=r"shard train-00001-of-00003 of .* is damaged"):
-        prepare(data, made, shards=3, workers=1, part=(0, 1))
-    data.source, data.path = "tokens", str(made)
+        prepare(data, shards_folder, shards=3, workers=1, part=(0, 1))
+    data.source, data.path = "tokens", str(shards_folder)
     with pytest.raises(InputError, match=r"train-00001-of-00003.array_record is not the one that"):
         corpus_of(data, tmp_path / "run", new=True)
     monkeypatch.setattr(shards, "verify", lambda *_: None)  # as if it were damaged later
@@ -110,10 +110,10 @@ def test_damaged_shards_are_named(data, made, tmp_path, monkeypatch):
         corpus_of(data, tmp_path / "again", new=True)
 
 
-def test_folders_that_can_not_be_used(data, made, tmp_path):
+def test_folders_that_can_not_be_used(data, shards_folder, tmp_path):
     (tmp_path / "documents" / "00.txt").write_text("changed\n")
     with pytest.raises(InputError, match=r"holds shard train-00000-of-00003 of .* choose another"):
-        prepare(data, made, shards=3, workers=1, part=(0, 1))
+        prepare(data, shards_folder, shards=3, workers=1, part=(0, 1))
     data.source, data.path = "tokens", str(tmp_path / "documents")
     with pytest.raises(InputError, match=r"holds no manifest.json; data.source=tokens needs"):
         corpus_of(data, tmp_path / "run", new=True)
@@ -155,46 +155,46 @@ def test_enormous_documents_are_tokenised_in_pieces(monkeypatch):
     monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 10)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 25)
     texts = ["a line\nand words, more" * 3, "x" * 35, "short"]
-    pieces = [piece for piece, _ in preparation.pieces(texts, Counter())]
+    pieces = [piece for piece, _ in preparation.cut_documents(texts, Counter())]
     assert "".join(pieces) == "".join(texts)
     assert max(map(len, pieces)) == 10
     assert pieces[:2] == ["a line\n", "and "]
-    found = list(tokenised(texts, ByteTokenizer(), Counter()))
+    found = list(tokenise_documents(texts, ByteTokenizer(), Counter()))
     assert [bytes(tokens.astype(np.uint8)) for tokens in found] == [
         text.encode() + b"\0" for text in texts
     ]
 
 
-def test_another_tokenizer_needs_another_folder(data, made):
+def test_another_tokenizer_needs_another_folder(data, shards_folder):
     data.tokenizer_vocab_size = 310
     with pytest.raises(InputError, match=r"made with data.tokenizer_vocab_size 300, not 310"):
-        prepare(data, made)
+        prepare(data, shards_folder)
 
 
-def test_a_full_disk_loses_nothing(data, made, monkeypatch):
+def test_a_full_disk_loses_nothing(data, shards_folder, monkeypatch):
     """The limit on a file's size stands for the end of the disk."""
     monkeypatch.setattr(preparation, "say", lambda *_: None)  # pytest has it in a file
-    before = contents(made)
-    (made / "train-00001-of-00003.json").unlink()
+    before = contents(shards_folder)
+    (shards_folder / "train-00001-of-00003.json").unlink()
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, previous[1]))
         with pytest.raises(RunError, match=r"train-00001-of-00003 of .* can't be written: .*large"):
-            prepare(data, made)
+            prepare(data, shards_folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, previous)
         signal.signal(signal.SIGXFSZ, handler)
-    prepare(data, made)
-    assert contents(made) == before
-    assert not list(made.glob(".*.partial"))
+    prepare(data, shards_folder)
+    assert contents(shards_folder) == before
+    assert not list(shards_folder.glob(".*.partial"))
 
 
-def test_a_mixture_of_shards_and_documents(data, made, tmp_path):
+def test_a_mixture_of_shards_and_documents(data, shards_folder, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("notes of another kind.\n" * 50)
     mixed = data.copy_and_resolve_references()
-    parts = ((0.25, "text_files", str(text)), (0.75, "tokens", str(made)))
+    parts = ((0.25, "text_files", str(text)), (0.75, "tokens", str(shards_folder)))
     mixed.update(source="mixture", path=None, mixture=parts)
     corpus = corpus_of(mixed, tmp_path / "run", new=True)
     again = corpus_of(mixed, tmp_path / "run", new=False)

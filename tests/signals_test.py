@@ -20,7 +20,7 @@ def test_a_second_ctrl_c_acts_at_once():
     found = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.after_step()
+        assert stop.should_stop()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.reason.status == 130

@@ -19,18 +19,18 @@ from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.training import depths
 
 CONTROL = Path(os.environ["TRAIN_CONTROL"])
-after_step, depths_of = StopSignals.after_step, depths.depths_of
+should_stop, depths_of = StopSignals.should_stop, depths.depths_of
 current = {}  # the step that was dispatched last
 
 
-def noting_the_step(config: object, step: int) -> object:
+def note_step(config: object, step: int) -> object:
     """Like `depths_of`, which the loop asks at every step."""
     current["step"] = step
     return depths_of(Config.of(config), step)
 
 
-def slowly(stop: StopSignals) -> bool:
-    """Like `after_step`, later."""
+def stop_slowly(stop: StopSignals) -> bool:
+    """Like `should_stop`, later."""
     time.sleep(float((CONTROL / "seconds").read_text()))
     fault = CONTROL / "fault"
     if fault.exists():
@@ -38,11 +38,11 @@ def slowly(stop: StopSignals) -> bool:
         if current["step"] >= at and jax.process_index() == process:
             fault.unlink()
             os._exit(status)
-    return after_step(stop)
+    return should_stop(stop)
 
 
-depths.depths_of = noting_the_step
-StopSignals.after_step = slowly
+depths.depths_of = note_step
+StopSignals.should_stop = stop_slowly
 (CONTROL / f"cpus-{os.environ.get('SLURM_PROCID', 0)}").write_text(
     str(len(os.sched_getaffinity(0)))
 )

@@ -54,7 +54,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF
 """
 
 
-def missing() -> str:
+def find_missing() -> str:
     """Why a cluster can't be had on this machine; empty if it can."""
     absent = [program for program in PROGRAMS if not shutil.which(program, path=path())]
     if absent:

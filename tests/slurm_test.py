@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 from helpers import ROOT
-from launched_run import STEPS, Run
-from slurm_cluster import Cluster, missing
+from launched_run import STEPS, LaunchedRun
+from slurm_cluster import Cluster, find_missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -20,7 +20,7 @@ def cluster():
         yield cluster
 
 
-def submitted(cluster: Cluster, run: Run, script: str, *arguments: str) -> str:
+def submit(cluster: Cluster, run: LaunchedRun, script: str, *arguments: str) -> str:
     """What the script says, which ends well."""
     log = run.folder / "submitted"
     process = run.launch(script, *arguments, log=log, **cluster.environment)
@@ -31,12 +31,12 @@ def submitted(cluster: Cluster, run: Run, script: str, *arguments: str) -> str:
 class Job:
     """A run that was submitted to two nodes."""
 
-    def __init__(self, cluster: Cluster, run: Run, *options: str):
+    def __init__(self, cluster: Cluster, run: LaunchedRun, *options: str):
         self.cluster, self.run = cluster, run
         further = list(options[options.index("--") :]) if "--" in options else []
         own = options[: len(options) - len(further)]
         place = ["--nodes=2", "--gpus_per_node=0", "--name=test"]
-        said = submitted(cluster, run, "gpu_slurm.sh", *run.words, *place, *own, *further)
+        said = submit(cluster, run, "gpu_slurm.sh", *run.words, *place, *own, *further)
         self.id = said.split()[1]
 
     def log(self) -> str:
@@ -50,7 +50,7 @@ class Job:
     def state(self) -> dict[str, str]:
         return self.cluster.state(self.id)
 
-    def trains(self, again: int = 0, step: int = 3) -> None:
+    def wait_until_training(self, again: int = 0, step: int = 3) -> None:
         """Returns when it trains, started again so often."""
 
         def is_so():
@@ -61,7 +61,7 @@ class Job:
 
         self.cluster.wait_until(f"step {step}, again {again}", is_so)
 
-    def starts(self, again: int) -> None:
+    def wait_until_started(self, again: int) -> None:
         """Returns when it is back in the queue, or runs, after so many restarts."""
         self.cluster.wait_until(f"restart {again}", lambda: self.state()["Restarts"] == str(again))
 
@@ -69,7 +69,7 @@ class Job:
         """Its time limit passes so many seconds from now; SLURM looks every 30."""
         self.cluster.ask("scontrol", "update", f"JobId={self.id}", f"EndTime=now+{seconds}seconds")
 
-    def ends(self, state: str = "COMPLETED", status: str = "") -> str:
+    def wait_until_ended(self, state: str = "COMPLETED", status: str = "") -> str:
         """Returns its log when it has ended so."""
         self.cluster.wait_until("its end", lambda: self.state()["JobState"] in ENDED)
         assert self.state()["JobState"] == state, self.log()
@@ -78,11 +78,11 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster, tmp_path_factory):
+def reference_reports(cluster, tmp_path_factory):
     """The reports of a run of two tasks on two nodes that nothing happened to."""
-    run = Run(tmp_path_factory.mktemp("undisturbed") / "user")
+    run = LaunchedRun(tmp_path_factory.mktemp("undisturbed") / "user")
     job = Job(cluster, run)
-    log = job.ends()
+    log = job.wait_until_ended()
     assert "2 x cpu, 2 process(es)" in log
     assert len(run.reports()) == STEPS
     # Without --cpus_per_task a task would have one CPU.
@@ -90,96 +90,96 @@ def undisturbed(cluster, tmp_path_factory):
     return run.reports()
 
 
-def test_limit_ahead_and_sigterm(cluster, undisturbed, tmp_path):
+def test_limit_ahead_and_sigterm(cluster, reference_reports, tmp_path):
     """SLURM's USR1 ahead of the limit, then a person's SIGTERM: both save, requeue and go on."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=2)
     job = Job(cluster, run, "--grace=30")
-    job.trains()
+    job.wait_until_training()
     job.limit(65)  # SLURM sends the signal up to a minute earlier than asked
     cluster.wait_until("USR1", lambda: "the time limit is near" in job.log())
-    job.starts(again=1)
+    job.wait_until_started(again=1)
     job.limit(3600)
     saved = run.step()
     run.set(seconds=0.5)
-    job.trains(again=1, step=saved + 2)
+    job.wait_until_training(again=1, step=saved + 2)
     job.tell("scancel", "--signal=TERM")
-    job.starts(again=2)
+    job.wait_until_started(again=2)
     run.set(seconds=0)
-    log = job.ends()
+    log = job.wait_until_ended()
     assert log.count("saved; the job goes back into the queue") == 2
     assert log.count("stopped by SIGTERM") == 2
-    assert run.reports() == undisturbed
+    assert run.reports() == reference_reports
 
 
-def test_lost_processes(cluster, undisturbed, tmp_path):
+def test_lost_processes(cluster, reference_reports, tmp_path):
     """A task that is killed, and one that ends with 175, start the job again; --restarts times."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=0.5)
     job = Job(cluster, run, "--restarts=2")
-    job.trains()
+    job.wait_until_training()
     run.set(fault="12 1 175")
     os.kill(run.processes()[1], signal.SIGKILL)
-    job.starts(again=2)
-    job.trains(again=2, step=13)
+    job.wait_until_started(again=2)
+    job.wait_until_training(again=2, step=13)
     os.kill(run.processes()[1], signal.SIGKILL)
-    log = job.ends("FAILED", "1:0")
+    log = job.wait_until_ended("FAILED", "1:0")
     assert log.count("task 1: Exited with exit code 137") == 2
     assert log.count("task 1: Exited with exit code 175") == 1
     assert log.count("; the job goes back into the queue") == 2
     assert "but the job was already started again 2 times (--restarts)" in log
     run.set(seconds=0)
-    Job(cluster, run).ends()
-    assert run.reports() == undisturbed
+    Job(cluster, run).wait_until_ended()
+    assert run.reports() == reference_reports
 
 
 def test_ends_for_good(cluster, tmp_path):
     """A failure of one task, whatever becomes of the others; SIGINT; and scancel."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=0.5, fault="2 1 1")
-    log = Job(cluster, run).ends("FAILED", "1:0")
+    log = Job(cluster, run).wait_until_ended("FAILED", "1:0")
     assert "error: train ended with status 1; the lines above say why" in log
     job = Job(cluster, run)
-    job.trains()
+    job.wait_until_training()
     job.tell("scancel", "--signal=INT")
-    log = job.ends("FAILED", "130:0")
+    log = job.wait_until_ended("FAILED", "130:0")
     assert "stopped by Ctrl-C" in log
     assert "stopped and saved; submit it again to go on" in log
     job = Job(cluster, run)
-    job.trains(step=run.step() + 2)
+    job.wait_until_training(step=run.step() + 2)
     job.tell("scancel")
-    assert "goes back" not in job.ends("CANCELLED")
+    assert "goes back" not in job.wait_until_ended("CANCELLED")
 
 
-def test_out_of_time_and_preempted(cluster, undisturbed, tmp_path):
+def test_out_of_time_and_preempted(cluster, reference_reports, tmp_path):
     """A limit that passes; a job that takes the nodes, without time to save and with it."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=1)
     job = Job(cluster, run, "--", "--signal=B:CONT@1")  # no warning
-    job.trains()
+    job.wait_until_training()
     job.limit(1)
-    job.starts(again=1)
+    job.wait_until_started(again=1)
     job.limit(3600)
     assert "the time limit has passed; the job goes back into the queue" in job.log()
     urgent = ("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
     for again in (1, 2):
-        job.trains(again=again, step=run.step() + 2)
+        job.wait_until_training(again=again, step=run.step() + 2)
         cluster.ask(*urgent, "--wrap=sleep 1")
-        job.starts(again=again + 1)
+        job.wait_until_started(again=again + 1)
         # The second time it is in the partition whose preemption leaves time to save.
         cluster.ask("scontrol", "update", f"JobId={job.id}", "Partition=graceful")
     run.set(seconds=0)
-    log = job.ends()
+    log = job.wait_until_ended()
     assert log.count("saved; the job goes back into the queue") == 1
-    assert run.reports() == undisturbed
+    assert run.reports() == reference_reports
 
 
 def test_resources(cluster, tmp_path):
     """What the scheduler understood: CPUs shared by GPUs, memory, further options."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     cpus = max(2, os.cpu_count())
     words = ("gpu_slurm.sh", *run.words, "--nodes=2", "--gpus_per_node=2", "--mem=1G")
-    job = submitted(cluster, run, *words, "--", "--hold", "--comment=two words").split()[1]
+    job = submit(cluster, run, *words, "--", "--hold", "--comment=two words").split()[1]
     told = cluster.ask("scontrol", "show", "job", job)
     assert f"NumNodes=2-2 NumCPUs={2 * 2 * (cpus // 2)} NumTasks=4 CPUs/Task={cpus // 2}" in told
     assert "MinMemoryNode=1G" in told
@@ -198,11 +198,11 @@ def test_resources(cluster, tmp_path):
 
 def test_prepare_data(cluster, tmp_path):
     """Parts as a job array, then the job that checks them: the shards of one process."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     (config, _, data, *_) = run.words
     options = ("--parts=2", "--shards=4", "--cpus=1", "--name=data")
     words = ("prepare_data.sh", "slurm", config, "--output=shards", data)
-    said = submitted(cluster, run, *words, *options)
+    said = submit(cluster, run, *words, *options)
     first, last = (word for word in said.split() if word.isdecimal())
     cluster.wait_until("the shards", lambda: cluster.state(last)["JobState"] in ENDED)
     logs = {path.name: path.read_text() for path in run.folder.glob("data*.log")}

@@ -96,7 +96,7 @@ def load(name):
     return dict(np.load(GOLDEN / name))
 
 
-def padded(table):
+def pad_table(table):
     return np.pad(table, ((0, 128 - len(table)), (0, 0)))
 
 
@@ -111,6 +111,6 @@ def gpt_params(arrays, kind):
                 flat["source", ours, *path] = value.T if path[0] in ("scale", "shift") else value
     flat["final_norm", "scale"] = arrays[f"{kind}/transformer.ln_f.weight"]
     flat["final_norm", "shift"] = arrays[f"{kind}/transformer.ln_f.bias"]
-    flat["token_embedding", "table"] = padded(arrays[f"{kind}/embeddings.token_embeddings"])
+    flat["token_embedding", "table"] = pad_table(arrays[f"{kind}/embeddings.token_embeddings"])
     flat["position_embedding", "table"] = arrays[f"{kind}/embeddings.position_embeddings"]
     return jax.tree.map(jnp.asarray, unflatten_dict(flat))

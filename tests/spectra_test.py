@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 from small_models import LLAMA, random_params, small
 
 from t5x_diffeq.analysis.spectra import (
-    copying,
+    copying_score,
     eigenvalues,
     growth,
     positive_fraction,
@@ -99,9 +99,9 @@ def test_weights_that_are_not_finite():
 
 def test_copying():
     values = np.array([[2, 1, 1], [-1, 1, 0], [1j, -1j, 2]], complex)
-    np.testing.assert_allclose(copying(values), [1, 0, 0.5])
+    np.testing.assert_allclose(copying_score(values), [1, 0, 0.5])
     np.testing.assert_allclose(positive_fraction(values), [1, 1 / 3, 1 / 3])
-    np.testing.assert_allclose(copying(np.zeros((1, 2), complex)), 0)
+    np.testing.assert_allclose(copying_score(np.zeros((1, 2), complex)), 0)
 
 
 def test_growth():

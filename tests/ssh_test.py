@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launched_run import STEPS, Run, wait_for
+from launched_run import STEPS, LaunchedRun, wait_for
 from slurm_cluster import free_ports, path
 
 SSHD = shutil.which("sshd", path=path())
@@ -92,17 +92,17 @@ def hosts():
         yield hosts
 
 
-class Launched:
+class NodesRun:
     """gpu_nodes.sh, and what it says."""
 
-    def __init__(self, hosts: Hosts, run: Run):
+    def __init__(self, hosts: Hosts, run: LaunchedRun):
         self.log_file = run.folder / "log"
         (port,) = free_ports(1)
         place = [f"--hosts={','.join(NAMES)}", f"--ssh_config={hosts.config}"]
         place += ["--coordinator=127.0.0.1", f"--port={port}", f"--env=VENV={run.installed_at}"]
         self.process = run.launch("gpu_nodes.sh", *run.words, *place, log=self.log_file)
 
-    def says(self, text: str, times: int = 1) -> None:
+    def wait_for_text(self, text: str, times: int = 1) -> None:
         """Returns when it has said so."""
 
         def is_so():
@@ -117,15 +117,15 @@ class Launched:
 
 
 def test_interrupted_equals_undisturbed(hosts, tmp_path):
-    alone = Run(tmp_path / "alone")
-    launched = Launched(hosts, alone)
+    alone = LaunchedRun(tmp_path / "alone")
+    launched = NodesRun(hosts, alone)
     assert launched.process.wait() == 0, launched.log()
     assert "2 x cpu, 2 process(es)" in launched.log()
     assert len(alone.reports()) == STEPS
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=0.5)
 
-    launched = Launched(hosts, run)
+    launched = NodesRun(hosts, run)
     wait_for(lambda: run.step() >= 3)
     launched.process.send_signal(signal.SIGINT)
     assert launched.process.wait() == 42, launched.log()
@@ -133,15 +133,15 @@ def test_interrupted_equals_undisturbed(hosts, tmp_path):
     assert not run.processes()
 
     run.set(fault=f"{run.step() + 2} 1 175")
-    launched = Launched(hosts, run)
-    launched.says("status 175: starting again (1 of at most 100)")
-    launched.says("first step done", times=2)
+    launched = NodesRun(hosts, run)
+    launched.wait_for_text("status 175: starting again (1 of at most 100)")
+    launched.wait_for_text("first step done", times=2)
     os.kill(run.processes()[1], signal.SIGTERM)
-    launched.says("status 42: starting again (2 of at most 100)")
-    launched.says("first step done", times=3)
+    launched.wait_for_text("status 42: starting again (2 of at most 100)")
+    launched.wait_for_text("first step done", times=3)
     hosts.end("two")
-    launched.says("process 1: ssh to two failed or broke off")
-    launched.says("status 255: starting again")
+    launched.wait_for_text("process 1: ssh to two failed or broke off")
+    launched.wait_for_text("status 255: starting again")
     hosts.start("two")
     run.set(seconds=0)
     assert launched.process.wait() == 0, launched.log()
@@ -150,12 +150,12 @@ def test_interrupted_equals_undisturbed(hosts, tmp_path):
 
 def test_lost_process_and_failure(hosts, tmp_path):
     """Killed: started again. Failed: not, and what failed wins over what it did to the other."""
-    run = Run(tmp_path / "user")
+    run = LaunchedRun(tmp_path / "user")
     run.set(seconds=0.5)
-    launched = Launched(hosts, run)
+    launched = NodesRun(hosts, run)
     wait_for(lambda: run.step() >= 3)
     os.kill(run.processes()[1], signal.SIGKILL)
-    launched.says("starting again (1 of at most 100)")
+    launched.wait_for_text("starting again (1 of at most 100)")
     assert "process 1 on two ended with status 137" in launched.log()
     run.set(fault="1 0 1")
     assert launched.process.wait() == 1

@@ -22,7 +22,7 @@ SLOW_TRAINING = (  # lines for `add_python`: trainings are those of `slow_train.
 )
 
 
-def inherited() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """The environment without what these tests set for themselves: devices, and libtpu's host."""
     own = {"XLA_FLAGS", "JAX_PLATFORMS", *LIBTPU_ENVIRONMENT}
     return {name: value for name, value in os.environ.items() if name not in own}
@@ -68,15 +68,15 @@ class StandIns:
     def environment(self, **more: str) -> dict[str, str]:
         """For the scripts: stand-ins first, an installed environment, no waiting."""
         return {
-            **inherited(),
+            **clean_environment(),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "STAND_INS": str(self.folder),
             "LAUNCH_POLL_SECONDS": "0",
-            "VENV": str(self.installed()),
+            "VENV": str(self.install()),
             **more,
         }
 
-    def installed(self) -> Path:
+    def install(self) -> Path:
         """An environment that `setup` takes as made, with a stand-in as its Python."""
         venv = self.folder / "venv"
         if not venv.exists():

@@ -14,7 +14,7 @@ from row import Row as Documents
 from t5x_diffeq.benchmarks import throughput
 from t5x_diffeq.data import preparation, streams
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.streams import RowStreams, document_at, gathered
+from t5x_diffeq.data.streams import RowStreams, document_at, gather_positions
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
@@ -31,9 +31,9 @@ def rows_of(texts, batch_size=BATCH, **options):
     return RowStreams(texts, ByteTokenizer(), LENGTH, batch_size, seed=3, **options)
 
 
-def run(texts, count, rows=ALL_ROWS, step=0, places=None, **options):
-    """So many batches, each with the places after it."""
-    found = rows_of(texts, **options).batches(rows, step, places)
+def run(texts, count, rows=ALL_ROWS, step=0, positions=None, **options):
+    """So many batches, each with the positions after it."""
+    found = rows_of(texts, **options).batches(rows, step, positions)
     return list(islice(found, count))
 
 
@@ -52,35 +52,37 @@ def test_any_number_of_processes_reads_the_same(processes, monkeypatch):
     """Steps 0 to 50, which end in the second epoch."""
     alone, size = run(TEXTS + NO_TEXT, 51), BATCH // processes
     parts = [run(TEXTS + NO_TEXT, 51, np.arange(p, p + size)) for p in range(0, BATCH, size)]
-    for step, (expected, places) in enumerate(alone):
+    for step, (expected, positions) in enumerate(alone):
         for name, leaf in expected.items():
             together = np.concatenate([part[step][0][name] for part in parts])
             np.testing.assert_array_equal(together, leaf)
         each = np.stack([part[step][1] for part in parts])
         monkeypatch.setattr(streams, "process_allgather", lambda _, e=each: e.view(np.int32))
-        assert gathered(each[0]) == places.tolist()
-    assert places[:, 0].min() * BATCH > len(TEXTS + NO_TEXT)
+        assert gather_positions(each[0]) == positions.tolist()
+    assert positions[:, 0].min() * BATCH > len(TEXTS + NO_TEXT)
 
 
 @pytest.mark.parametrize("step", [1, 5, 33])
-def test_starting_at_places_is_running_there(step):
+def test_starting_at_positions_is_running_there(step):
     undisturbed = run(TEXTS, 51)
-    resumed = run(TEXTS, 51 - step, step=step, places=gathered(undisturbed[step - 1][1]))
+    resumed = run(TEXTS, 51 - step, step=step, positions=gather_positions(undisturbed[step - 1][1]))
     assert_equal(undisturbed[step:], resumed)
 
 
-def test_starting_at_places_reads_no_document_before_them():
+def test_starting_at_positions_reads_no_document_before():
     class Recorded(list):
         def __getitem__(self, number):
             read.append(number)
             return super().__getitem__(number)
 
     read, texts = [], Recorded(TEXTS * 10)  # more than are read here
-    places = run(texts, 16)[-1][1]
+    positions = run(texts, 16)[-1][1]
     resumed = rows_of(texts)
     read.clear()
-    next(resumed.batches(np.arange(BATCH), 16, places.tolist()))
-    before = {document_at(400, 3, r + BATCH * k) for r in range(BATCH) for k in range(places[r, 0])}
+    next(resumed.batches(np.arange(BATCH), 16, positions.tolist()))
+    before = {
+        document_at(400, 3, r + BATCH * k) for r in range(BATCH) for k in range(positions[r, 0])
+    }
     assert len(before) > BATCH
     assert len(read) >= BATCH
     assert not before & set(read)
@@ -129,7 +131,7 @@ def test_enormous_documents_are_read_in_pieces(monkeypatch):
     for module in (preparation, streams):
         monkeypatch.setattr(module, "PIECE_CHARACTERS", 50)
     assert_equal(whole, run(texts, 60))
-    assert_equal(whole[30:], run(texts, 30, step=30, places=whole[29][1].tolist()))
+    assert_equal(whole[30:], run(texts, 30, step=30, positions=whole[29][1].tolist()))
 
 
 def test_documents_that_can_not_be_rows():
@@ -137,9 +139,9 @@ def test_documents_that_can_not_be_rows():
         rows_of(NO_TEXT[:2] * 2 + NO_TEXT[2:] * 4)
     with pytest.raises(InputError, match=r"each of the 8 rows .* there are 7; set data.tokenize"):
         rows_of(TEXTS[:7])
-    for places in (None, [[0, 0]] * 7, [[-1, -1]] * 8):
+    for positions in (None, [[0, 0]] * 7, [[-1, -1]] * 8):
         with pytest.raises(InputError, match=r"checkpoint 3 does not say where the 8 rows stand"):
-            run(TEXTS, 1, step=3, places=places)
+            run(TEXTS, 1, step=3, positions=positions)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ def config(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder, tmp_path_factory):
+def reference_run(folder, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed")
     assert train(Config.of(in_loop_config(folder)), workdir) == 0
     return workdir
@@ -177,7 +179,7 @@ def undisturbed(folder, tmp_path_factory):
     [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
 )
 def test_stopped_and_resumed_equals_undisturbed(
-    config, undisturbed, tmp_path, monkeypatch, capsys, number, status
+    config, reference_run, tmp_path, monkeypatch, capsys, number, status
 ):
     with monkeypatch.context() as patch:
         send_after(patch, number, steps=2)
@@ -186,22 +188,22 @@ def test_stopped_and_resumed_equals_undisturbed(
     assert "55 documents" in told
     assert train(Config.of(config), tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
-    assert metrics_of(tmp_path) == metrics_of(undisturbed)
-    params = [load_run(w, 256, batch_size=1).params for w in (undisturbed, tmp_path)]
+    assert metrics_of(tmp_path) == metrics_of(reference_run)
+    params = [load_run(w, 256, batch_size=1).params for w in (reference_run, tmp_path)]
     assert_equal(*params)
     assert not list((tmp_path / "data" / "0").glob("train*"))
 
 
-def test_runs_that_are_refused(config, undisturbed, folder, tmp_path):
+def test_runs_that_are_refused(config, reference_run, folder, tmp_path):
     config.data.tokenize = "ahead"
     with pytest.raises(InputError, match=r"data.tokenize was 'in_loop', is 'ahead'"):
-        train(Config.of(config), undisturbed)
+        train(Config.of(config), reference_run)
     config.data.tokenize = "in_loop"
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "b.txt").write_text("more")
     config.data.path = str(other)
     with pytest.raises(InputError, match="restore that data or choose a new --workdir"):
-        corpus_of(config.data, undisturbed, new=False)
+        corpus_of(config.data, reference_run, new=False)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_what_libtpu_does_not_know_is_left_out(xla_flags, capsys):
     def ask_libtpu(flags):
         return SAID if "--xla_tpu_gone=1" in flags else ""
 
-    assert xla_flags.known(flags, flags, ask_libtpu) == ["--xla_tpu_kept=gone"]
+    assert xla_flags.select_known(flags, flags, ask_libtpu) == ["--xla_tpu_kept=gone"]
     assert capsys.readouterr().err.count("is unknown to the installed libtpu") == 2
 
 
@@ -63,9 +63,9 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from t5x_diffeq.planner.topology import topology
+from t5x_diffeq.planner.topology import make_topology
 
-mesh = Mesh(np.array(topology(sys.argv[1]).devices), ("fsdp",))
+mesh = Mesh(np.array(make_topology(sys.argv[1]).devices), ("fsdp",))
 rows, columns = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P(None, "fsdp"))
 weights = jax.ShapeDtypeStruct((4, 1024, 1024), "float32", sharding=columns)
 batch = jax.ShapeDtypeStruct((256, 1024), "float32", sharding=rows)

@@ -1,11 +1,11 @@
-"""A TPU host's place, from GKE's variables and from the metadata that Cloud TPU serves."""
+"""A TPU host's rank, from GKE's variables and from the metadata that Cloud TPU serves."""
 
 import pytest
 from stand_ins import Metadata, of_host
 
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.processes import place_in
+from t5x_diffeq.runtime.processes import rank_in
 
 SLICE = {"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}
 SLICES = {
@@ -17,17 +17,17 @@ SLICES = {
 
 
 def test_on_gke():
-    assert tpu_hosts.place({}) is None
-    assert tpu_hosts.place({**SLICE, "TPU_WORKER_HOSTNAMES": "localhost"}) is None
-    assert tpu_hosts.place(SLICE) == ("a:8482", 3, 2)
-    assert tpu_hosts.place(SLICES) == ("first:8482", 6, 5)
-    assert tpu_hosts.place({**SLICE, "JAX_COORDINATOR_PORT": "99"}) == ("a:99", 3, 2)
+    assert tpu_hosts.host_rank({}) is None
+    assert tpu_hosts.host_rank({**SLICE, "TPU_WORKER_HOSTNAMES": "localhost"}) is None
+    assert tpu_hosts.host_rank(SLICE) == ("a:8482", 3, 2)
+    assert tpu_hosts.host_rank(SLICES) == ("first:8482", 6, 5)
+    assert tpu_hosts.host_rank({**SLICE, "JAX_COORDINATOR_PORT": "99"}) == ("a:99", 3, 2)
     addresses = {**SLICE, "TPU_PROCESS_ADDRESSES": "x:8471,y:8471,z:8471"}
-    assert tpu_hosts.place(addresses) == ("x:8482", 3, 2)
+    assert tpu_hosts.host_rank(addresses) == ("x:8482", 3, 2)
 
 
 def test_an_address_alone_leaves_the_rest_to_the_tpu():
-    assert place_in({**SLICE, "JAX_COORDINATOR_ADDRESS": "a"}) is None
+    assert rank_in({**SLICE, "JAX_COORDINATOR_ADDRESS": "a"}) is None
 
 
 @pytest.mark.parametrize(
@@ -43,25 +43,25 @@ def test_an_address_alone_leaves_the_rest_to_the_tpu():
 )
 def test_contradictions(wrong, message):
     with pytest.raises(InputError, match=message):
-        tpu_hosts.place({**SLICES, **wrong})
+        tpu_hosts.host_rank({**SLICES, **wrong})
 
 
 @pytest.mark.parametrize("endpoints", ["10.0.0.1,10.0.0.2", "n:0:10.0.0.1,n:1:10.0.0.2"])
 def test_on_cloud_tpu(endpoints):
     server = Metadata(of_host(1, endpoints))
-    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) == ("10.0.0.1:8482", 2, 1)
+    assert tpu_hosts.host_rank({"GCE_METADATA_IP": server.address}) == ("10.0.0.1:8482", 2, 1)
     several = "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
     several += "MEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\n"
     server = Metadata(of_host(0, endpoints, several))
-    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) == ("10.9.9.9:8482", 4, 2)
+    assert tpu_hosts.host_rank({"GCE_METADATA_IP": server.address}) == ("10.9.9.9:8482", 4, 2)
 
 
 def test_one_host_runs_alone():
     server = Metadata(of_host(0, "10.0.0.1"))
-    assert tpu_hosts.place({"GCE_METADATA_IP": server.address}) is None
+    assert tpu_hosts.host_rank({"GCE_METADATA_IP": server.address}) is None
 
 
 def test_metadata_does_not_answer(monkeypatch):
     monkeypatch.setattr(tpu_hosts.time, "sleep", lambda seconds: None)
     with pytest.raises(RunError, match="worker-network-endpoints can't be read"):
-        tpu_hosts.place({"GCE_METADATA_IP": "127.0.0.1:1"})
+        tpu_hosts.host_rank({"GCE_METADATA_IP": "127.0.0.1:1"})

@@ -250,7 +250,7 @@ def test_dry_run_calls_nothing(stand_ins, workdir):
 def test_arguments_reach_the_program_as_written(stand_ins, tmp_path):
     """Through gcloud's --command, the host's shell, and its script: really run on a host's home."""
     home = tmp_path / "host"
-    python = stand_ins.installed() / "bin" / "python"
+    python = stand_ins.install() / "bin" / "python"
     project = {"call": "ssh", "homes": [str(home)]}
     stand_ins.rules(ACTIVE, {"call": "tpu_host.sh install", "times": 1}, project)
     (home / "t5x_diffeq").mkdir(parents=True)

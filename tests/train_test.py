@@ -187,7 +187,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     def out_of_memory(*_):
         raise RunError("out of memory")
 
-    for phase in ("compile_train_step", "evaluate"):
+    for phase in ("compile_train_step", "evaluate_loss"):
         with monkeypatch.context() as patch:
             patch.setattr(train_verb, phase, out_of_memory)
             with pytest.raises(RunError, match="out of memory"):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from exported_models import ADAPTED, MODELS, TEXTS, random_run, said_by_ours
+from exported_models import ADAPTED, MODELS, TEXTS, random_run, record_outputs
 from helpers import ROOT
 
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
@@ -54,7 +54,7 @@ def test_exported_models_say_what_ours_say(interpreter, tmp_path):
         told = save_pretrained(
             run, as_run, tokenizer, [], tmp_path / "models" / name, peft=name in ADAPTED
         )
-        said = said_by_ours(run, tokenizer, TEXTS) | {"class": told.model_class}
+        said = record_outputs(run, tokenizer, TEXTS) | {"class": told.model_class}
         (tmp_path / "models" / f"{name}.json").write_text(json.dumps(said))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     command = [interpreter, ROOT / "tests" / "in_transformers.py", tmp_path / "models"]

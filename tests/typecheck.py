@@ -2,4 +2,4 @@
 
 from beartype import BeartypeConf, beartype
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+check_types = beartype(conf=BeartypeConf(is_pep484_tower=True))

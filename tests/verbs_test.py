@@ -150,7 +150,7 @@ def test_sampling():
 @pytest.mark.slow
 def test_benchmark_compares_equal_work(small):
     small.mesh.fsdp = 1
-    model, baseline, ratio = benchmark.compare(Config.of(small), rounds=2)
+    model, baseline, ratio = benchmark.compare_models(Config.of(small), rounds=2)
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1
@@ -161,7 +161,7 @@ def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
     small.train.trainable = ("adapters", "embeddings")
-    adapted, full, ratio = benchmark.compare(Config.of(small), rounds=2)
+    adapted, full, ratio = benchmark.compare_models(Config.of(small), rounds=2)
     assert (full["name"], ratio["name"]) == ("full", "model / full")
     assert ratio["state_bytes"] < 1 < ratio["parameters"]
     assert adapted["flops"] < full["flops"]

@@ -123,11 +123,11 @@ def test_tokens_beyond_the_vocabulary(shards, data, tmp_path, written):
 def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
     hashed = []
 
-    def counted(path):
+    def count_digest(path):
         hashed.append(path.name)
         return file_digest(path)
 
-    monkeypatch.setattr(verification, "file_digest", counted)
+    monkeypatch.setattr(verification, "file_digest", count_digest)
     corpus_of(data, tmp_path / "run", new=True)
     assert len(hashed) == len(set(hashed)) == 8  # records and lengths of two splits
     corpus_of(data, tmp_path / "run", new=False)

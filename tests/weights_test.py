@@ -15,14 +15,14 @@ from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import sharded, unbox
+from t5x_diffeq.training.partitioning import mesh_context, unbox
 
 INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)
 TIMES = jnp.array([0.25, 0.5, 1.0])
 SCALES = HyperInit("invariant", T=5, S=3)
 
 
-class Odd(nn.Module):
+class OddBlock(nn.Module):
     """A block of another architecture: one norm, one linear with a two-axis output."""
 
     @nn.compact
@@ -32,13 +32,13 @@ class Odd(nn.Module):
         return linear(y)
 
 
-class Undeclared(nn.Module):
+class UndeclaredBlock(nn.Module):
     @nn.compact
     def __call__(self, y):
         return nn.Dense(4)(y)
 
 
-class Tabled(nn.Module):
+class TableBlock(nn.Module):
     @nn.compact
     def __call__(self, y):
         declare(self, "table", nn.initializers.ones, (4,), (None,), "embedding")
@@ -54,7 +54,7 @@ def random_params(source, key=0):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_time_dependent_weights_are_the_formula(shared):
-    source = TimeDependentWeights(Odd(), INPUTS, SCALES, shared_embedding=shared)
+    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, shared_embedding=shared)
     params = random_params(source)
     generated = flatten_dict(source.apply({"params": params}, TIMES))
 
@@ -80,14 +80,14 @@ def test_time_dependent_weights_are_the_formula(shared):
         np.testing.assert_allclose(generated[path], value, atol=2e-5, err_msg=str(path))
 
 
-@pytest.mark.parametrize("block", [Undeclared(), Tabled()])
+@pytest.mark.parametrize("block", [UndeclaredBlock(), TableBlock()])
 def test_a_leaf_of_unknown_role_is_an_error(block):
     with pytest.raises(ValueError, match=r"has role .*; a weight source generates kernel, bias"):
         TimeDependentWeights(block, INPUTS, SCALES).init(jax.random.key(0), TIMES)
 
 
 def test_layer_weights_are_independent_and_bound_to_their_grid():
-    source = LayerWeights(Odd(), INPUTS, num_nodes=3)
+    source = LayerWeights(OddBlock(), INPUTS, num_nodes=3)
     variables = source.init(jax.random.key(0), TIMES)
     kernel = variables["params"]["weights"]["linear"]["kernel"]
     assert kernel.names == ("steps", "embed", "heads", "mlp")
@@ -97,14 +97,14 @@ def test_layer_weights_are_independent_and_bound_to_their_grid():
 
 
 def test_shared_weights_are_the_same_at_every_time():
-    source = SharedWeights(Odd(), INPUTS)
+    source = SharedWeights(OddBlock(), INPUTS)
     kernel = source.apply({"params": random_params(source)}, TIMES)["linear"]["kernel"]
     assert kernel.shape == (3, 8, 2, 6)
     np.testing.assert_array_equal(kernel[0], kernel[2])
 
 
 def test_weights_in_compute_dtype_norms_in_float32():
-    source = TimeDependentWeights(Odd(), INPUTS, SCALES, dtype=jnp.bfloat16)
+    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, dtype=jnp.bfloat16)
     dtypes = jax.tree.map(lambda w: w.dtype, source.apply({"params": random_params(source)}, TIMES))
     assert dtypes["linear"] == {"kernel": jnp.bfloat16, "bias": jnp.bfloat16}
     assert dtypes["norm"] == {"scale": jnp.float32, "shift": jnp.float32}
@@ -117,7 +117,7 @@ def collectives(compiled):
 
 
 def test_sharded_generation_equals_whole_and_moves_only_embeddings():
-    source = TimeDependentWeights(Odd(), INPUTS, SCALES)
+    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES)
     params = random_params(source)
     mesh = auto_mesh(fsdp=2, tensor=2)
     rules = (("embed", "fsdp"), ("heads", "tensor"), ("mlp", None), ("time_embed", None))
@@ -134,7 +134,7 @@ def test_sharded_generation_equals_whole_and_moves_only_embeddings():
     whole = generate(params)
     like = jax.tree.map(lambda w: jnp.sin(jnp.arange(w.size)).reshape(w.shape), whole)
     expected = jax.grad(gradient)(params, like)
-    with sharded(mesh, rules):
+    with mesh_context(mesh, rules):
         placed = jax.device_put(params, shardings)
         forward = jax.jit(generate).lower(placed).compile()
         weights = forward(placed)

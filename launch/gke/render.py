@@ -19,24 +19,24 @@ END = re.compile(r"\s*# end")
 EACH = {"KEY", "VALUE"}
 
 
-def quoted(value: str) -> str:
+def quote(value: str) -> str:
     """A text of YAML: JSON's escapes are YAML's too, but for letters beyond two bytes."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def scalar(value: str) -> str:
+def format_scalar(value: str) -> str:
     """A YAML scalar: numbers as they are, everything else in quotes."""
-    return value if re.fullmatch(r"0|[1-9]\d{0,8}", value) else quoted(value)
+    return value if re.fullmatch(r"0|[1-9]\d{0,8}", value) else quote(value)
 
 
-def filled(line: str, values: dict[str, str]) -> list[str]:
+def fill(line: str, values: dict[str, str]) -> list[str]:
     """The line with its values; no line if one of them is empty."""
     if any(not values[name] for name in PLACEHOLDER.findall(line) if name not in EACH):
         return []
 
     def value_of(match: re.Match) -> str:
         name = match.group(1)
-        return quoted(values[name]) if name in EACH else scalar(values[name])
+        return quote(values[name]) if name in EACH else format_scalar(values[name])
 
     return [PLACEHOLDER.sub(value_of, line)]
 
@@ -61,22 +61,22 @@ def block(lines: list[str]) -> tuple[list[str], list[str]]:
     raise ValueError("a block has no `# end`")
 
 
-def expanded(lines: list[str], values: dict[str, str], lists: dict[str, list]) -> list[str]:
+def expand(lines: list[str], values: dict[str, str], lists: dict[str, list]) -> list[str]:
     """The lines with all blocks and values in place."""
     result = []
     while lines:
         line, lines = lines[0], lines[1:]
         opened = BLOCK.fullmatch(line)
         if not opened:
-            result += filled(line, values)
+            result += fill(line, values)
             continue
         inner, lines = block(lines)
         kind, name = opened.groups()
         if kind == "each":
             for each in lists.get(name, []):
-                result += expanded(inner, values | each, lists)
+                result += expand(inner, values | each, lists)
         elif values.get(name) or lists.get(name):
-            result += expanded(inner, values, lists)
+            result += expand(inner, values, lists)
     return result
 
 
@@ -101,7 +101,7 @@ def render(
         raise ValueError(f"placeholders and values differ: {sorted(wrong)}")
     items = {name: [item(each) for each in texts] for name, texts in (lists or {}).items()}
     items["ARGUMENTS"] = [{**item(""), "VALUE": each.replace("$", "$$")} for each in arguments]
-    return "\n".join(expanded(lines, values, items)) + "\n"
+    return "\n".join(expand(lines, values, items)) + "\n"
 
 
 def main(file: str, *words: str) -> None:

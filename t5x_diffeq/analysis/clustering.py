@@ -32,7 +32,7 @@ from t5x_diffeq.ode.solvers import VectorField, grid
 from t5x_diffeq.runtime.errors import InputError
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
-SCALES = ("peak", "work", "time")
+_SCALES = ("peak", "work", "time")
 LINK = 0.05  # particles closer than this times the root mean square of |x| are linked
 
 
@@ -82,14 +82,16 @@ def simulate_clustering(
     Raises:
       InputError: if an argument is out of its range.
     """
-    check(scale, power, {"horizon": horizon, "half_range": half_range})
-    check(scale, 0, {"seeds": seeds, "tokens": tokens, "dim": dim, "steps": steps}, least=1)
-    drawn = [draw(seed, tokens, dim, half_range) for seed in range(seeds)]
+    _check_arguments(scale, power, {"horizon": horizon, "half_range": half_range})
+    _check_arguments(
+        scale, 0, {"seeds": seeds, "tokens": tokens, "dim": dim, "steps": steps}, least=1
+    )
+    drawn = [draw_sample(seed, tokens, dim, half_range) for seed in range(seeds)]
     W, x = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*drawn, strict=True))
     a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
-    states = np.asarray(simulate(W, x, a, horizon / steps), np.float64)
+    states = np.asarray(_simulate(W, x, a, horizon / steps), np.float64)
     times = np.append(0.0, horizon * grid("euler", steps)[:, 0])
-    return Clustering(times, states, *measures(states))
+    return Clustering(times, states, *_measure_states(states))
 
 
 def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.ndarray, " steps"]:
@@ -98,14 +100,11 @@ def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.n
     return c * grid("euler", steps)[:, 0].astype(np.float64) ** power
 
 
-def check(scale: str, power: int, numbers: dict[str, float], least: float = 1e-9) -> None:
-    """Checks that the arguments are in their ranges.
-
-    Raises:
-      InputError: if one is not, naming it.
-    """
-    if scale not in SCALES:
-        raise InputError(f"scale {scale!r} is unknown; there are {', '.join(SCALES)}")
+def _check_arguments(
+    scale: str, power: int, numbers: dict[str, float], least: float = 1e-9
+) -> None:
+    if scale not in _SCALES:
+        raise InputError(f"scale {scale!r} is unknown; there are {', '.join(_SCALES)}")
     if power < 0:
         raise InputError(f"power is {power}; it must be 0 (constant weights) or more")
     for name, value in numbers.items():
@@ -113,7 +112,7 @@ def check(scale: str, power: int, numbers: dict[str, float], least: float = 1e-9
             raise InputError(f"{name} is {value}; it must be {'above 0' if least < 1 else least}")
 
 
-def draw(
+def draw_sample(
     seed: int, tokens: int, dim: int, half_range: float
 ) -> tuple[Float[np.ndarray, "3 dim dim"], Float[np.ndarray, "tokens dim"]]:
     """Q, K, V and the particles of a seed."""
@@ -123,7 +122,7 @@ def draw(
 
 
 @partial(jax.jit, static_argnames="dt")
-def simulate(
+def _simulate(
     W: Float[Array, "seeds 3 dim dim"],
     x: Float[Array, "seeds tokens dim"],
     scales: Float[Array, " steps"],
@@ -147,25 +146,25 @@ def attention(W: Weights, y: State) -> State:
     return jax.nn.softmax(scores) @ v
 
 
-def measures(
+def _measure_states(
     states: Float[np.ndarray, "seeds states tokens dim"],
 ) -> tuple[Float[np.ndarray, "seeds states"], ...]:
     """The measures `clusters`, `spread` and `distance`."""
-    clusters, spread, mean = np.stack([measure(x) for x in states], 1)
+    clusters, spread, mean = np.stack([measure_state(x) for x in states], 1)
     return clusters, spread, mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
 
 
-def measure(x: Float[np.ndarray, "states tokens dim"]) -> Float[np.ndarray, "3 states"]:
+def measure_state(x: Float[np.ndarray, "states tokens dim"]) -> Float[np.ndarray, "3 states"]:
     """Clusters, spread and mean pairwise distance of each state."""
     finite = np.isfinite(x).all((1, 2))
     x = np.where(finite[:, None, None], x, 0)
     distances = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
     size = np.maximum(np.sqrt(np.square(x).sum(-1).mean(-1)), np.finfo(float).tiny)
-    clusters, mean = count_clusters(distances < LINK * size[:, None, None]), distances.mean((1, 2))
+    clusters, mean = _count_clusters(distances < LINK * size[:, None, None]), distances.mean((1, 2))
     return np.where(finite, (clusters, mean / size, mean), np.nan)
 
 
-def count_clusters(linked: Bool[np.ndarray, "graphs tokens tokens"]) -> list[int]:
+def _count_clusters(linked: Bool[np.ndarray, "graphs tokens tokens"]) -> list[int]:
     """The number of connected components of each graph, given by its adjacency matrix."""
     graphs, tokens, _ = linked.shape
     graph, i, j = np.nonzero(linked)
@@ -176,22 +175,22 @@ def count_clusters(linked: Bool[np.ndarray, "graphs tokens tokens"]) -> list[int
 
 
 def outcomes(
-    scales: tuple[str, ...] = SCALES,
+    scales: tuple[str, ...] = _SCALES,
     horizons: tuple[float, ...] = (1.0, 5.0, 10.0),
     half_ranges: tuple[float, ...] = (1.0, 5.0),
     *,
     seeds: int = 20,
     powers: tuple[int, ...] = POWERS,
 ) -> Iterator[dict[str, Any]]:
-    """How the particles end up, for every choice, over the seeds; see `ending`."""
+    """How the particles end up, for every choice, over the seeds; see `summarise_endings`."""
     for scale, horizon, half_range in product(scales, horizons, half_ranges):
         for power in powers:
             choice: dict[str, Any] = {"scale": scale, "horizon": horizon, "half_range": half_range}
             found = simulate_clustering(power, seeds=seeds, **choice)
-            yield {**choice, "power": power, **ending(found)}
+            yield {**choice, "power": power, **summarise_endings(found)}
 
 
-def ending(found: Clustering) -> dict[str, float]:
+def summarise_endings(found: Clustering) -> dict[str, float]:
     """Medians over the seeds that stayed finite, and counts of seeds.
 
     Returns:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from t5x_diffeq.analysis import clustering, plots
-from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Section, Table
 from t5x_diffeq.runtime.console import Progress
 
-HOW = (
+_METHOD = (
     "dx_i/dt = sum_j softmax_j(x_i Q^T K x_j / sqrt 3) V x_j, 40 particles in 3 dimensions, "
     "200 Euler steps; Q, K and V standard normal times a(t). The figures have the paper's step, "
     "dt = 1/200, so horizon 1, particles from [-1, 1]^3 and a = t^p; one has horizon 10, and "
@@ -20,7 +20,7 @@ HOW = (
     "constant weights. scale=time: a = t^p. A link is a distance below 0.05 of the root mean "
     "square of |x|, a cluster what is linked.",
 )
-LONG = 10.0  # the horizon of the figure in which constant weights form clusters
+_LONG = 10.0  # the horizon of the figure in which constant weights form clusters
 
 
 def clustering_section(seeds: int) -> Section:
@@ -29,7 +29,7 @@ def clustering_section(seeds: int) -> Section:
     with Progress("clustering: trajectories"):
         found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
         longer = {
-            n: clustering.simulate_clustering(p, horizon=LONG)
+            n: clustering.simulate_clustering(p, horizon=_LONG)
             for p, n in names.items()
             if n in ("constant", "t^4")
         }
@@ -48,15 +48,15 @@ def clustering_section(seeds: int) -> Section:
     return Section(
         "clustering",
         "Clustering",
-        [clustering_found(rows, seeds)],
-        HOW,
-        [outcome_table(rows, seeds)],
-        clustering_drawings(found, longer, seeds),
+        [_clustering_findings(rows, seeds)],
+        _METHOD,
+        [_outcome_table(rows, seeds)],
+        _clustering_drawings(found, longer, seeds),
         arrays,
     )
 
 
-def clustering_found(rows: Sequence[dict[str, Any]], seeds: int) -> str:
+def _clustering_findings(rows: Sequence[dict[str, Any]], seeds: int) -> str:
     """How many seeds end in few clusters at the longest horizon, by the growth of the weights."""
     longest = max(row["horizon"] for row in rows)
     scale, half_range = rows[0]["scale"], rows[0]["half_range"]
@@ -72,7 +72,7 @@ def clustering_found(rows: Sequence[dict[str, Any]], seeds: int) -> str:
     )
 
 
-def clustering_drawings(
+def _clustering_drawings(
     found: dict[str, clustering.Clustering],
     longer: dict[str, clustering.Clustering],
     seeds: int,
@@ -86,18 +86,20 @@ def clustering_drawings(
     """
     pair = {name: each for name, each in found.items() if name in ("constant", "t^4")}
     return {
-        "constant_and_t4": drawing(plots.trajectories(pair), "Constant weights, and t^4; seed 0."),
-        "constant_and_t4_longer": drawing(
-            plots.trajectories(longer), f"Constant weights, and t^4, at horizon {LONG:g}; seed 0."
+        "constant_and_t4": make_drawing(
+            plots.trajectories(pair), "Constant weights, and t^4; seed 0."
         ),
-        "trajectories": drawing(plots.trajectories(found), "All growths; seed 0."),
-        "over_time": drawing(
+        "constant_and_t4_longer": make_drawing(
+            plots.trajectories(longer), f"Constant weights, and t^4, at horizon {_LONG:g}; seed 0."
+        ),
+        "trajectories": make_drawing(plots.trajectories(found), "All growths; seed 0."),
+        "over_time": make_drawing(
             plots.clustering_over_time(found), f"Medians and middle half over {seeds} seeds."
         ),
     }
 
 
-def outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
+def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
     """A row for each choice, a column for each power."""
     choices: dict[tuple, dict[int, str]] = {}
     for row in rows:

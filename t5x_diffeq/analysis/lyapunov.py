@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.spectra import weights_at
-from t5x_diffeq.analysis.tangents import Chunks, Step, StepWeights, full_tangent, pair_growth
+from t5x_diffeq.analysis.tangents import Chunks, StepMap, StepWeights, full_tangent, pair_growth
 from t5x_diffeq.array_types import State, Tokens, Weights
 from t5x_diffeq.models.block import vector_field
 from t5x_diffeq.models.config import ModelConfig
@@ -83,7 +83,7 @@ def lyapunov_exponents(
     """
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
-    check(model.config, tokens, outputs, convention, memory)
+    _check_arguments(model.config, tokens, outputs, convention, memory)
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     step = step_map(model.config, tokens.shape[1])
@@ -94,12 +94,14 @@ def lyapunov_exponents(
         by_step, _ = step_inputs(shifted, "euler", model.config.num_steps, key=None)
     at = states[1:] if convention == "official" else states[:-1]
     if convention == "full":
-        return hidden_after(full_exponents(step, by_step, at, outputs, memory), outputs)
-    return hidden_after(pair_exponents(step, by_step, at, outputs, memory, convention), outputs)
+        return _mask_later_tokens(_full_exponents(step, by_step, at, outputs, memory), outputs)
+    return _mask_later_tokens(
+        pair_exponents(step, by_step, at, outputs, memory, convention), outputs
+    )
 
 
 @lru_cache
-def step_map(config: ModelConfig, length: int) -> Step:
+def step_map(config: ModelConfig, length: int) -> StepMap:
     """The step S_n of the model's scheme."""
 
     def step(y: State, W: Weights) -> State:
@@ -111,7 +113,7 @@ def step_map(config: ModelConfig, length: int) -> Step:
 
 
 def pair_exponents(
-    step: Step,
+    step: StepMap,
     weights: StepWeights,
     states: Float[Array, "N B L D"],
     outputs: Int[np.ndarray, " B"],
@@ -128,19 +130,19 @@ def pair_exponents(
       memory: approximate limit in GiB.
       convention: whether exponents are from singular values of M or from sums over the frame.
     """
-    chunks = chunks_for(memory, states, weights)
+    chunks = choose_chunks(memory, states, weights)
     logs = np.zeros(states.shape, np.float32)
     exponents = np.zeros(states.shape[1:], np.float32)
-    for start in starts(states.shape[2], chunks.tokens, "tangents"):
+    for start in _chunk_starts(states.shape[2], chunks.tokens, "tangents"):
         part = slice(start, start + chunks.tokens)
         found, product = pair_growth(step, weights, states, outputs, jnp.asarray(start), chunks)
         logs[:, :, part] = found
-        exponents[:, part] = log_singular_values(product) if convention == "pair" else found.sum(0)
+        exponents[:, part] = _log_singular_values(product) if convention == "pair" else found.sum(0)
     return Exponents(exponents, logs)
 
 
-def full_exponents(
-    step: Step,
+def _full_exponents(
+    step: StepMap,
     weights: StepWeights,
     states: Float[Array, "N B L D"],
     outputs: Int[np.ndarray, " B"],
@@ -148,24 +150,24 @@ def full_exponents(
 ) -> Exponents:
     """The exponents of the convention `full`; takes the arguments of `pair_exponents`."""
     width = states.shape[-1]
-    products = chunks_for(memory, states, weights).products
+    products = choose_chunks(memory, states, weights).products
     M = np.zeros((*states.shape[1:], width), np.float32)
-    for start in starts(width, products, "tangents"):
+    for start in _chunk_starts(width, products, "tangents"):
         part = slice(start, start + products)
         units = jnp.eye(width, dtype=states.dtype)[part]
         rows = full_tangent(step, weights, states, outputs, units, products)
         M[..., part] = np.moveaxis(np.asarray(rows), 0, -1)
-    return Exponents(log_singular_values(M), None)
+    return Exponents(_log_singular_values(M), None)
 
 
-def log_singular_values(M: Float[Array | np.ndarray, "B L D D"]) -> Float[np.ndarray, "B L D"]:
+def _log_singular_values(M: Float[Array | np.ndarray, "B L D D"]) -> Float[np.ndarray, "B L D"]:
     """The logarithms of M's singular values, decreasing, in float64; -inf where M is singular."""
     values = [np.linalg.svd(np.asarray(row, np.float64), compute_uv=False) for row in M]
     with np.errstate(divide="ignore"):
         return np.log(np.stack(values)).astype(np.float32)
 
 
-def hidden_after(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
+def _mask_later_tokens(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
     """Sets NaN where the input token comes after the output token, which it can't affect."""
     after = np.arange(found.exponents.shape[1]) > outputs[:, None]
     exponents = np.where(after[..., None], np.nan, found.exponents)
@@ -175,7 +177,7 @@ def hidden_after(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
     )
 
 
-def starts(total: int, size: int, title: str) -> Iterator[int]:
+def _chunk_starts(total: int, size: int, title: str) -> Iterator[int]:
     """The first indices of chunks that cover `total`; the last may overlap. Shows progress."""
     with Progress(title, total, "of the prompt") as progress:
         for start in range(0, total, size):
@@ -183,7 +185,7 @@ def starts(total: int, size: int, title: str) -> Iterator[int]:
             progress.update(min(start + size, total))
 
 
-def chunks_for(memory: float, states: Float[Array, "N B L D"], weights: StepWeights) -> Chunks:
+def choose_chunks(memory: float, states: Float[Array, "N B L D"], weights: StepWeights) -> Chunks:
     """Chunk sizes that take about `memory` GiB: half for tangents, half for products.
 
     A token needs five `[D, D]` arrays at once: the blocks, their rearrangement, Q, R and the
@@ -212,18 +214,14 @@ def kaplan_yorke_dimension(exponents: Float[np.ndarray, " D"]) -> float:
     return float(j + (sums[j - 1] if j else 0.0) / abs(falling[j]))
 
 
-def check(
+def _check_arguments(
     config: ModelConfig,
     tokens: Tokens,
     outputs: Int[np.ndarray, " B"],
     convention: str,
     memory: float,
 ) -> None:
-    """Checks that the exponents are defined for this model and these arguments.
-
-    Raises:
-      InputError: if they are not, saying why.
-    """
+    """Checks that the exponents are defined for this model and these arguments."""
     length = tokens.shape[1]
     if convention not in CONVENTIONS:
         raise InputError(

@@ -8,19 +8,19 @@ from jaxtyping import Float, Int
 
 from t5x_diffeq.analysis import plots
 from t5x_diffeq.analysis.lyapunov import Exponents, kaplan_yorke_dimension, lyapunov_exponents
-from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
 
-COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension", "rollout")
-COMMON = (
+_COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension", "rollout")
+_COMMON = (
     "Beside it, attention rollout: the product over the steps of (A + I) / 2, A the mean over "
     "heads. The outlined token is the one whose output, the prediction of the next, is "
     "differentiated."
 )
-HOW = {
+_METHOD = {
     "pair": (
         "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
         "token j with respect to token k, at the state before the step and the step's own weights "
@@ -28,16 +28,16 @@ HOW = {
         "only the path that stays between the two. By QR at each step; exponents are log singular "
         "values of M over the whole depth, which is one unit of time. A token in itself carries "
         "dt J_jj, another dt J_jk: exponents near 0 mean little influence.",
-        COMMON,
+        _COMMON,
     ),
     "official": (
         "The official code's convention: M <- (I + dt J_jk) M with the weights at t = n/N and the "
         "state after step n, and for exponents the sums over the steps of log |diag R|.",
-        COMMON,
+        _COMMON,
     ),
     "full": (
         "Log singular values of d y_j(1) / d y_k(0), by all paths through all tokens.",
-        COMMON,
+        _COMMON,
     ),
 }
 
@@ -60,7 +60,7 @@ def lyapunov_section(
       convention: see `lyapunov`.
       memory: approximate limit in GiB.
     """
-    tokens, outputs = padded(prompts)
+    tokens, outputs = _pad_prompts(prompts)
     found = lyapunov_exponents(
         model, params, tokens, outputs=outputs, convention=convention, memory=memory
     )
@@ -72,23 +72,23 @@ def lyapunov_section(
             "largest exponent": found.largest[p, : len(text)],
             "attention rollout": flow[p, : len(text)],
         }
-        markup += "".join(shaded(p, text, title, values) for title, values in shown.items())
-        drawings |= prompt_drawings(p, text, shown, found)
-        rows += list(prompt_rows(p, text, found, flow))
-        sentences.append(prompt_found(p, text, shown["largest exponent"]))
+        markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
+        drawings |= _prompt_drawings(p, text, shown, found)
+        rows += list(_prompt_rows(p, text, found, flow))
+        sentences.append(_prompt_findings(p, text, shown["largest exponent"]))
     return Section(
         name="lyapunov",
         title="Lyapunov exponents",
-        found=sentences,
-        how=HOW[convention],
-        tables=[Table("Finite-time exponents of each input token", COLUMNS, rows)],
+        findings=sentences,
+        method=_METHOD[convention],
+        tables=[Table("Finite-time exponents of each input token", _COLUMNS, rows)],
         drawings=drawings,
-        arrays=arrays_of(tokens, outputs, found, flow),
+        arrays=_arrays_of(tokens, outputs, found, flow),
         markup=markup,
     )
 
 
-def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarray, " B"]]:
+def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarray, " B"]]:
     """The prompts padded to one length, and the index of each one's last token."""
     outputs = np.array([len(prompt) - 1 for prompt in prompts])
     tokens = np.zeros((len(prompts), max(outputs) + 1), np.int32)
@@ -97,29 +97,29 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarray, " 
     return jnp.asarray(tokens), outputs
 
 
-def shaded(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
+def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
     """The prompt in HTML, shaded by one measure."""
     words = [f"token {k}: {value:.3g}" for k, value in enumerate(values)]
     span = f"{np.nanmin(values):.3g} (white) to {np.nanmax(values):.3g}"
     heading = f"Prompt {p + 1}, {title}, from {span}"
-    return prompt_markup(heading, text, plots.scaled(values), words, len(text) - 1)
+    return prompt_markup(heading, text, plots.scale_to_unit(values), words, len(text) - 1)
 
 
-def prompt_drawings(
+def _prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
 ) -> dict[str, Drawing]:
     """Figures of the shaded prompt and of its exponents over depth."""
     figure = plots.shaded_prompt(text, shown)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
-    drawings = {f"prompt{p + 1}": drawing(figure, caption)}
+    drawings = {f"prompt{p + 1}": make_drawing(figure, caption)}
     if found.by_step is not None:
         figure = plots.exponents_over_depth(found.by_step[:, p, : len(text)], text)
         caption = f"Prompt {p + 1}: sums of log |diag R| of its six most sensitive tokens."
-        drawings[f"depth{p + 1}"] = drawing(figure, caption)
+        drawings[f"depth{p + 1}"] = make_drawing(figure, caption)
     return drawings
 
 
-def prompt_found(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) -> str:
+def _prompt_findings(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) -> str:
     """The tokens to which the last token's output is the most and the least sensitive."""
     if len(text) < 2:
         return f"Prompt {p + 1} has one token: there is no other that its output could depend on."
@@ -127,25 +127,24 @@ def prompt_found(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) 
     most, least = int(np.nanargmax(others)), int(np.nanargmin(others))
     return (
         f"Prompt {p + 1}: of the tokens before the last, its output is most sensitive to token "
-        f"{most}, {plots.visible(text[most])!r} (largest exponent {others[most]:.3g}), and least "
-        f"to token {least}, {plots.visible(text[least])!r} ({others[least]:.3g})."
+        f"{most}, {plots.escape_piece(text[most])!r} (largest exponent {others[most]:.3g}), and "
+        f"least "
+        f"to token {least}, {plots.escape_piece(text[least])!r} ({others[least]:.3g})."
     )
 
 
-def prompt_rows(
+def _prompt_rows(
     p: int, text: Sequence[str], found: Exponents, flow: Float[np.ndarray, "B L"]
 ) -> Iterator[tuple[str | float, ...]]:
-    """The table's rows of one prompt."""
     for k, piece in enumerate(text):
         each = found.exponents[p, k]
         numbers = (each.max(), each.mean(), kaplan_yorke_dimension(each), flow[p, k])
-        yield (f"{p + 1}.{k} {plots.visible(piece)!r}", *map(float, numbers))
+        yield (f"{p + 1}.{k} {plots.escape_piece(piece)!r}", *map(float, numbers))
 
 
-def arrays_of(
+def _arrays_of(
     tokens: Tokens, outputs: Int[np.ndarray, " B"], found: Exponents, flow: Float[np.ndarray, "B L"]
 ) -> dict[str, tuple[np.ndarray, str]]:
-    """The arrays that are saved."""
     arrays = {
         "tokens": (np.asarray(tokens), "[prompt, token], padded at the end with 0"),
         "outputs": (outputs, "[prompt]: the token whose output is differentiated"),

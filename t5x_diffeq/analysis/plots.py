@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from t5x_diffeq.analysis import spectra as of
+from t5x_diffeq.analysis import spectra
 from t5x_diffeq.analysis.clustering import Clustering
 from t5x_diffeq.analysis.report import Drawing
 
-STYLE = {
+_STYLE = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -28,37 +28,39 @@ STYLE = {
     "savefig.dpi": 160,
     "pdf.fonttype": 42,
 }
-matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # the stub lists every key
-SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
-HEADS_PER_ROW = 4
-MOST_TICKS = 8  # on an axis that labels every number of steps
-WIDTH = 7.0  # width of a page's text, in inches
-FONT, LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches
-COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * FONT))  # a letter of DejaVu Sans Mono is 0.602 em wide
+matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # the stub lists every key
+_SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
+_HEADS_PER_ROW = 4
+_MOST_TICKS = 8  # on an axis that labels every number of steps
+_WIDTH = 7.0  # width of a page's text, in inches
+_FONT, _LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches
+_COLUMNS = int(
+    0.98 * _WIDTH * 72 / (0.602 * _FONT)
+)  # a letter of DejaVu Sans Mono is 0.602 em wide
 
 
-def image(figure: Figure, kind: str = "png") -> bytes:
+def render_image(figure: Figure, kind: str = "png") -> bytes:
     """The figure as a file's content: "png", "pdf" or "svg"."""
     content = io.BytesIO()
     figure.savefig(content, format=kind)
     return content.getvalue()
 
 
-def drawing(figure: Figure, caption: str) -> Drawing:
+def make_drawing(figure: Figure, caption: str) -> Drawing:
     """Both files of a figure, with its caption."""
-    return Drawing(caption, image(figure, "png"), image(figure, "pdf"))
+    return Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
 
 
-def figure_of(height: float) -> Figure:
+def _make_figure(height: float) -> Figure:
     """An empty figure as wide as the text; `height` is in inches."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
-def panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
-    """A figure of `count` panels, in rows of at most `HEADS_PER_ROW`."""
-    columns = min(count, HEADS_PER_ROW)
+def _make_panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
+    """A figure of `count` panels, in rows of at most `_HEADS_PER_ROW`."""
+    columns = min(count, _HEADS_PER_ROW)
     rows = -(-count // columns)
-    figure = figure_of(height * rows + 0.4)
+    figure = _make_figure(height * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for spare in grid.flat[count:]:
         spare.set_axis_off()
@@ -83,14 +85,14 @@ def eigenvalues_over_depth(
       nodes: times at which the model was trained, and the eigenvalues there, drawn as dots.
       depth: label of the horizontal axis.
     """
-    figure, axes = panels(values.shape[1])
+    figure, axes = _make_panels(values.shape[1])
     for head, ax in enumerate(axes):
-        curves = sorted_part(values[:, head], part)
-        colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
+        curves = _sorted_part(values[:, head], part)
+        colours = _SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
         for curve, colour in zip(curves.T, colours, strict=True):
             ax.plot(times, curve, color=colour, linewidth=0.5 if nodes else 0.7)
         dots = (
-            (times, curves) if nodes is None else (nodes[0], sorted_part(nodes[1][:, head], part))
+            (times, curves) if nodes is None else (nodes[0], _sorted_part(nodes[1][:, head], part))
         )
         ax.plot(*dots, ".", color="black", markersize=2)
         ax.axhline(0, color="grey", linewidth=0.4)
@@ -101,22 +103,22 @@ def eigenvalues_over_depth(
     return figure
 
 
-def sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.ndarray, "times M"]:
+def _sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.ndarray, "times M"]:
     """|lambda| or Re lambda, decreasing along the last axis."""
     return -np.sort(-(np.abs(values) if part == "magnitude" else values.real), axis=-1)
 
 
-def heat_maps(found: of.Spectra, labels: Sequence[str], depth: str) -> Figure:
+def heat_maps(found: spectra.Spectra, labels: Sequence[str], depth: str) -> Figure:
     """Mean |lambda| and the share of positive real parts, by head and time or layer."""
-    figure = figure_of(3.6)
+    figure = _make_figure(3.6)
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
     for row, kind in enumerate(("qk", "ov")):
         values = getattr(found, kind)
-        name = of.KINDS[kind]
+        name = spectra.PRODUCTS[kind]
         limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
         shown: tuple[tuple[np.ndarray, str, dict[str, Any]], ...] = (
-            (of.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),
-            (of.positive_fraction(values), f"positive fraction of ${tex(name)}$", limits),
+            (spectra.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),
+            (spectra.positive_fraction(values), f"positive fraction of ${tex(name)}$", limits),
         )
         for ax, (numbers, title, colours) in zip(axes[row], shown, strict=True):
             drawn = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
@@ -139,22 +141,22 @@ def tex(name: str) -> str:
 
 def shaded_prompt(pieces: Sequence[str], rows: dict[str, Float[np.ndarray, " L"]]) -> Figure:
     """The prompt as text with each token's background shaded, once per row (figure 3)."""
-    lines = broken(pieces, COLUMNS)
-    height = LINE * (len(lines) + 2)
-    figure = Figure(figsize=(WIDTH, height * len(rows)))
+    lines = break_lines(pieces, _COLUMNS)
+    height = _LINE * (len(lines) + 2)
+    figure = Figure(figsize=(_WIDTH, height * len(rows)))
     for number, (title, values) in enumerate(rows.items()):
         bottom = 1 - (number + 1) / len(rows)
         ax = figure.add_axes((0.01, bottom, 0.98, 1 / len(rows)))
-        ax.set(xlim=(0, COLUMNS), ylim=(-len(lines) - 0.5, 1.5))
+        ax.set(xlim=(0, _COLUMNS), ylim=(-len(lines) - 0.5, 1.5))
         ax.set_axis_off()
         ax.text(0, 0.5, title, fontsize=8, va="center")
-        shades = SHADES(0.85 * scaled(values))
+        shades = _SHADES(0.85 * scale_to_unit(values))
         for row, line in enumerate(lines):
-            write_tokens(ax, -row - 0.5, line, pieces, shades)
+            _write_tokens(ax, -row - 0.5, line, pieces, shades)
     return figure
 
 
-def write_tokens(
+def _write_tokens(
     ax: Axes,
     height: float,
     line: list[int],
@@ -164,14 +166,14 @@ def write_tokens(
     """Writes a line of tokens, one column per character."""
     column = 0
     for token in line:
-        text = visible(pieces[token])
+        text = escape_piece(pieces[token])
         width = len(pieces[token])
         ax.add_patch(Rectangle((column, height - 0.45), width, 0.9, color=shades[token], lw=0))
-        ax.text(column, height, text, family="monospace", fontsize=FONT, va="center")
+        ax.text(column, height, text, family="monospace", fontsize=_FONT, va="center")
         column += width
 
 
-def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
+def break_lines(pieces: Sequence[str], width: int) -> list[list[int]]:
     """Token indices by line, of at most `width` characters; a newline in the text ends a line."""
     lines: list[list[int]] = [[]]
     used = 0
@@ -183,12 +185,12 @@ def broken(pieces: Sequence[str], width: int) -> list[list[int]]:
     return lines
 
 
-def visible(piece: str) -> str:
+def escape_piece(piece: str) -> str:
     """A token's text on one line, with matplotlib's math delimiter escaped."""
     return piece.replace("\n", "\u21b5").replace("\t", "\u2192").replace("$", r"\$")
 
 
-def scaled(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
+def scale_to_unit(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
     """The values scaled to [0, 1], from smallest to largest; those that aren't finite become 0."""
     finite = np.isfinite(values)
     if not finite.any():
@@ -202,11 +204,11 @@ def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[s
     total = np.concatenate((np.zeros_like(by_step[:1]), np.cumsum(by_step, axis=0)))
     x = np.arange(len(total)) / (len(total) - 1)
     order = np.argsort(-np.nan_to_num(total[-1].max(-1), nan=-np.inf))[:6]
-    figure = figure_of(2.4)
+    figure = _make_figure(2.4)
     for ax, what in zip(figure.subplots(1, 2), ("largest", "mean"), strict=True):
         for token in order:
             curve = total[:, token].max(-1) if what == "largest" else total[:, token].mean(-1)
-            ax.plot(x, curve, marker=".", label=f"{token}: {visible(pieces[token])!r}")
+            ax.plot(x, curve, marker=".", label=f"{token}: {escape_piece(pieces[token])!r}")
         ax.axhline(0, color="grey", linewidth=0.4)
         ax.set(xlabel="depth", ylabel=f"{what} of the {by_step.shape[-1]} sums so far")
     ax.legend(fontsize=6)
@@ -218,7 +220,7 @@ def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
 
     Each panel is scaled by its own largest |x| at the end.
     """
-    figure = figure_of(2.1 * -(-len(found) // 3))
+    figure = _make_figure(2.1 * -(-len(found) // 3))
     axes = figure.subplots(-(-len(found) // 3), min(len(found), 3), subplot_kw={"projection": "3d"})
     for ax in np.ravel(axes):
         ax.set_axis_off()
@@ -239,7 +241,7 @@ def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
 
 def clustering_over_time(found: dict[str, Clustering]) -> Figure:
     """Clusters, spread and distance: medians over the seeds, with the middle half shaded."""
-    figure = figure_of(2.3)
+    figure = _make_figure(2.3)
     columns = ("clusters", "spread", "distance")
     axes = figure.subplots(1, len(columns))
     for ax, column in zip(axes, columns, strict=True):
@@ -261,7 +263,7 @@ def perplexity_over_depth(
       results: dicts with `scheme`, `num_steps`, `flops_per_token` and `eval/perplexity`.
       trained: scheme and number of solver steps of the training, marked by a ring.
     """
-    figure = figure_of(2.4)
+    figure = _make_figure(2.4)
     axes = figure.subplots(1, 2, sharey=True)
     names = {"num_steps": "steps", "flops_per_token": "forward FLOPs per token"}
     for axis, (key, label) in zip(axes, names.items(), strict=True):
@@ -277,7 +279,7 @@ def perplexity_over_depth(
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # several ticks per decade
         axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
-    if len({row["num_steps"] for row in results}) <= MOST_TICKS:
+    if len({row["num_steps"] for row in results}) <= _MOST_TICKS:
         axes[0].set_xticks(sorted({row["num_steps"] for row in results}))
     axes[0].set_ylabel("perplexity")
     named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))  # each once
@@ -299,18 +301,20 @@ def means_with_errors(
       up: label of the vertical axis.
       log: whether the horizontal axis is logarithmic.
     """
-    figure = figure_of(3.0)
+    figure = _make_figure(3.0)
     axes, form = figure.subplots(), "o-"
     words = list(dict.fromkeys(point[0] for points in rows.values() for point in points))
     if isinstance(words[0], str):
         form = "o"
         axes.set_xticks(range(len(words)), [str(word) for word in words])
     for number, (name, points) in enumerate(rows.items()):
-        places, means, errors = map(list, zip(*points, strict=True))
+        positions, means, errors = map(list, zip(*points, strict=True))
         if form == "o":
-            places = [words.index(place) + 0.4 * (number / len(rows) - 0.5) for place in places]
+            positions = [
+                words.index(position) + 0.4 * (number / len(rows) - 0.5) for position in positions
+            ]
         shown = [error or 0 for error in errors]
-        axes.errorbar(places, means, yerr=shown, fmt=form, markersize=3, capsize=2, label=name)
+        axes.errorbar(positions, means, yerr=shown, fmt=form, markersize=3, capsize=2, label=name)
     axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
     axes.legend(fontsize=6)
     return figure

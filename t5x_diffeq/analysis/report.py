@@ -15,7 +15,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
 
-STYLE = """
+_STYLE = """
 :root { color-scheme: light }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
        margin: 0 auto; padding: 1rem; max-width: 60rem }
@@ -62,8 +62,8 @@ class Section:
     Attributes:
       name: stem of its files' names.
       title: title of the section.
-      found: what was found, in one or a few sentences: paragraphs of plain text.
-      how: how it was computed: paragraphs of plain text.
+      findings: what was found, in one or a few sentences: paragraphs of plain text.
+      method: how it was computed: paragraphs of plain text.
       tables: tables of numbers.
       drawings: figures by name.
       arrays: results by name: the array, with its axes and unit in words.
@@ -73,8 +73,8 @@ class Section:
 
     name: str
     title: str
-    found: Sequence[str]
-    how: Sequence[str]
+    findings: Sequence[str]
+    method: Sequence[str]
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
     arrays: dict[str, tuple[np.ndarray, str]]
@@ -98,12 +98,12 @@ def write_report(
       RunError: if a file can't be written.
     """
     for section in sections:
-        write_section(folder, section, facts)
-    write_whole(folder / page, document(title, facts, sections).encode())
+        _write_section(folder, section, facts)
+    write_whole(folder / page, _page_markup(title, facts, sections).encode())
     return folder / page
 
 
-def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
+def _write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
     """Writes `NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
     content = io.BytesIO()
     named = {name: array for name, (array, _) in section.arrays.items()}
@@ -116,8 +116,8 @@ def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -
         "file": f"{section.name}.npz",
         "sha256": digest([content.getvalue()]),
         "of": facts,
-        "found": list(section.found),
-        "how": list(section.how),
+        "found": list(section.findings),
+        "how": list(section.method),
         "arrays": arrays,
     }
     write_whole(folder / f"{section.name}.npz", content.getvalue())
@@ -128,8 +128,7 @@ def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -
         write_whole(folder / f"{section.name}_{name}.pdf", drawing.pdf)
 
 
-def document(title: str, facts: dict[str, object], sections: Sequence[Section]) -> str:
-    """The whole page in HTML."""
+def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Section]) -> str:
     about = "".join(
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
         for key, value in facts.items()
@@ -138,17 +137,17 @@ def document(title: str, facts: dict[str, object], sections: Sequence[Section]) 
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
-        f"<dl>{about}</dl>{''.join(map(section_markup, sections))}</body></html>"
+        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<dl>{about}</dl>{''.join(map(_section_markup, sections))}</body></html>"
     )
 
 
-def section_markup(section: Section) -> str:
+def _section_markup(section: Section) -> str:
     """A section in HTML: how it was computed, numbers, figures, links."""
-    found = "".join(f"<p>{typeset(text)}</p>" for text in section.found)
-    how = "".join(f'<p class="how">{typeset(text)}</p>' for text in section.how)
+    found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
+    how = "".join(f'<p class="how">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
-        f'<figure><div class="wide">{embedded(drawing)}</div><figcaption>'
+        f'<figure><div class="wide">{_embed_picture(drawing)}</div><figcaption>'
         f"{typeset(drawing.caption)} "
         f'<a href="{section.name}_{name}.pdf">PDF</a></figcaption></figure>'
         for name, drawing in section.drawings.items()
@@ -171,8 +170,7 @@ def typeset(text: str) -> str:
     return re.sub(r"</sub>\^([A-Za-z0-9]+)", r"</sub><sup>\1</sup>", text)
 
 
-def embedded(drawing: Drawing) -> str:
-    """The picture, embedded in the page."""
+def _embed_picture(drawing: Drawing) -> str:
     data = base64.b64encode(drawing.png).decode()
     return f'<img alt="{html.escape(drawing.caption)}" src="data:image/png;base64,{data}">'
 
@@ -181,14 +179,14 @@ def table_markup(table: Table) -> str:
     """A table in HTML, which scrolls by itself if the page is narrow."""
     head = "".join(f"<th>{typeset(column)}</th>" for column in table.columns)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{typeset(shown(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{typeset(_format_cell(cell))}</td>" for cell in row) + "</tr>"
         for row in table.rows
     )
     title = f'<p class="how">{typeset(table.title)}.</p>'
     return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def shown(cell: str | float | int) -> str:
+def _format_cell(cell: str | float | int) -> str:
     """A table cell's text, with at most three digits of a float."""
     return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 

@@ -19,7 +19,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.ode.solvers import SCHEMES
 
-PROJECTIONS = ("qkv", "query", "key", "value")
+_PROJECTIONS = ("qkv", "query", "key", "value")
 
 
 def attention_rollout(
@@ -41,7 +41,7 @@ def attention_rollout(
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
-    matrix = jax.jit(partial(attention_matrix, config))
+    matrix = jax.jit(partial(_attention_matrix, config))
     flow = np.eye(tokens.shape[1])
     for n in range(config.num_steps):
         A = np.asarray(matrix(jax.tree.map(lambda leaf, n=n: leaf[n], first), states[n]))
@@ -49,11 +49,11 @@ def attention_rollout(
     return flow[np.arange(len(outputs)), outputs]
 
 
-def attention_matrix(config: ModelConfig, W: Weights, y: State) -> Float[Array, "B H L L"]:
+def _attention_matrix(config: ModelConfig, W: Weights, y: State) -> Float[Array, "B H L L"]:
     """The block's softmax(q k^T / sqrt(G)) at one state, from its own projections."""
     block = Block(config, parent=None)
     places = in_one_document(jnp.zeros(y.shape[:2], jnp.int32))
-    q, k = projected(block, W, y, places)
+    q, k = _project_queries_and_keys(block, W, y, places)
     if config.architecture == "llama":
         q, k = rotate(q, places.positions), rotate(k, places.positions)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
@@ -62,13 +62,13 @@ def attention_matrix(config: ModelConfig, W: Weights, y: State) -> Float[Array, 
     return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
 
 
-def projected(
+def _project_queries_and_keys(
     block: Block, W: Weights, y: State, places: Places
 ) -> tuple[Float[Array, "B L H G"], Float[Array, "B L K G"]]:
     """The block's queries and keys, before rotary positions."""
 
     def is_projection(module: nn.Module, method: str) -> bool:
-        return module.name in PROJECTIONS and method == "__call__"
+        return module.name in _PROJECTIONS and method == "__call__"
 
     _, found = nn.apply(Block.f, block, capture_intermediates=is_projection)(
         {"params": W}, y, places

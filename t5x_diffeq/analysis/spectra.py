@@ -24,7 +24,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source
 from t5x_diffeq.runtime.errors import InputError
 
-KINDS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
+PRODUCTS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def spectra(weights: Weights) -> Spectra:
     W = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(W)):
         raise InputError("some weights are not finite; take an earlier checkpoint")
-    query, key, value = heads(W["attention"])
+    query, key, value = _split_heads(W["attention"])
     output = W["attention"]["output"]["kernel"]
     return Spectra(
         qk=eigenvalues(np.einsum("ndhg,ndhe->nhge", key, query)),
         ov=eigenvalues(np.einsum("nhgd,ndhe->nhge", output, value)),
-        mlp=eigenvalues(smaller_product(W["mlp"]["up"]["kernel"], W["mlp"]["down"]["kernel"])),
+        mlp=eigenvalues(_smaller_product(W["mlp"]["up"]["kernel"], W["mlp"]["down"]["kernel"])),
     )
 
 
@@ -82,7 +82,7 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"])
     return apply(params["source"], jnp.asarray(times, jnp.float32))
 
 
-def heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...]:
+def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...]:
     """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
     if "qkv" in attention:
         kernel = attention["qkv"]["kernel"]
@@ -92,7 +92,7 @@ def heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...]:
     return tuple(np.repeat(kernel, count // kernel.shape[2], axis=2) for kernel in kernels)
 
 
-def smaller_product(
+def _smaller_product(
     A: Float[np.ndarray, "times D F"], B: Float[np.ndarray, "times F D"]
 ) -> Float[np.ndarray, "times M M"]:
     """A B or B A, whichever is smaller."""
@@ -121,7 +121,7 @@ def positive_fraction(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarra
     return (values.real > 0).mean(-1)
 
 
-def copying(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
+def copying_score(values: Complex[np.ndarray, "*rest M"]) -> Float[np.ndarray, "*rest"]:
     """sum lambda / sum |lambda|, from -1 to 1: 1 if all are positive (Elhage et al. 2021)."""
     total = np.abs(values).sum(-1)
     return values.sum(-1).real / np.where(total > 0, total, 1)
@@ -143,12 +143,12 @@ def growth(values: Complex[np.ndarray, "times *rest"]) -> dict[str, float]:
         "first": float(first),
         "last": float(last),
         "ratio": float(last / first) if first else 1.0,
-        "rank_correlation": rank_correlation(means),
+        "rank_correlation": _rank_correlation(means),
         "radius_ratio": float(radii[-third:].mean() / radii[:third].mean()) if first else 1.0,
     }
 
 
-def rank_correlation(x: Float[np.ndarray, " times"]) -> float:
+def _rank_correlation(x: Float[np.ndarray, " times"]) -> float:
     """Spearman's rank correlation of a sequence with its index; 0 if constant or too short."""
     if len(x) < 2 or np.ptp(x) == 0:
         return 0.0

@@ -7,13 +7,13 @@ import numpy as np
 from flax import linen as nn
 
 from t5x_diffeq.analysis import plots, spectra
-from t5x_diffeq.analysis.plots import drawing
+from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.solvers import grid
 
-PARTS = {"magnitude": "Magnitude", "real": "Real part"}
-COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
+_PARTS = {"magnitude": "Magnitude", "real": "Real part"}
+_COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
 
 
 def spectra_section(
@@ -39,30 +39,30 @@ def spectra_section(
     arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays")}
     axes = {"qk": "[node, head, rank]", "ov": "[node, head, rank]", "mlp": "[node, rank]"}
     for kind, values in asdict(own).items():
-        arrays[kind] = (values, f"{spectra.KINDS[kind]}, {axes[kind]}: {COMPLEX}")
+        arrays[kind] = (values, f"{spectra.PRODUCTS[kind]}, {axes[kind]}: {_COMPLEX}")
         if not layers:
             between = asdict(curves)[kind]
-            arrays[f"{kind}_between"] = (between, f"the same at `times`: {COMPLEX}")
+            arrays[f"{kind}_between"] = (between, f"the same at `times`: {_COMPLEX}")
     return Section(
         name="spectra",
         title="Spectra",
-        found=spectra_found(own),
-        how=spectra_how(layers, perplexities, config.architecture == "llama"),
-        tables=[growth_table(own), heads_table(own)],
-        drawings=spectra_drawings(own, curves, at, t, layers),
+        findings=_spectra_findings(own),
+        method=_describe_method(layers, perplexities, config.architecture == "llama"),
+        tables=[_growth_table(own), _heads_table(own)],
+        drawings=_spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,
         numbers={
             f"{kind}/{name}": value
-            for kind in spectra.KINDS
+            for kind in spectra.PRODUCTS
             for name, value in spectra.growth(getattr(own, kind)).items()
         },
     )
 
 
-def spectra_found(own: spectra.Spectra) -> list[str]:
+def _spectra_findings(own: spectra.Spectra) -> list[str]:
     """Whether magnitudes grow over depth, for each product of weights."""
     found = []
-    for kind, name in spectra.KINDS.items():
+    for kind, name in spectra.PRODUCTS.items():
         grown = spectra.growth(getattr(own, kind))
         ratio = grown["ratio"]
         verb = "grow" if ratio > 1.05 else "shrink" if ratio < 0.95 else "keep their size"
@@ -74,8 +74,7 @@ def spectra_found(own: spectra.Spectra) -> list[str]:
     return found
 
 
-def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
-    """How the spectra were computed, in words."""
+def _describe_method(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
     how = [
         "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
         "of a head from the product of the size of a head, which has the same nonzero ones. "
@@ -96,10 +95,11 @@ def spectra_how(layers: bool, perplexities: dict[int, float], rotary: bool) -> l
     return how
 
 
-def growth_table(own: spectra.Spectra) -> Table:
+def _growth_table(own: spectra.Spectra) -> Table:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
-        (name, *spectra.growth(getattr(own, kind)).values()) for kind, name in spectra.KINDS.items()
+        (name, *spectra.growth(getattr(own, kind)).values())
+        for kind, name in spectra.PRODUCTS.items()
     ]
     columns = ("first third", "last third", "last / first", "rank correlation", "radius l / f")
     title = (
@@ -109,9 +109,11 @@ def growth_table(own: spectra.Spectra) -> Table:
     return Table(title, ("", *columns), rows)
 
 
-def heads_table(own: spectra.Spectra) -> Table:
+def _heads_table(own: spectra.Spectra) -> Table:
     """The positive fraction and copying score of each head, at the first and last node."""
-    scores = [f(x) for f in (spectra.positive_fraction, spectra.copying) for x in (own.qk, own.ov)]
+    scores = [
+        f(x) for f in (spectra.positive_fraction, spectra.copying_score) for x in (own.qk, own.ov)
+    ]
     rows: list[Row] = [
         (f"head {h + 1}", *(float(score[n, h]) for score in scores for n in (0, -1)))
         for h in range(own.qk.shape[1])
@@ -129,7 +131,7 @@ def heads_table(own: spectra.Spectra) -> Table:
     return Table(title, ("", *columns), rows)
 
 
-def spectra_drawings(
+def _spectra_drawings(
     own: spectra.Spectra,
     curves: spectra.Spectra,
     at: np.ndarray,
@@ -139,16 +141,18 @@ def spectra_drawings(
     """A figure per product and part, and the heat maps."""
     depth = "layer" if layers else "depth t"
     drawings = {}
-    for kind, name in spectra.KINDS.items():
+    for kind, name in spectra.PRODUCTS.items():
         values, dots = (asdict(each)[kind] for each in (curves, own))
         if kind == "mlp":
             values, dots = values[:, None], dots[:, None]
-        for part, title in PARTS.items():
+        for part, title in _PARTS.items():
             figure = plots.eigenvalues_over_depth(
                 t, values, part, f"${plots.tex(name)}$", None if layers else (at, dots), depth
             )
-            drawings[f"{kind}_{part}"] = drawing(figure, f"{title} of the eigenvalues of {name}.")
+            drawings[f"{kind}_{part}"] = make_drawing(
+                figure, f"{title} of the eigenvalues of {name}."
+            )
     labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
     figure = plots.heat_maps(own, labels, depth)
-    drawings["heads"] = drawing(figure, "Mean magnitude and positive fraction of each head.")
+    drawings["heads"] = make_drawing(figure, "Mean magnitude and positive fraction of each head.")
     return drawings

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.array_types import State
 
 StepWeights = Any  # a tree with leaves `[N, ...]`, of a block or any other field
-Step = Callable[[State, StepWeights], State]
+StepMap = Callable[[State, StepWeights], State]
 Tangents = Float[Array, "B K D D"]
 
 
@@ -32,8 +32,8 @@ class Chunks(NamedTuple):
     products: int
 
 
-def blocks(
-    step: Step,
+def _blocks(
+    step: StepMap,
     W: StepWeights,
     y: State,
     outputs: Int[Array, " B"],
@@ -64,7 +64,7 @@ def blocks(
 
 @partial(jax.jit, static_argnames=("step", "chunks"))
 def pair_growth(
-    step: Step,
+    step: StepMap,
     weights: StepWeights,
     states: Float[Array, "N B L D"],
     outputs: Int[Array, " B"],
@@ -95,7 +95,7 @@ def pair_growth(
     ) -> tuple[tuple[Tangents, Tangents], Float[Array, "B K D"]]:
         Q, product = carry
         W, y = at
-        dS = blocks(step, W, y, outputs, start, chunks)
+        dS = _blocks(step, W, y, outputs, start, chunks)
         Q, R = jnp.linalg.qr((dS + elsewhere * identity) @ Q)
         logs = jnp.log(jnp.abs(jnp.diagonal(R, axis1=-2, axis2=-1)))
         return (Q, R @ product), logs
@@ -107,7 +107,7 @@ def pair_growth(
 
 @partial(jax.jit, static_argnames=("step", "products"))
 def full_tangent(
-    step: Step,
+    step: StepMap,
     weights: StepWeights,
     states: Float[Array, "N B L D"],
     outputs: Int[Array, " B"],

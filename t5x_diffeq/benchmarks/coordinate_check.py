@@ -21,11 +21,11 @@ from t5x_diffeq.training.optimizer import scale_each
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
 
-WIDTHS = (8, 20, 48, 96, 144)
+_WIDTHS = (8, 20, 48, 96, 144)
 
 
 def coordinate_check(
-    config: ModelConfig, widths: Sequence[int] = WIDTHS, steps: int = 10
+    config: ModelConfig, widths: Sequence[int] = _WIDTHS, steps: int = 10
 ) -> list[dict[str, float]]:
     """One row per T: `T`, `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change|).
 
@@ -37,10 +37,15 @@ def coordinate_check(
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (8, config.max_length + 1)).astype(np.int32)
     batch = {"inputs": jnp.asarray(tokens[:, :-1]), "targets": jnp.asarray(tokens[:, 1:])}
-    return [{"T": T, **moved(replace(config, time_embed_dim=T), batch, steps)} for T in widths]
+    return [
+        {"T": T, **_measure_movement(replace(config, time_embed_dim=T), batch, steps)}
+        for T in widths
+    ]
 
 
-def moved(config: ModelConfig, batch: dict[str, jax.Array], steps: int) -> dict[str, float]:
+def _measure_movement(
+    config: ModelConfig, batch: dict[str, jax.Array], steps: int
+) -> dict[str, float]:
     """The scale of one model's kernels, and how far they move."""
     model = LanguageModel(config)
     declared = declared_params(model)

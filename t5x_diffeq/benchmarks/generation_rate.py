@@ -13,8 +13,8 @@ from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.partitioning import unbox
 
-PROMPT = 16  # tokens
-WARM = 3  # warm-up tokens, after which both programs are compiled
+_PROMPT = 16  # tokens
+_WARM_UP_TOKENS = 3  # warm-up tokens, after which both programs are compiled
 
 
 def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
@@ -33,27 +33,27 @@ def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
     weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
 
     @jax.jit
-    def read(params: dict, weights: Weights | None) -> jax.Array:
+    def reread(params: dict, weights: Weights | None) -> jax.Array:
         with_params = model.bind({"params": params})
         made = with_params.weights() if weights is None else weights
         return with_params.logits(with_params.hidden(whole, made)[:, -1:]).argmax(-1)
 
-    def cached() -> Callable[[], object]:
+    def start_generation() -> Callable[[], object]:
         greedy = Sampling(temperature=0)
-        following = generate(model, params, [[1] * PROMPT], length - PROMPT, greedy, key)
-        for _ in range(WARM):
+        following = generate(model, params, [[1] * _PROMPT], length - _PROMPT, greedy, key)
+        for _ in range(_WARM_UP_TOKENS):
             next(following)
         return lambda: next(following)
 
     ways = {
-        "cached": cached(),
-        "reread": lambda: read(params, None).block_until_ready(),
-        "reread_weights_kept": lambda: read(params, weights).block_until_ready(),
+        "cached": start_generation(),
+        "reread": lambda: reread(params, None).block_until_ready(),
+        "reread_weights_kept": lambda: reread(params, weights).block_until_ready(),
     }
     for token in ways.values():
         token()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(min(rounds, length - PROMPT - WARM - 1)):
+    for _ in range(min(rounds, length - _PROMPT - _WARM_UP_TOKENS - 1)):
         for name, token in ways.items():
             begun = time.perf_counter()
             token()

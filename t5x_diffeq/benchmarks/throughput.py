@@ -18,16 +18,16 @@ from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.examples import train_examples
 from t5x_diffeq.data.pipeline import host_batches, train_dataset
-from t5x_diffeq.data.preparation import tokenised
+from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.streams import RowStreams
-from t5x_diffeq.data.tokenizer import Tokenizer, unusable
+from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault
 from t5x_diffeq.runtime.config import DataKeys
 
 SECONDS = 1.0  # for each measurement in a round
 LEAD_IN = 0.5  # seconds before it, so that what was read ahead in between doesn't count
-WARM_UP = 10  # batches
+_WARM_UP_BATCHES = 10  # batches
 Work = Iterator[int]  # numbers of tokens, as they become ready
 
 
@@ -58,13 +58,13 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
 
     records, threads = grain.MapDataset.source(tokens.records), data.read_threads
     works = {
-        "pipeline": from_batches(host_batches(dataset, 0, threads)),
+        "pipeline": _count_tokens(host_batches(dataset, 0, threads)),
         "plain_grain": plain_grain(records, tokens_of, data, batch_size, seed, threads),
     }
     if data.source not in ("tokens", "mixture"):
-        works |= of_texts(load_source(data), corpus.tokenizer, data, batch_size, seed)
+        works |= _text_methods(load_source(data), corpus.tokenizer, data, batch_size, seed)
     for work in works.values():
-        for _ in range(WARM_UP):
+        for _ in range(_WARM_UP_BATCHES):
             next(work)
     rates: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
@@ -84,8 +84,7 @@ def rate(work: Work) -> float:
     return tokens / (time.perf_counter() - begun)
 
 
-def from_batches(batches: Iterator[Mapping[str, Any]]) -> Work:
-    """The tokens of each batch."""
+def _count_tokens(batches: Iterator[Mapping[str, Any]]) -> Work:
     for batch in batches:
         yield batch["inputs"].size
 
@@ -109,32 +108,32 @@ def plain_grain(
       threads: number of threads that read and call `tokens_of`.
     """
 
-    def shifted(document: object) -> dict[str, np.ndarray]:
+    def shift(document: object) -> dict[str, np.ndarray]:
         tokens = tokens_of(document)
         return {"inputs": tokens[:-1], "targets": tokens[1:]}
 
     lengths = {"inputs": data.sequence_length, "targets": data.sequence_length}
     read = documents.seed(seed).shuffle().repeat(None)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=64)
-    rows = read.map(shifted).to_iter_dataset(options)
+    rows = read.map(shift).to_iter_dataset(options)
     packed = grain.experimental.ConcatThenSplitIterDataset(rows, length_struct=lengths)
-    return from_batches(iter(packed.batch(batch_size)))
+    return _count_tokens(iter(packed.batch(batch_size)))
 
 
-def of_texts(
+def _text_methods(
     source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
 ) -> dict[str, Work]:
     """The methods that tokenise documents: alone, in the loop, and in Grain's read threads."""
-    works = {"tokenising": tokenising(source.train, tokenizer)}
+    works = {"tokenising": _tokenise_over_and_over(source.train, tokenizer)}
     if source.one_by_one and len(source.train) >= batch_size:
         streams = RowStreams(source.train, tokenizer, data.sequence_length, batch_size, seed)
         in_loop = streams.batches(np.arange(batch_size), 0, None)
-        works["in_loop"] = from_batches(batch for batch, _ in in_loop)
-        works["grain_tokenising"] = grain_tokenising(source, tokenizer, data, batch_size, seed)
+        works["in_loop"] = _count_tokens(batch for batch, _ in in_loop)
+        works["grain_tokenising"] = _tokenise_with_grain(source, tokenizer, data, batch_size, seed)
     return works
 
 
-def grain_tokenising(
+def _tokenise_with_grain(
     source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
 ) -> Work:
     """Documents tokenised and packed by Grain alone, on all cores."""
@@ -144,11 +143,11 @@ def grain_tokenising(
     def tokens_of(text: str) -> np.ndarray:
         return np.append(each.encode([text])[0], tokenizer.end_of_text)
 
-    documents = grain.MapDataset.source(source.train).filter(lambda text: not unusable(text))
+    documents = grain.MapDataset.source(source.train).filter(lambda text: not find_text_fault(text))
     return plain_grain(documents, tokens_of, data, batch_size, seed, os.cpu_count() or 1)
 
 
-def tokenising(documents: Documents, tokenizer: Tokenizer) -> Work:
+def _tokenise_over_and_over(documents: Documents, tokenizer: Tokenizer) -> Work:
     """Documents tokenised on all cores, over and over."""
-    for tokens in tokenised(cycle(documents), tokenizer, Counter()):
+    for tokens in tokenise_documents(cycle(documents), tokenizer, Counter()):
         yield len(tokens)

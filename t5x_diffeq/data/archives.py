@@ -14,8 +14,8 @@ from typing import IO
 
 from t5x_diffeq.runtime.errors import InputError
 
-TAR_SUFFIXES = (".tar", ".xz", ".gz", ".tgz")  # of OpenWebText's archives, with or without .tar
-DAMAGE = (
+_TAR_SUFFIXES = (".tar", ".xz", ".gz", ".tgz")  # of OpenWebText's archives, with or without .tar
+_DAMAGE = (
     EOFError,
     UnicodeDecodeError,
     gzip.BadGzipFile,
@@ -27,7 +27,7 @@ DAMAGE = (
 
 
 @contextmanager
-def undamaged(path: str, kind: str) -> Iterator[None]:
+def _report_damage(path: str, kind: str) -> Iterator[None]:
     """A context in which the file is read.
 
     Raises:
@@ -35,7 +35,7 @@ def undamaged(path: str, kind: str) -> Iterator[None]:
     """
     try:
         yield
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise InputError(
             f"data.path: {path} is no {kind}, damaged, or cut short ({error}); delete it and get "
             "it again"
@@ -51,7 +51,7 @@ def find(root: Path, names: Sequence[str]) -> str:
     if root.is_dir():
         paths = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     else:
-        with undamaged(str(root), "zip archive"), zipfile.ZipFile(root) as archive:
+        with _report_damage(str(root), "zip archive"), zipfile.ZipFile(root) as archive:
             paths = archive.namelist()
     for name in names:
         for path in sorted(paths):
@@ -66,7 +66,7 @@ def read_lines(root: Path, path: str) -> Iterator[str]:
     Raises:
       InputError: if it can't be read to its end.
     """
-    with undamaged(f"{root}, {path}", "UTF-8 text"), ExitStack() as stack:
+    with _report_damage(f"{root}, {path}", "UTF-8 text"), ExitStack() as stack:
         file: IO[bytes]
         if root.is_dir():
             file = stack.enter_context((root / path).open("rb"))
@@ -76,7 +76,7 @@ def read_lines(root: Path, path: str) -> Iterator[str]:
         yield from stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
 
 
-def text_files(root: Path) -> Iterator[tuple[str, bytes]]:
+def iter_text_files(root: Path) -> Iterator[tuple[str, bytes]]:
     """Every .txt file in a folder or tar archive, and in the archives within it.
 
     Yields:
@@ -88,25 +88,25 @@ def text_files(root: Path) -> Iterator[tuple[str, bytes]]:
     """
     if not root.is_dir():
         with root.open("rb") as stream:
-            yield from members(stream, str(root), "")
+            yield from _members(stream, str(root), "")
         return
     for folder, folders, names in os.walk(root):
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
             with path.open("rb") as stream:
-                yield from contents(stream, path.relative_to(root).as_posix())
+                yield from _contents(stream, path.relative_to(root).as_posix())
 
 
-def contents(stream: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
+def _contents(stream: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
     """The file itself if it is text, the text files in it if it is an archive, else nothing."""
     if path.endswith(".txt"):
         yield path, stream.read()
-    elif path.endswith(TAR_SUFFIXES):
-        yield from members(stream, path, f"{path}/")
+    elif path.endswith(_TAR_SUFFIXES):
+        yield from _members(stream, path, f"{path}/")
 
 
-def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
+def _members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
     """The text files of a tar archive, compressed or not.
 
     Args:
@@ -114,18 +114,18 @@ def members(stream: io.BufferedReader, name: str, prefix: str) -> Iterator[tuple
       name: its name, for messages.
       prefix: the prefix of the paths.
     """
-    with undamaged(name, "tar archive"):
-        plain = decompressed(stream)
+    with _report_damage(name, "tar archive"):
+        plain = _decompress(stream)
         with tarfile.open(fileobj=plain, mode="r|") as archive:
             for member in archive:
                 if isinstance(file := archive.extractfile(member), io.BufferedReader):
-                    yield from contents(file, prefix + member.name)
+                    yield from _contents(file, prefix + member.name)
         # tarfile stops at its end marker; the compression's checksum is after it.
         while plain.read(2**20):
             pass
 
 
-def decompressed(stream: io.BufferedReader) -> io.BufferedIOBase:
+def _decompress(stream: io.BufferedReader) -> io.BufferedIOBase:
     """The stream, decompressed if it begins like xz or gzip.
 
     Its first bytes decide, because a downloaded file may have lost its suffix.

@@ -8,33 +8,33 @@ import os
 from dataclasses import dataclass, replace
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damaged, read_manifest
-from t5x_diffeq.data.mixture import Concatenated, part_configs
-from t5x_diffeq.data.preparation import fingerprint_of, prepare
+from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damage_error, read_manifest
+from t5x_diffeq.data.mixture import ConcatenatedDocuments, part_configs
+from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
 from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, tokenizer_in
-from t5x_diffeq.data.shards import ShardedDocuments, read_facts
+from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.models.config import check_vocab_size
 from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
     AnyPath,
-    absolute,
+    absolute_path,
     digest,
-    place,
+    join_path,
+    parse_path,
     remove_folder,
-    within,
     write_whole,
 )
 
-CONFIG_FILE, FACTS_FILE = "config.json", "data.json"
-SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
+_CONFIG_FILE, _FACTS_FILE = "config.json", "data.json"
+_SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """Both splits of a source as tokenised documents, each closed by `end_of_text`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Corpus:
     """The parts of a mixture (just one for a single source) and their common tokenizer."""
 
     tokenizer: Tokenizer
-    parts: tuple[Part, ...]
+    parts: tuple[CorpusPart, ...]
 
     @property
     def name(self) -> str:
@@ -76,8 +76,8 @@ class Corpus:
         """The size of all parts: `1.23M tokens`, or `12.3k documents` for texts."""
         documents = [getattr(part, split) for part in self.parts]
         if all(isinstance(each, ShardedDocuments) for each in documents):
-            return f"{count(sum(int(each.lengths.sum()) for each in documents))} tokens"
-        return f"{count(sum(map(len, documents)))} documents"
+            return f"{format_count(sum(int(each.lengths.sum()) for each in documents))} tokens"
+        return f"{format_count(sum(map(len, documents)))} documents"
 
 
 def prepare_corpus(
@@ -99,14 +99,14 @@ def prepare_corpus(
     sources = [None if part.source == "tokens" else load_source(part) for part in configs]
     in_loop = sources[0] if data.tokenize == "in_loop" else None
     if in_loop:
-        check_one_by_one(in_loop)
+        _check_one_by_one(in_loop)
     if new:
-        make_corpus(data, configs, sources, workdir, vocab_size)
+        _make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
-            folder = shard_folder(config)
-            name, fingerprint = str(folder), fingerprint_of_shards(read_shards(folder))
+            folder = _shard_folder(config)
+            name, fingerprint = str(folder), _fingerprint_of_shards(_read_shards(folder))
         else:
             name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
         if part.fingerprint != fingerprint:
@@ -120,7 +120,7 @@ def prepare_corpus(
     return corpus
 
 
-def check_one_by_one(source: Source) -> None:
+def _check_one_by_one(source: Source) -> None:
     """Checks that the source's documents can be read in any order.
 
     Raises:
@@ -134,7 +134,7 @@ def check_one_by_one(source: Source) -> None:
         )
 
 
-def make_corpus(
+def _make_corpus(
     data: DataKeys,
     configs: list[DataKeys],
     sources: list[Source | None],
@@ -143,10 +143,10 @@ def make_corpus(
 ) -> None:
     """Makes the tokenizer, unless shards come with one, and tokenises what isn't in shards."""
     folders = [
-        shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
+        _shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
     ]
-    given = [tokenizer_of_shards(folder) for folder in folders if folder]
-    documents = Concatenated([source.train for source in sources if source])
+    given = [_tokenizer_of_shards(folder) for folder in folders if folder]
+    documents = ConcatenatedDocuments([source.train for source in sources if source])
     if given:
         tokenizer = given[0]
         if any(other.fingerprint != tokenizer.fingerprint for other in given):
@@ -166,11 +166,11 @@ def make_corpus(
     for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
         made = f"data/{number}"
         if folder:
-            manifest = read_shards(folder)
+            manifest = _read_shards(folder)
         else:
             assert source  # a part without shards has documents
-            manifest = tokenise(source, tokenizer, workdir / made, splits)
-        fingerprint = fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
+            manifest = _tokenise(source, tokenizer, workdir / made, splits)
+        fingerprint = _fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
         parts.append(
             {
                 "source": manifest["source"],
@@ -179,30 +179,32 @@ def make_corpus(
                 "shards": str(folder or made),
             }
         )
-    write_whole(workdir / FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+    write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def tokenise(
+def _tokenise(
     source: Source, tokenizer: Tokenizer, folder: AnyPath, splits: tuple[str, ...]
 ) -> dict:
     """Prepares splits of a source; returns the manifest."""
-    discard_other_shards(folder, fingerprint_of(source, tokenizer))
+    _discard_other_shards(folder, fingerprint_of(source, tokenizer))
     tokenizer.save(folder / "tokenizer")
-    shards, workers = (SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
-    manifest = prepare(source, tokenizer, folder, shards, workers, splits=splits)
+    shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
+    manifest = prepare_shards(source, tokenizer, folder, shards, workers, splits=splits)
     assert manifest is not None  # all shards were made here, so there is one
     return manifest
 
 
-def discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
+def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
     """Removes tokens left by a refused run, if they are from other data."""
-    facts = (read_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json"))
+    facts = (
+        read_shard_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json")
+    )
     if any(found and found["fingerprint"] != fingerprint for found in facts):
         say(f"{folder} is left of a run that never started, on other data; it is made again")
         remove_folder(folder)
 
 
-def shard_folder(data: DataKeys) -> AnyPath:
+def _shard_folder(data: DataKeys) -> AnyPath:
     """The folder that `prepare_data` made.
 
     Raises:
@@ -213,29 +215,19 @@ def shard_folder(data: DataKeys) -> AnyPath:
             "data.path is not set; data.source=tokens needs --config.data.path=DIR, a folder that "
             "`python -m t5x_diffeq.prepare_data` made"
         )
-    return absolute(place(data.path, "data.path"))
+    return absolute_path(parse_path(data.path, "data.path"))
 
 
-def read_shards(folder: AnyPath) -> dict:
-    """The manifest of shards to train on.
-
-    Raises:
-      InputError: if there is no manifest, it is damaged, or a split is missing.
-    """
+def _read_shards(folder: AnyPath) -> dict:
     manifest = read_manifest(folder)
     for split in SPLITS:
         if split not in manifest:
-            raise InputError(damaged(folder, f"it has no {split}"))
+            raise InputError(damage_error(folder, f"it has no {split}"))
     return manifest
 
 
-def tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
-    """The tokenizer that is stored with shards.
-
-    Raises:
-      InputError: if it is not the one that the shards were made with.
-    """
-    manifest = read_shards(folder)
+def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
+    manifest = _read_shards(folder)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer is None or tokenizer.fingerprint != manifest["tokenizer"]:
         raise InputError(
@@ -254,8 +246,8 @@ def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
     for part in part_configs(data):
         if part.source != "tokens":
             continue
-        folder = shard_folder(part)
-        if tokenizer_of_shards(folder).fingerprint != tokenizer.fingerprint:
+        folder = _shard_folder(part)
+        if _tokenizer_of_shards(folder).fingerprint != tokenizer.fingerprint:
             raise InputError(
                 f"data.path={folder}: its shards were made with another tokenizer than the run in "
                 "init_from has; give the documents themselves, or prepare them with that tokenizer"
@@ -269,36 +261,32 @@ def load_corpus(workdir: AnyPath) -> Corpus:
       InputError: if no run prepared it, or it can no longer be read.
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
-    if tokenizer is None and (workdir / FACTS_FILE).exists():
+    if tokenizer is None and (workdir / _FACTS_FILE).exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        facts = json.loads((workdir / FACTS_FILE).read_text())["parts"]
+        facts = json.loads((workdir / _FACTS_FILE).read_text())["parts"]
         assert tokenizer is not None  # else FACTS_FILE doesn't exist either
-        parts = tuple(load_part(workdir, part, tokenizer) for part in facts)
+        parts = tuple(_load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if not (workdir / FACTS_FILE).exists():
-            if not (workdir / CONFIG_FILE).exists():
+        if not (workdir / _FACTS_FILE).exists():
+            if not (workdir / _CONFIG_FILE).exists():
                 raise InputError(f"workdir {workdir} holds no run; train there first") from error
             raise InputError(
-                f"workdir {workdir} has lost {FACTS_FILE}, which says where its tokens are; "
+                f"workdir {workdir} has lost {_FACTS_FILE}, which says where its tokens are; "
                 "restore it or train in a new --workdir"
             ) from error
         raise InputError(
-            f"{workdir / FACTS_FILE} can't be read: {type(error).__name__}: {error}; restore it or "
+            f"{workdir / _FACTS_FILE} can't be read: {type(error).__name__}: {error}; restore it "
+            f"or "
             "train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
 
 
-def load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> Part:
-    """A part of the corpus, from the shards outside or inside the workdir.
-
-    Raises:
-      InputError: if they are missing, or were made with another tokenizer.
-    """
-    folder = within(workdir, facts["shards"])
+def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
+    folder = join_path(workdir, facts["shards"])
     if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():
         raise InputError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
@@ -314,9 +302,8 @@ def load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> Part:
             )
     train = ShardedDocuments(folder, "train") if "train" in manifest else ()
     validation = ShardedDocuments(folder, "validation")
-    return Part(facts["source"], facts["weight"], train, validation, facts["fingerprint"])
+    return CorpusPart(facts["source"], facts["weight"], train, validation, facts["fingerprint"])
 
 
-def fingerprint_of_shards(manifest: dict) -> str:
-    """A hash of the tokens of prepared shards."""
+def _fingerprint_of_shards(manifest: dict) -> str:
     return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])

@@ -8,16 +8,16 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import is_in_bucket, place
-from t5x_diffeq.runtime.staging import staged
+from t5x_diffeq.runtime.files import is_in_bucket, parse_path
+from t5x_diffeq.runtime.staging import stage
 
 SHARD_LENGTH = 2**16  # documents: 0.3 GB of OpenWebText
-SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known in advance
+_SHARD_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # their number is not known in advance
 SAY_EVERY = 500_000  # documents
 
-Example = tuple[str, dict[str, str]]  # a key and {"text": ...}
+KeyedExample = tuple[str, dict[str, str]]  # a key and {"text": ...}
 
 
 class DocumentBuilder(  # tfds has no types
@@ -65,13 +65,13 @@ class DocumentBuilder(  # tfds has no types
                 f"--config.data.path={self.ARCHIVE} (the archive, its folder or its URL), or as "
                 "data.data_dir the folder where it was built"
             )
-        if not is_url(self.raw) and not place(self.raw, "data.path").exists():
+        if not _is_url(self.raw) and not parse_path(self.raw, "data.path").exists():
             raise InputError(
                 f"data.path={self.raw}: there is no such file or folder; give {self.ARCHIVE}, a "
                 "folder with its content, or its URL"
             )
-        if not (is_url(self.raw) or is_in_bucket(place(self.raw, "data.path"))):
-            self._check_archive(place(self.raw, "data.path"))
+        if not (_is_url(self.raw) or is_in_bucket(parse_path(self.raw, "data.path"))):
+            self._check_archive(parse_path(self.raw, "data.path"))
         return self.raw
 
     @abstractmethod
@@ -85,8 +85,8 @@ class DocumentBuilder(  # tfds has no types
     def _raw_path(self, dl_manager: tfds.download.DownloadManager) -> Path:
         """The archive or folder, downloaded if need be; tfds keeps downloads in the data_dir."""
         raw = self.check_raw()
-        if not is_url(raw):
-            (archive,) = staged([place(raw, "data.path")])
+        if not _is_url(raw):
+            (archive,) = stage([parse_path(raw, "data.path")])
             return archive
         try:
             return Path(dl_manager.download(raw))
@@ -110,23 +110,22 @@ class DocumentBuilder(  # tfds has no types
         splits = self._split_generators(dl_manager).items()
         self.info.set_splits(tfds.core.SplitDict([self._write(*split) for split in splits]))
 
-    def _write(self, split: str, examples: Iterable[Example]) -> tfds.core.SplitInfo:
-        """Writes a split's shards."""
-        template = self._get_filename_template(split).replace(template=SHARD_NAME)
+    def _write(self, split: str, examples: Iterable[KeyedExample]) -> tfds.core.SplitInfo:
+        template = self._get_filename_template(split).replace(template=_SHARD_NAME)
         sizes: list[int] = []
 
-        def serialized(shard: Iterable[tuple[int, Example]]) -> Iterator[tuple[str, bytes]]:
+        def serialize(shard: Iterable[tuple[int, KeyedExample]]) -> Iterator[tuple[str, bytes]]:
             for _, (key, example) in shard:
                 record = self.info.features.serialize_example(example)
                 sizes.append(len(record))
                 if len(sizes) % SAY_EVERY == 0:
-                    say(f"{self.name}: {count(len(sizes))} {split} documents")
+                    say(f"{self.name}: {format_count(len(sizes))} {split} documents")
                 yield key, record
 
         lengths: list[int] = []
         for index, shard in groupby(enumerate(examples), lambda item: item[0] // SHARD_LENGTH):
             path = template.sharded_filepath(shard_index=index, num_shards=None)
-            self._example_writer().write(path, serialized(shard))
+            self._example_writer().write(path, serialize(shard))
             lengths.append(len(sizes) - sum(lengths))
         if not sizes:
             raise InputError(
@@ -138,6 +137,6 @@ class DocumentBuilder(  # tfds has no types
         )
 
 
-def is_url(raw: str) -> bool:
+def _is_url(raw: str) -> bool:
     """Whether the raw data must be downloaded."""
     return raw.startswith(("http://", "https://"))

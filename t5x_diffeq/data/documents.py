@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from t5x_diffeq.data.lines import line_starts, read_line, read_lines
+from t5x_diffeq.data.lines import line_starts, read_line, read_line_documents
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, file_digest
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 CHUNK_BYTES = 16 * 2**20
-RECENT_CHUNKS = 2  # whose texts are cached
-TEXT, LINES, ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
-KINDS = (*TEXT, ".jsonl", *ROWS)
+_RECENT_CHUNKS = 2  # whose texts are cached
+_TEXT, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
+FILE_KINDS = (*_TEXT, ".jsonl", *_ROWS)
 
 
 @runtime_checkable
@@ -71,14 +71,14 @@ class FileDocuments(Documents):
 
     def __init__(self, paths: Sequence[Path], field: str):
         self.field = field
-        if len(paths) == 1 and kind_of(paths[0]) in TEXT:  # among several, such a file is skipped
-            check_text(paths[0])
-        self.chunks = [counted(c, field) for path in paths for c in chunks_of(path)]
+        if len(paths) == 1 and _kind_of(paths[0]) in _TEXT:  # among several, such a file is skipped
+            _check_text(paths[0])
+        self.chunks = [_count_contents(c, field) for path in paths for c in _chunks_of(path)]
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
-        self.starts = [line_starts(read_bytes(c)) if by_line(c) else None for c in self.chunks]
+        self.starts = [line_starts(read_bytes(c)) if _is_by_line(c) else None for c in self.chunks]
         self.expected = 0  # the next document if they are read in order
-        whole = [c for c in self.chunks if not by_line(c) and kind_of(c.path) not in TEXT]
-        self.one_by_one = len(whole) <= RECENT_CHUNKS
+        whole = [c for c in self.chunks if not _is_by_line(c) and _kind_of(c.path) not in _TEXT]
+        self.one_by_one = len(whole) <= _RECENT_CHUNKS
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = digest(file_digest(path).encode() for path in paths)
 
@@ -89,19 +89,19 @@ class FileDocuments(Documents):
         """Document `number`."""
         if not 0 <= number < len(self):
             raise IndexError(number)
-        place = bisect_right(self.firsts, number) - 1
-        chunk, starts = self.chunks[place], self.starts[place]
+        index = bisect_right(self.firsts, number) - 1
+        chunk, starts = self.chunks[index], self.starts[index]
         in_order, self.expected = number == self.expected, number + 1
-        number -= self.firsts[place]
+        number -= self.firsts[index]
         if starts is None or in_order:
-            return recent(chunk, self.field)[number]
+            return read_recent_chunk(chunk, self.field)[number]
         return read_line(chunk.path, chunk.start + int(starts[number]), self.field)
 
     def character(self, number: int) -> tuple[int, int]:
         """The document that holds character `number` of all text, and the offset in it."""
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
-                for offset, text in enumerate(recent(chunk, self.field)):
+                for offset, text in enumerate(read_recent_chunk(chunk, self.field)):
                     if number < len(text):
                         return first + offset, number
                     number -= len(text)
@@ -109,7 +109,7 @@ class FileDocuments(Documents):
         return len(self), 0
 
 
-class Part(Documents):
+class DocumentRange(Documents):
     """Documents from one (number, character) to another; those that a cut empties are left out."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
@@ -129,28 +129,28 @@ class Part(Documents):
         return text[head:tail]
 
 
-def kind_of(path: Path) -> str:
+def _kind_of(path: Path) -> str:
     """The suffix that gives a file's type, ignoring compression: `.jsonl` for `a.jsonl.gz`."""
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
-def by_line(chunk: Chunk) -> bool:
+def _is_by_line(chunk: Chunk) -> bool:
     """Whether each of its documents is a line of the file."""
-    return kind_of(chunk.path) in LINES and chunk.path.suffix not in DECOMPRESSORS
+    return _kind_of(chunk.path) in _LINES and chunk.path.suffix not in DECOMPRESSORS
 
 
-def chunks_of(path: Path) -> Iterator[Chunk]:
+def _chunks_of(path: Path) -> Iterator[Chunk]:
     """The chunks of a file, before their documents are counted."""
-    if kind_of(path) in ROWS:
-        groups = parquet(path).num_row_groups
+    if _kind_of(path) in _ROWS:
+        groups = _open_parquet(path).num_row_groups
         yield from (Chunk(path, group, group + 1) for group in range(groups))
-    elif kind_of(path) in LINES and path.suffix not in DECOMPRESSORS:
-        yield from line_chunks(path)
+    elif _kind_of(path) in _LINES and path.suffix not in DECOMPRESSORS:
+        yield from _line_chunks(path)
     else:
         yield Chunk(path, 0, None)
 
 
-def line_chunks(path: Path) -> Iterator[Chunk]:
+def _line_chunks(path: Path) -> Iterator[Chunk]:
     """Chunks of whole lines; a longer line is a chunk by itself."""
     with path.open("rb") as file:
         size, start = path.stat().st_size, 0
@@ -162,19 +162,19 @@ def line_chunks(path: Path) -> Iterator[Chunk]:
             start = stop
 
 
-def counted(chunk: Chunk, field: str) -> Chunk:
+def _count_contents(chunk: Chunk, field: str) -> Chunk:
     """The chunk with its counts of documents and characters."""
-    texts = read_chunk(chunk, field)
+    texts = _read_chunk(chunk, field)
     return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
 
 
-@lru_cache(RECENT_CHUNKS)
-def recent(chunk: Chunk, field: str) -> list[str]:
-    """`read_chunk`, cached for the documents that are read next."""
-    return read_chunk(chunk, field)
+@lru_cache(_RECENT_CHUNKS)
+def read_recent_chunk(chunk: Chunk, field: str) -> list[str]:
+    """`_read_chunk`, cached for the documents that are read next."""
+    return _read_chunk(chunk, field)
 
 
-def read_chunk(chunk: Chunk, field: str) -> list[str]:
+def _read_chunk(chunk: Chunk, field: str) -> list[str]:
     """The documents of a chunk.
 
     Bytes that are not UTF-8 become lone surrogates: such a document is skipped, and counted, when
@@ -183,12 +183,12 @@ def read_chunk(chunk: Chunk, field: str) -> list[str]:
     Raises:
       InputError: if the file is not what its name says; names it and the line or row.
     """
-    kind = kind_of(chunk.path)
-    if kind in ROWS:
-        return read_rows(chunk, field)
+    kind = _kind_of(chunk.path)
+    if kind in _ROWS:
+        return _read_rows(chunk, field)
     content = read_bytes(chunk)
-    if kind in LINES:
-        return read_lines(chunk.path, chunk.start, content, field)
+    if kind in _LINES:
+        return read_line_documents(chunk.path, chunk.start, content, field)
     return [content.decode("utf-8", "surrogateescape")]
 
 
@@ -209,13 +209,13 @@ def read_bytes(chunk: Chunk) -> bytes:
         ) from error
 
 
-def decompress_zstd(content: bytes) -> bytes:
+def _decompress_zstd(content: bytes) -> bytes:
     """The decompressed content of all frames.
 
     Raises:
       EOFError: if a frame is damaged or truncated, which the library by itself would ignore.
     """
-    zstandard = optional("zstandard", ".zst files")
+    zstandard = _import_optional("zstandard", ".zst files")
     parts = []
     while content:
         frame = zstandard.ZstdDecompressor().decompressobj()
@@ -229,15 +229,10 @@ def decompress_zstd(content: bytes) -> bytes:
     return b"".join(parts)
 
 
-DECOMPRESSORS = {".gz": gzip.decompress, ".zst": decompress_zstd}
+DECOMPRESSORS = {".gz": gzip.decompress, ".zst": _decompress_zstd}
 
 
-def optional(package: str, kind: str) -> ModuleType:
-    """Imports an optional package that a kind of file needs.
-
-    Raises:
-      InputError: if it isn't installed.
-    """
+def _import_optional(package: str, kind: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -246,12 +241,7 @@ def optional(package: str, kind: str) -> ModuleType:
         ) from error
 
 
-def check_text(path: Path) -> None:
-    """Checks that a file that is the only document is text.
-
-    Raises:
-      InputError: if it isn't; says where.
-    """
+def _check_text(path: Path) -> None:
     content = read_bytes(Chunk(path, 0, None))
     try:
         content.decode("utf-8")
@@ -267,13 +257,8 @@ def check_text(path: Path) -> None:
         )
 
 
-def parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
-    """The opened parquet file.
-
-    Raises:
-      InputError: if the file is not a parquet file.
-    """
-    optional("pyarrow", ".parquet files")
+def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
+    _import_optional("pyarrow", ".parquet files")
     import pyarrow.parquet
 
     try:
@@ -282,9 +267,9 @@ def parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
         raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
 
 
-def read_rows(chunk: Chunk, field: str) -> list[str]:
+def _read_rows(chunk: Chunk, field: str) -> list[str]:
     """One document per row of a row group; null is an empty text."""
-    file = parquet(chunk.path)
+    file = _open_parquet(chunk.path)
     if field not in file.schema_arrow.names:
         raise InputError(
             f"data.path: {chunk.path} has no column {field!r}, but "

@@ -9,7 +9,7 @@ from jaxtyping import Integer
 from t5x_diffeq.runtime.errors import InputError
 
 
-def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
+def read_line_documents(path: Path, start: int, content: bytes, field: str) -> list[str]:
     """One document per nonblank line; bytes that are not UTF-8 become lone surrogates.
 
     Args:
@@ -24,7 +24,7 @@ def read_lines(path: Path, start: int, content: bytes, field: str) -> list[str]:
     texts, offset = [], start
     for line in content.split(b"\n"):
         if line.strip():
-            texts.append(text_of_line(line, field, f"{path}, line at byte {offset}"))
+            texts.append(_text_of_line(line, field, f"{path}, line at byte {offset}"))
         offset += len(line) + 1
     return texts
 
@@ -51,25 +51,21 @@ def read_line(path: Path, start: int, field: str) -> str:
             line = file.readline()
     except OSError as error:
         raise InputError(f"data.path: {path} can't be read: {error.strerror}") from error
-    return text_of_line(line, field, f"{path}, line at byte {start}")
+    return _text_of_line(line, field, f"{path}, line at byte {start}")
 
 
-def text_of_line(line: bytes, field: str, place: str) -> str:
-    """The field of a JSON object; null is an empty text.
-
-    Raises:
-      InputError: if there is no such text.
-    """
+def _text_of_line(line: bytes, field: str, where: str) -> str:
+    """The field of a JSON object; null is an empty text."""
     try:
         record = json.loads(line.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"data.path: {place} is not JSON: {error}; mend or delete it") from error
+        raise InputError(f"data.path: {where} is not JSON: {error}; mend or delete it") from error
     if not isinstance(record, dict) or field not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         keys = keys or "nothing at all"
         raise InputError(
-            f"data.path: {place} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
+            f"data.path: {where} has no {field!r}, but {keys[:200]}; set --config.data.text_field"
         )
     if not isinstance(record[field], str | None):
-        raise InputError(f"data.path: {place}: its {field!r} is {record[field]!r:.60}, not text")
+        raise InputError(f"data.path: {where}: its {field!r} is {record[field]!r:.60}, not text")
     return record[field] or ""

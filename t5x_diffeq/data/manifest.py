@@ -7,9 +7,9 @@ from t5x_diffeq.runtime.files import AnyPath
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
-FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
-OF_SPLIT = {"names": list, "sha256": list, "documents": int, "tokens": int}
-OF_SHARDS = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
+_FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
+_OF_SPLIT = {"names": list, "sha256": list, "documents": int, "tokens": int}
+_OF_SHARDS = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
 
 
 def read_manifest(folder: AnyPath) -> dict:
@@ -26,22 +26,22 @@ def read_manifest(folder: AnyPath) -> dict:
             "`python -m t5x_diffeq.prepare_data` has finished"
         ) from error
     except ValueError as error:
-        raise InputError(damaged(folder, str(error))) from error
-    if fault := fault_of(manifest):
-        raise InputError(damaged(folder, fault))
+        raise InputError(damage_error(folder, str(error))) from error
+    if fault := _fault_of(manifest):
+        raise InputError(damage_error(folder, fault))
     return manifest
 
 
-def damaged(folder: AnyPath, fault: str) -> str:
+def damage_error(folder: AnyPath, fault: str) -> str:
     """The error message for a manifest that can't be used."""
     return f"{folder / MANIFEST} is damaged: {fault}; restore it, or prepare the shards again"
 
 
-def fault_of(manifest: object) -> str | None:
+def _fault_of(manifest: object) -> str | None:
     """What is wrong with a manifest; None if it is valid."""
     if not isinstance(manifest, dict):
         return f"it is a {type(manifest).__name__}, not a JSON object"
-    if fault := fault_of_keys(manifest, FACTS):
+    if fault := _fault_of_keys(manifest, _FACTS):
         return fault
     splits = [split for split in SPLITS if split in manifest]
     if not splits:
@@ -50,17 +50,17 @@ def fault_of(manifest: object) -> str | None:
         facts = manifest[split]
         if not isinstance(facts, dict):
             return f"its {split} is no JSON object"
-        if fault := fault_of_keys(facts, OF_SPLIT):
+        if fault := _fault_of_keys(facts, _OF_SPLIT):
             return f"of {split}, {fault}"
-        if fault := fault_of_shards(facts):
+        if fault := _fault_of_shards(facts):
             return f"of {split}, {fault}"
     return None
 
 
-def fault_of_shards(facts: dict) -> str | None:
+def _fault_of_shards(facts: dict) -> str | None:
     """What is wrong with the lists of one value per shard: their length or type; or None."""
     shards = len(facts["names"])
-    for key, kind in OF_SHARDS.items():
+    for key, kind in _OF_SHARDS.items():
         if key not in facts:
             continue  # a key that earlier versions did not write
         values = facts[key]
@@ -71,13 +71,13 @@ def fault_of_shards(facts: dict) -> str | None:
     return None
 
 
-def fault_of_keys(facts: dict, types: dict[str, type]) -> str | None:
+def _fault_of_keys(facts: dict, types: dict[str, type]) -> str | None:
     """What is wrong with the keys: one is missing or its value has another type; or None."""
     for key, kind in types.items():
         if key not in facts:
             return f"it lacks {key!r}"
         if not isinstance(facts[key], kind) or isinstance(facts[key], bool):
             return f"its {key!r} is {facts[key]!r:.60}"
-        if kind is int and facts[key] < (0 if key in OF_SPLIT else 1):
+        if kind is int and facts[key] < (0 if key in _OF_SPLIT else 1):
             return f"its {key!r} is {facts[key]}"
     return None

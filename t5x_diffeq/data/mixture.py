@@ -9,7 +9,7 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError
 
-LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
+_LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 
 
 def part_configs(data: DataKeys) -> list[DataKeys]:
@@ -26,16 +26,16 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
         return [data]
     parts = []
     for entry in data.mixture:
-        if not is_part(entry):
+        if not _is_part(entry):
             raise InputError(
                 f"data.mixture has {entry!r}; each part is (weight > 0, source, path), such as "
                 "(0.7, 'tokens', '/shards/web')"
             )
-        share = entry[0] / fsum(weight for weight, *_ in filter(is_part, data.mixture))
-        if share < LEAST_SHARE:
+        share = entry[0] / fsum(weight for weight, *_ in filter(_is_part, data.mixture))
+        if share < _LEAST_SHARE:
             raise InputError(
                 f"data.mixture has {entry!r}, whose share of the examples is {share:.3g}; it must "
-                f"be at least {LEAST_SHARE:g}: raise its weight, or leave the part out"
+                f"be at least {_LEAST_SHARE:g}: raise its weight, or leave the part out"
             )
         _, source, path = entry
         parts.append(replace(data, source=source, path=path))
@@ -44,7 +44,7 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
     return parts
 
 
-def is_part(entry: object) -> bool:
+def _is_part(entry: object) -> bool:
     """Whether `entry` is (weight, source, path), with a positive weight."""
     if not (isinstance(entry, list | tuple) and len(entry) == 3):
         return False
@@ -58,7 +58,7 @@ def is_part(entry: object) -> bool:
     )
 
 
-class Concatenated(Documents):
+class ConcatenatedDocuments(Documents):
     """The concatenation of several sequences of documents."""
 
     def __init__(self, sequences: list[Documents]):
@@ -70,5 +70,5 @@ class Concatenated(Documents):
 
     def __getitem__(self, number: int) -> str:
         """Document `number`."""
-        place = bisect_right(self.firsts, number) - 1
-        return self.sequences[place][number - self.firsts[place]]
+        index = bisect_right(self.firsts, number) - 1
+        return self.sequences[index][number - self.firsts[index]]

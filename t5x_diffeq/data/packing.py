@@ -13,7 +13,7 @@ from jaxtyping import Float, Integer
 
 from t5x_diffeq.runtime.errors import InputError
 
-OPEN_ROWS = 64  # rows that first-fit packing keeps open
+_OPEN_ROWS = 64  # rows that first-fit packing keeps open
 
 
 @runtime_checkable
@@ -40,17 +40,17 @@ class Example(TypedDict):
     positions: NotRequired[Integer[np.ndarray, "..."]]
 
 
-def with_segments(example: Example, starts: np.ndarray) -> Example:
+def add_segments(example: Example, starts: np.ndarray) -> Example:
     """The example with segments and positions.
 
     Args:
       example: one example of length L, or a batch.
       starts: `[..., L]`, true where an input opens a document.
     """
-    places = np.arange(starts.shape[-1], dtype=np.int32)
-    opened = np.maximum.accumulate(np.where(starts, places, 0), axis=-1)
+    columns = np.arange(starts.shape[-1], dtype=np.int32)
+    opened = np.maximum.accumulate(np.where(starts, columns, 0), axis=-1)
     segments = np.cumsum(starts, axis=-1, dtype=np.int32)
-    return {**example, "segments": segments, "positions": places - opened}
+    return {**example, "segments": segments, "positions": columns - opened}
 
 
 class Windows:
@@ -81,7 +81,7 @@ class Windows:
         end_of_text: int | None = None,
     ):
         self.documents, self.length, self.end_of_text = documents, length, end_of_text
-        self.order = shuffled(len(documents.lengths), seed)
+        self.order = _shuffle(len(documents.lengths), seed)
         self.ends = np.cumsum(documents.lengths[self.order], dtype=np.int64)
         tokens = int(self.ends[-1]) if len(self.ends) else 0
         predicted = max(tokens - 1, 0)
@@ -106,19 +106,19 @@ class Windows:
         example: Example = {"inputs": window[:-1], "targets": window[1:], "mask": mask}
         if self.end_of_text is None:
             return example
-        return with_segments(example, example["inputs"] == self.end_of_text)
+        return add_segments(example, example["inputs"] == self.end_of_text)
 
     def tokens(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         """Tokens `start` to `stop` (or the end) of the concatenated documents."""
         row = np.empty(min(stop, int(self.ends[-1])) - start, np.int32)
-        place = int(np.searchsorted(self.ends, start, side="right"))
+        index = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
         while filled < len(row):
-            number = int(self.order[place])
-            first = start + filled - int(self.ends[place]) + int(self.documents.lengths[number])
+            number = int(self.order[index])
+            first = start + filled - int(self.ends[index]) + int(self.documents.lengths[number])
             taken = self.documents.slice(number, first, first + len(row) - filled)
             row[filled : filled + len(taken)] = taken
-            filled, place = filled + len(taken), place + 1
+            filled, index = filled + len(taken), index + 1
         return row
 
 
@@ -152,8 +152,8 @@ class FirstFitRows:
     ):
         self.documents, self.length, self.end_of_text = documents, length, end_of_text
         self.segments = segments
-        order = shuffled(len(documents.lengths), seed)
-        rows, self.pieces = first_fit(pieces(documents.lengths, order, length), length)
+        order = _shuffle(len(documents.lengths), seed)
+        rows, self.pieces = first_fit(_cut_pieces(documents.lengths, order, length), length)
         if not len(rows):
             raise InputError(f"the {split} split has no document; give text")
         self.firsts = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
@@ -167,27 +167,29 @@ class FirstFitRows:
         targets = np.zeros(self.length, np.int32)
         mask = np.zeros(self.length, np.float32)
         starts = np.zeros(self.length, bool)
-        place = 0
+        position = 0
         for number, first in self.pieces[self.firsts[k] : self.firsts[k + 1]].tolist():
             before = min(first, 1)  # if the piece continues a document, the token before it
             piece = self.documents.slice(number, first - before, first + self.length)
-            stop = place + len(piece) - before
-            targets[place:stop], mask[place:stop] = piece[before:], 1
-            inputs[place + 1 - before : stop] = piece[:-1]
-            starts[place] = True
-            place = stop
-        if place < self.length:
-            starts[place] = True  # the padding belongs to no document
+            stop = position + len(piece) - before
+            targets[position:stop], mask[position:stop] = piece[before:], 1
+            inputs[position + 1 - before : stop] = piece[:-1]
+            starts[position] = True
+            position = stop
+        if position < self.length:
+            starts[position] = True  # the padding belongs to no document
         example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
-        return with_segments(example, starts) if self.segments else example
+        return add_segments(example, starts) if self.segments else example
 
 
-def shuffled(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
+def _shuffle(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
     """The integers below `count`, in an order determined by `seed`."""
     return np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
 
 
-def pieces(lengths: np.ndarray, order: np.ndarray, length: int) -> Iterator[tuple[int, int, int]]:
+def _cut_pieces(
+    lengths: np.ndarray, order: np.ndarray, length: int
+) -> Iterator[tuple[int, int, int]]:
     """The document, first token and size of each piece."""
     for number, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
         for first in range(0, size, length):
@@ -217,7 +219,7 @@ def first_fit(
         open_rows[row] -= size
         if not open_rows[row]:
             del open_rows[row]
-        elif len(open_rows) > OPEN_ROWS:
+        elif len(open_rows) > _OPEN_ROWS:
             del open_rows[min(open_rows, key=open_rows.__getitem__)]
         rows.append(row)
         placed.append((number, first))

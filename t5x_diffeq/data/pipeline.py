@@ -3,7 +3,8 @@
 Row r of global batch s is example s*B + r of a shuffled, endlessly repeated epoch. Each process
 reads the rows that its devices hold; on a TPU pod these are not contiguous, because a mesh follows
 the torus of chips. So the data state is one number, the step, for any number of processes and any
-order of devices. (When documents are tokenised in the loop, the state is `streams.Places`.)
+order of devices. (When documents are tokenised in the loop, the state is
+`streams.StreamPositions`.)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +20,13 @@ from jax.sharding import NamedSharding
 from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
-from t5x_diffeq.data.streams import Places, RowStreams
-from t5x_diffeq.runtime.console import tracked
+from t5x_diffeq.data.streams import RowStreams, StreamPositions
+from t5x_diffeq.runtime.console import track
 
-PREFETCHED_BATCHES = 8
+_PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows
 Mixture = Sequence[tuple[float, Examples]]  # pairs of weight and examples
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascending
 
 
@@ -47,7 +48,7 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
 
 
 @dataclass(frozen=True)
-class RowsOfBatches:
+class _RowsOfBatches:
     """Element s is the given rows of global batch s, stacked.
 
     Attributes:
@@ -65,11 +66,10 @@ class RowsOfBatches:
 
     def __getitem__(self, step: int) -> Example:
         numbers = step * self.batch_size + self.rows
-        return stacked([self.examples[number] for number in numbers.tolist()])
+        return _stack([self.examples[number] for number in numbers.tolist()])
 
 
-def stacked(examples: Sequence[Example]) -> Example:
-    """The examples stacked into a batch."""
+def _stack(examples: Sequence[Example]) -> Example:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
 
 
@@ -88,7 +88,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     ]
     weights = [weight for weight, _ in mixture]
     examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
-    return grain.MapDataset.source(RowsOfBatches(examples, batch_size, rows))
+    return grain.MapDataset.source(_RowsOfBatches(examples, batch_size, rows))
 
 
 def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> Iterator[Example]:
@@ -99,7 +99,7 @@ def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> It
       start_step: the first step.
       threads: number of threads that read; the order does not depend on it.
     """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCHED_BATCHES)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_PREFETCHED_BATCHES)
     return iter(dataset[start_step:].to_iter_dataset(options))
 
 
@@ -110,8 +110,8 @@ def train_batches(
     start_step: int,
     sharding: NamedSharding,
     threads: int = 1,
-    places: list | None = None,
-) -> Iterator[tuple[dict[str, jax.Array], Places | None]]:
+    positions: list | None = None,
+) -> Iterator[tuple[dict[str, jax.Array], StreamPositions | None]]:
     """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead.
 
     Args:
@@ -121,19 +121,21 @@ def train_batches(
       start_step: the first step.
       sharding: the batches' sharding.
       threads: number of threads that read a mixture.
-      places: the positions of row streams after step `start_step` - 1.
+      positions: the positions of row streams after step `start_step` - 1.
 
     Yields:
       A batch, and the positions of the streams after it.
     """
     rows = own_rows(sharding, batch_size)
-    local: Iterator[tuple[Example, Places | None]]
+    local: Iterator[tuple[Example, StreamPositions | None]]
     if isinstance(examples, RowStreams):
-        local = examples.batches(rows, start_step, places)
+        local = examples.batches(rows, start_step, positions)
     else:
         dataset = train_dataset(examples, batch_size, seed, rows)
         local = ((batch, None) for batch in host_batches(dataset, start_step, threads))
-    return prefetch((to_devices(batch, batch_size, sharding), after) for batch, after in local)
+    return _prefetch(
+        (_put_on_devices(batch, batch_size, sharding), after) for batch, after in local
+    )
 
 
 def eval_batches(
@@ -161,15 +163,17 @@ def eval_batches(
     def local_batches() -> Iterator[Example]:
         for first in range(0, len(windows), batch_size):
             numbers = (first + rows).tolist()
-            yield stacked([windows[k] if k < len(windows) else blank for k in numbers])
+            yield _stack([windows[k] if k < len(windows) else blank for k in numbers])
 
     local = islice(local_batches(), limit)
     number = min(limit or maxsize, -(-len(windows) // batch_size))
-    batches = prefetch(to_devices(batch, batch_size, sharding) for batch in local)
-    return tracked(batches, title, number, "batches")
+    batches = _prefetch(_put_on_devices(batch, batch_size, sharding) for batch in local)
+    return track(batches, title, number, "batches")
 
 
-def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict[str, jax.Array]:
+def _put_on_devices(
+    batch: Example, batch_size: int, sharding: NamedSharding
+) -> dict[str, jax.Array]:
     """Global arrays from the rows that each process holds, in ascending order of row number."""
 
     def to_global(leaf: np.ndarray) -> jax.Array:
@@ -179,7 +183,7 @@ def to_devices(batch: Example, batch_size: int, sharding: NamedSharding) -> dict
     return jax.tree.map(to_global, batch)
 
 
-def prefetch(batches: Iterator[Item]) -> Iterator[Item]:
+def _prefetch(batches: Iterator[_Item]) -> Iterator[_Item]:
     """Transfers one batch to the devices while the previous one is used."""
     ahead = next(batches, None)
     while ahead is not None:

@@ -15,26 +15,26 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.manifest import SPLITS
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
-    by_reason,
-    merge,
-    read_facts,
+    format_reasons,
+    merge_shards,
+    read_shard_facts,
     stem,
     token_dtype,
     write_shard,
 )
 from t5x_diffeq.data.sources import Source
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, unusable
+from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault, load_tokenizer
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath, digest
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
-Job = tuple[str, int]  # the split and number of a shard
-Tell = Callable[[int], None]  # called with the number of documents taken so far
+_Job = tuple[str, int]  # the split and number of a shard
+_Tell = Callable[[int], None]  # called with the number of documents taken so far
 
 
-def prepare(
+def prepare_shards(
     source: Source,
     tokenizer: Tokenizer,
     folder: AnyPath,
@@ -71,16 +71,16 @@ def prepare(
         "record_tokens": RECORD_TOKENS,
     }
     mine = [(split, n) for split in splits for n in range(shards)][part[0] :: part[1]]
-    missing = [(s, n) for s, n in mine if not is_made(folder, stem(s, n, shards), facts)]
+    missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
         say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
-    make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
+    _make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
     if part[1] > 1:
         say("this part is made; when all are, the command without --shard finishes")
         return None
-    manifest = merge(folder, shards, facts, splits)
+    manifest = merge_shards(folder, shards, facts, splits)
     if manifest["skipped"]:
-        say(f"{source.name}: skipped documents: {by_reason(manifest['skipped'])}")
+        say(f"{source.name}: skipped documents: {format_reasons(manifest['skipped'])}")
     return manifest
 
 
@@ -89,13 +89,13 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
     return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
 
 
-def is_made(folder: AnyPath, name: str, facts: dict) -> bool:
+def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
     """Whether the shard is complete.
 
     Raises:
       InputError: if it was made from other data.
     """
-    found = read_facts(folder, name)
+    found = read_shard_facts(folder, name)
     if found is not None and found["fingerprint"] != facts["fingerprint"]:
         raise InputError(
             f"{folder} holds shard {name} of {found['source']}, not of {facts['source']} as it is "
@@ -104,30 +104,30 @@ def is_made(folder: AnyPath, name: str, facts: dict) -> bool:
     return found is not None
 
 
-def make_shards(
-    source: Source, folder: AnyPath, shards: int, missing: list[Job], facts: dict, workers: int
+def _make_shards(
+    source: Source, folder: AnyPath, shards: int, missing: list[_Job], facts: dict, workers: int
 ) -> None:
     """Makes the missing shards, several at a time, and shows progress."""
-    total = sum(len(own_documents(source, job, shards)) for job in missing)
+    total = sum(len(_own_documents(source, job, shards)) for job in missing)
     context = get_context("spawn")
     done = context.Value("q", 0)
     common = (source, folder, shards, facts, done, max(1, (os.cpu_count() or 1) // workers))
     with Progress(f"tokenising {source.name}", total, "documents") as progress:
         if workers == 1:
-            worker = Worker(*common)
+            worker = _Worker(*common)
             for job in missing:
                 worker.make(job, progress.update)
             return
-        with ProcessPoolExecutor(workers, context, start_worker, common) as pool:
-            pending = {pool.submit(work, job) for job in missing}
+        with ProcessPoolExecutor(workers, context, _start_worker, common) as pool:
+            pending = {pool.submit(_run_job, job) for job in missing}
             while pending:
                 finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
                 progress.update(done.value)
                 for future in finished:
-                    check(future, pool)
+                    _check_worker(future, pool)
 
 
-def check(future: Future, pool: ProcessPoolExecutor) -> None:
+def _check_worker(future: Future, pool: ProcessPoolExecutor) -> None:
     """Raises what a worker raised, after cancelling the shards not yet started.
 
     Raises:
@@ -146,7 +146,7 @@ def check(future: Future, pool: ProcessPoolExecutor) -> None:
         ) from error
 
 
-class Worker:
+class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
     Attributes:
@@ -165,24 +165,26 @@ class Worker:
         self.source, self.folder, self.shards, self.facts = source, folder, shards, facts
         self.done = done
         tokenizer = load_tokenizer(folder / "tokenizer")
-        assert tokenizer is not None  # the caller of `prepare` has saved it
+        assert tokenizer is not None  # the caller of `prepare_shards` has saved it
         self.tokenizer = tokenizer
         self.tokenizer.threads = threads
 
-    def make(self, job: Job, tell: Tell | None = None) -> None:
+    def make(self, job: _Job, tell: _Tell | None = None) -> None:
         """Tokenises and writes one shard; calls `tell` with the number of documents taken."""
         skipped: Counter[str] = Counter()
-        numbers = own_documents(self.source, job, self.shards)
-        documents = self.counting(getattr(self.source, job[0]), numbers, tell)
+        numbers = _own_documents(self.source, job, self.shards)
+        documents = self._count_taken(getattr(self.source, job[0]), numbers, tell)
         write_shard(
             self.folder,
             stem(*job, self.shards),
-            tokenised(documents, self.tokenizer, skipped),
+            tokenise_documents(documents, self.tokenizer, skipped),
             self.facts,
             skipped,
         )
 
-    def counting(self, documents: Documents, numbers: range, tell: Tell | None) -> Iterator[str]:
+    def _count_taken(
+        self, documents: Documents, numbers: range, tell: _Tell | None
+    ) -> Iterator[str]:
         """Yields the documents, counting each when it is taken."""
         for number in numbers:
             yield documents[number]
@@ -192,28 +194,25 @@ class Worker:
                 tell(self.done.value)
 
 
-WORKER: Worker  # this process's worker
+_WORKER: _Worker  # this process's worker
 
 
-def start_worker(*common: Any) -> None:
-    """Creates this process's worker."""
-    global WORKER
-    WORKER = Worker(*common)
+def _start_worker(*common: Any) -> None:
+    global _WORKER
+    _WORKER = _Worker(*common)
 
 
-def work(job: Job) -> None:
-    """Makes a shard with this process's worker."""
-    WORKER.make(job)
+def _run_job(job: _Job) -> None:
+    _WORKER.make(job)
 
 
-def own_documents(source: Source, job: Job, shards: int) -> range:
-    """The numbers of the documents of a shard."""
+def _own_documents(source: Source, job: _Job, shards: int) -> range:
     split, n = job
     count = len(getattr(source, split))
     return range(count * n // shards, count * (n + 1) // shards)
 
 
-def tokenised(
+def tokenise_documents(
     documents: Iterable[str], tokenizer: Tokenizer, skipped: Counter
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The tokens of each document with `end_of_text`, in the smallest dtype.
@@ -221,7 +220,7 @@ def tokenised(
     Documents that can't be trained on are counted in `skipped`, by reason.
     """
     dtype, parts = token_dtype(tokenizer.vocab_size), []
-    for batch in batches(pieces(documents, skipped)):
+    for batch in group_pieces(cut_documents(documents, skipped)):
         for tokens, (_, is_last) in zip(
             tokenizer.encode([text for text, _ in batch]), batch, strict=True
         ):
@@ -231,10 +230,10 @@ def tokenised(
                 parts = []
 
 
-def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
+def cut_documents(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
     """The documents in pieces of bounded length, each with whether it is its document's last."""
     for text in documents:
-        reason = unusable(text)
+        reason = find_text_fault(text)
         if reason:
             skipped[reason] += 1
             continue
@@ -247,7 +246,7 @@ def pieces(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bo
         yield text[start:], True
 
 
-def batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
+def group_pieces(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
     """Groups of pieces (tuples that begin with a text) of about `BATCH_CHARACTERS` each."""
     batch, characters = [], 0
     for piece in pieces:

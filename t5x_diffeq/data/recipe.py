@@ -9,10 +9,10 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, remove_folder, write_whole
 
-RECIPE = "recipe.json"
+_RECIPE = "recipe.json"
 
 
-def recipe_of(data: DataKeys, text: str | None = None) -> dict:
+def _recipe_of(data: DataKeys, text: str | None = None) -> dict:
     """What determines the tokenizer of `config.data`; `text` is the documents' fingerprint."""
     trained = data.tokenizer == "sentencepiece"
     return {
@@ -26,7 +26,7 @@ def recipe_of(data: DataKeys, text: str | None = None) -> dict:
 def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> None:
     """Saves another run's tokenizer as the one for `config.data`."""
     put_tokenizer(tokenizer, folder)
-    write_whole(folder / RECIPE, json.dumps(recipe_of(data), indent=2).encode())
+    write_whole(folder / _RECIPE, json.dumps(_recipe_of(data), indent=2).encode())
 
 
 def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
@@ -37,14 +37,14 @@ def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
     tokenizer.save(folder)
 
 
-def other_recipe(folder: AnyPath, data: DataKeys, text: str | None) -> str | None:
+def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str | None:
     """How the recipe of the tokenizer in `folder` differs from `config.data`; None if it doesn't.
 
     The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
     """
-    path = folder / RECIPE
+    path = folder / _RECIPE
     made_by = json.loads(path.read_text()) if path.exists() else {}
-    for key, value in recipe_of(data, text).items():
+    for key, value in _recipe_of(data, text).items():
         if key == "text" and made_by.get(key) is None:
             continue
         if made_by.get(key) != value:
@@ -73,10 +73,10 @@ def tokenizer_in(
     there = load_tokenizer(folder)
     if there is None:
         tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
-        write_whole(folder / RECIPE, json.dumps(recipe_of(data, text), indent=2).encode())
+        write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())
         tokenizer.save(folder)
         return tokenizer
-    if fault := other_recipe(folder, data, text):
+    if fault := _recipe_difference(folder, data, text):
         raise InputError(
             f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
         )
@@ -85,7 +85,7 @@ def tokenizer_in(
 
 def discard_other_tokenizer(folder: AnyPath, data: DataKeys, text: str) -> None:
     """Removes a tokenizer left by a refused run, if it is for other data."""
-    if load_tokenizer(folder) is not None and other_recipe(folder, data, text):
+    if load_tokenizer(folder) is not None and _recipe_difference(folder, data, text):
         say(
             f"{folder} is left of a run that never started, with another tokenizer; "
             "it is made again"

@@ -31,13 +31,13 @@ from t5x_diffeq.data.verification import (
 )
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, file_digest, whole, write_whole
-from t5x_diffeq.runtime.staging import NoRoomError, staged
+from t5x_diffeq.runtime.files import AnyPath, atomic_file, file_digest, write_whole
+from t5x_diffeq.runtime.staging import NoRoomError, stage
 
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this size is read at once, in less than a second
-OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
+_OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
 RECORD_TOKENS = 4096  # per record: a window of a long document reads little more than it needs
-TokenRow = Integer[np.ndarray, " length"]
+TokenArray = Integer[np.ndarray, " length"]
 
 
 def stem(split: str, index: int, count: int) -> str:
@@ -51,7 +51,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-    folder: AnyPath, name: str, documents: Iterable[TokenRow], facts: dict, skipped: Counter
+    folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Counter
 ) -> dict:
     """Writes one shard; if killed at any moment, the shard is either complete or made again.
 
@@ -69,7 +69,7 @@ def write_shard(
       RunError: if it can't be written; existing files are kept.
     """
     try:
-        with whole(folder / f"{name}.array_record") as partial:
+        with atomic_file(folder / f"{name}.array_record") as partial:
             lengths, largest = write_records(partial, documents)
             sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
@@ -94,7 +94,7 @@ def write_shard(
     return facts
 
 
-def write_records(path: Path, documents: Iterable[TokenRow]) -> tuple[list[int], int]:
+def write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], int]:
     """Writes each document's records; returns the documents' lengths, and the largest token."""
     writer = ArrayRecordWriter(str(path), "group_size:1")
     lengths, largest = [], 0
@@ -109,7 +109,7 @@ def write_records(path: Path, documents: Iterable[TokenRow]) -> tuple[list[int],
     return lengths, largest
 
 
-def read_facts(folder: AnyPath, name: str) -> dict | None:
+def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     """A shard's facts; None if it is incomplete."""
     path = folder / f"{name}.json"
     if not (path.exists() and (folder / f"{name}.array_record").exists()):
@@ -118,10 +118,10 @@ def read_facts(folder: AnyPath, name: str) -> dict | None:
         facts = json.loads(path.read_text())
     except ValueError:
         return None
-    return facts if isinstance(facts, dict) and {*OF_SHARD} <= facts.keys() else None
+    return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None
 
 
-def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
+def merge_shards(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
     """Checks every shard against its facts and writes the manifest.
 
     Args:
@@ -139,7 +139,7 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
     manifest, skipped = {**facts, "shards": count}, Counter[str]()
     for split in splits:
         names = [stem(split, index, count) for index in range(count)]
-        found = [checked(folder, name, facts) for name in names]
+        found = [_read_checked_facts(folder, name, facts) for name in names]
         skipped.update(reason for s in found for reason in Counter(s["skipped"]).elements())
         manifest[split] = {
             "names": names,
@@ -154,7 +154,7 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
     if "train" in splits and not manifest["train"]["documents"]:
         raise InputError(
             f"{facts['source']} has no document to train on; skipped: "
-            f"{by_reason(skipped)}; give text"
+            f"{format_reasons(skipped)}; give text"
         )
     for left_over in folder.glob(".*.partial"):  # from killed processes
         left_over.unlink()
@@ -164,14 +164,14 @@ def merge(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLI
     return manifest
 
 
-def by_reason(skipped: Mapping[str, int]) -> str:
+def format_reasons(skipped: Mapping[str, int]) -> str:
     """`3 empty, 1 not UTF-8`."""
     return ", ".join(f"{number} {reason}" for reason, number in skipped.items()) or "none"
 
 
-def checked(folder: AnyPath, name: str, facts: dict) -> dict:
+def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
     """A shard's facts; raises unless it is complete and was made from `facts`."""
-    found = read_facts(folder, name)
+    found = read_shard_facts(folder, name)
     if found is None:
         raise InputError(f"shard {name} of {folder} is missing or not whole; prepare it again")
     for key, value in facts.items():
@@ -207,7 +207,9 @@ class ShardedDocuments:
         facts = read_manifest(folder)
         names = facts[split]["names"]
         verify(folder, split, facts)
-        self.paths = near([folder / f"{n}.array_record" for n in names], facts[split]["sha256"])
+        self.paths = _stage_if_room(
+            [folder / f"{n}.array_record" for n in names], facts[split]["sha256"]
+        )
         lengths = [load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
         check_amounts(folder, split, facts[split], self.lengths)
@@ -220,16 +222,16 @@ class ShardedDocuments:
         self.records = grain.sources.ArrayRecordDataSource([str(path) for path in self.paths])
         self.ends = np.cumsum(self.lengths, dtype=np.int64)
         small = len(self.lengths) > 0 and self.ends[-1] <= IN_MEMORY_TOKENS
-        self.row = self.all_tokens() if small else None
+        self.row = self._all_tokens() if small else None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, number: int) -> TokenRow:
+    def __getitem__(self, number: int) -> TokenArray:
         """The tokens of document `number`."""
         return self.slice(number, 0, int(self.lengths[number]))
 
-    def slice(self, number: int, start: int, stop: int) -> TokenRow:
+    def slice(self, number: int, start: int, stop: int) -> TokenArray:
         """Tokens `start` to `stop` (or the end) of document `number`."""
         if self.row is not None:
             begin, end = self.ends[number] - self.lengths[number], self.ends[number]
@@ -238,17 +240,16 @@ class ShardedDocuments:
         last = (min(stop, int(self.lengths[number])) - 1) // self.record_tokens
         base = int(self.first_records[number])
         if first == last:
-            tokens = self.record(base + first)
+            tokens = self._record(base + first)
         else:
-            tokens = np.concatenate([self.record(base + n) for n in range(first, last + 1)])
+            tokens = np.concatenate([self._record(base + n) for n in range(first, last + 1)])
         skipped = first * self.record_tokens
         return tokens[start - skipped : stop - skipped]
 
-    def all_tokens(self) -> TokenRow:
-        """The tokens of all documents, concatenated."""
-        return np.concatenate([self.record(number) for number in range(self.first_records[-1])])
+    def _all_tokens(self) -> TokenArray:
+        return np.concatenate([self._record(number) for number in range(self.first_records[-1])])
 
-    def record(self, number: int) -> TokenRow:
+    def _record(self, number: int) -> TokenArray:
         """The tokens of a record.
 
         Raises:
@@ -264,13 +265,13 @@ class ShardedDocuments:
             ) from error
 
 
-def near(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
+def _stage_if_room(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
     """Local paths of the shards: those in a bucket are copied, if they fit into the cache.
 
     Else ArrayRecord reads each record from the bucket, which is slower but takes no disk space.
     """
     try:
-        return staged(paths, sha256)
+        return stage(paths, sha256)
     except NoRoomError as error:
         say(f"reading the shards from the bucket, record by record: {error}")
         return paths

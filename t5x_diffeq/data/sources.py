@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from t5x_diffeq.data.documents import DECOMPRESSORS, KINDS, Documents, FileDocuments, Part
+from t5x_diffeq.data.documents import (
+    DECOMPRESSORS,
+    FILE_KINDS,
+    DocumentRange,
+    Documents,
+    FileDocuments,
+)
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import digest, files_in, files_matching, place
-from t5x_diffeq.runtime.staging import staged
+from t5x_diffeq.runtime.files import digest, files_in, files_matching, parse_path
+from t5x_diffeq.runtime.staging import stage
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
-VALIDATION_PART = 0.1  # the last fraction of text files is for validation
-NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
+_VALIDATION_PART = 0.1  # the last fraction of text files is for validation
+_NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Source:
 
 
 @runtime_checkable
-class Records(Protocol):
+class _Records(Protocol):
     """A sequence of mappings, such as a library's dataset."""
 
     def __len__(self) -> int:
@@ -58,7 +64,7 @@ class Records(Protocol):
         """Record `number`."""
 
 
-class Texts(Documents):
+class _RecordTexts(Documents):
     """The texts of a library's records.
 
     Args:
@@ -66,7 +72,7 @@ class Texts(Documents):
       field: the key of the text, which is a string or the bytes of one.
     """
 
-    def __init__(self, records: Records, field: str):
+    def __init__(self, records: _Records, field: str):
         self.records, self.field = records, field
 
     def __len__(self) -> int:
@@ -100,23 +106,23 @@ def stdlib(data: DataKeys) -> Source:
     files = sorted(
         path
         for path in root.rglob("*.py")
-        if not NOT_CORPUS.intersection(path.relative_to(root).parts)
+        if not _NOT_CORPUS.intersection(path.relative_to(root).parts)
     )
-    documents = [read_if_text(path) for path in files]
+    documents = [_read_if_text(path) for path in files]
     documents = [text for text in documents if text.strip()]
-    if len(documents) < VALIDATION_EVERY:
+    if len(documents) < _VALIDATION_EVERY:
         raise InputError(
             f"data.source=stdlib: {root} holds {len(documents)} source files of this Python's "
-            f"standard library, fewer than {VALIDATION_EVERY}; use data.source=text_files"
+            f"standard library, fewer than {_VALIDATION_EVERY}; use data.source=text_files"
         )
-    train = [text for i, text in enumerate(documents) if i % VALIDATION_EVERY]
-    validation = documents[::VALIDATION_EVERY]
+    train = [text for i, text in enumerate(documents) if i % _VALIDATION_EVERY]
+    validation = documents[::_VALIDATION_EVERY]
     splits = (b"train", *map(str.encode, train), b"validation", *map(str.encode, validation))
     name = f"the standard library of Python {platform.python_version()}"
     return Source(name, train, validation, digest(splits))
 
 
-def read_if_text(path: Path) -> str:
+def _read_if_text(path: Path) -> str:
     """The file's text; empty for the few source files that are not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
@@ -137,9 +143,9 @@ def text_files(data: DataKeys) -> Source:
         others = FileDocuments(found, data.text_field)
         fingerprint = digest([documents.fingerprint.encode(), others.fingerprint.encode()])
         return Source(data.path, documents, others, fingerprint, large, documents.one_by_one)
-    cut = documents.character(int(documents.characters * (1 - VALIDATION_PART)))
-    train = Part(documents, (0, 0), cut)
-    validation = Part(documents, cut, (len(documents), 0))
+    cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
+    train = DocumentRange(documents, (0, 0), cut)
+    validation = DocumentRange(documents, cut, (len(documents), 0))
     return Source(data.path, train, validation, documents.fingerprint, large, documents.one_by_one)
 
 
@@ -154,19 +160,19 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
             f"data.{key} is not set; data.source=text_files needs --config.data.{key}=FILE, "
             "a folder, or a glob"
         )
-    root = place(path, f"data.{key}")
+    root = parse_path(path, f"data.{key}")
     if root.is_file():
-        return staged([root])
+        return stage([root])
     if root.is_dir():
-        endings = tuple(kind + ending for kind in KINDS for ending in ("", *DECOMPRESSORS))
+        endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
         files = [file for file in files_in(root) if file.name.endswith(endings)]
-        kinds = f"are no files ending in {', '.join(KINDS)}, plain or with .gz or .zst"
+        kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
     if not files:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
-    return staged(files)
+    return stage(files)
 
 
 def tfds_source(data: DataKeys) -> Source:
@@ -191,17 +197,17 @@ def tfds_source(data: DataKeys) -> Source:
             f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
             f"open or build it: {str(error).splitlines()[0] if str(error) else type(error)}"
         ) from error
-    return from_builder(builder, data)
+    return _from_builder(builder, data)
 
 
 def own_builder(data: DataKeys) -> Source:
     """WikiText-103 or OpenWebText, built in `data.data_dir` from the raw archive at `data.path`."""
     from t5x_diffeq.data import builders
 
-    return from_builder(builders.built(data.source, data.path, data.data_dir), data)
+    return _from_builder(builders.load_or_build(data.source, data.path, data.data_dir), data)
 
 
-def from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
+def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
     """The splits of a built dataset.
 
     Raises:
@@ -213,14 +219,14 @@ def from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
             f"data.text_field={data.text_field}: {info.name} has {', '.join(info.features)}"
         )
 
-    def split(key: str) -> Texts:
+    def split(key: str) -> _RecordTexts:
         name = getattr(data, key)
         if name.split("[")[0] not in info.splits:
             raise InputError(f"data.{key}={name}: {info.name} has {', '.join(info.splits)}")
-        return Texts(builder.as_data_source(name), data.text_field)
+        return _RecordTexts(builder.as_data_source(name), data.text_field)
 
     facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
-    return library_source(info.full_name, split, data, facts)
+    return _library_source(info.full_name, split, data, facts)
 
 
 def huggingface(data: DataKeys) -> Source:
@@ -235,14 +241,14 @@ def huggingface(data: DataKeys) -> Source:
     if not data.path:
         raise InputError("data.path is not set; data.source=huggingface needs its name or folder")
     name, _, config = data.path.partition(":")
-    place = Path(name).expanduser()
+    local = Path(name).expanduser()
     facts = []
 
-    def split(key: str) -> Texts:
+    def split(key: str) -> _RecordTexts:
         named = getattr(data, key)
         try:
-            if (place / "dataset_dict.json").exists():  # written by `save_to_disk`
-                part = datasets.load_from_disk(str(place))[named]
+            if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
+                part = datasets.load_from_disk(str(local))[named]
             else:
                 part = datasets.load_dataset(
                     name, config or None, split=named, cache_dir=data.data_dir
@@ -256,13 +262,13 @@ def huggingface(data: DataKeys) -> Source:
                 f"data.text_field={data.text_field}: {name} has {', '.join(part.column_names)}"
             )
         facts.append(part._fingerprint)
-        return Texts(part, data.text_field)
+        return _RecordTexts(part, data.text_field)
 
-    return library_source(data.path, split, data, facts)
+    return _library_source(data.path, split, data, facts)
 
 
-def library_source(
-    name: str, split: Callable[[str], Texts], data: DataKeys, facts: list[str]
+def _library_source(
+    name: str, split: Callable[[str], _RecordTexts], data: DataKeys, facts: list[str]
 ) -> Source:
     """The source whose splits a library opens: `data.train_split` and `data.validation_split`."""
     train, validation = split("train_split"), split("validation_split")

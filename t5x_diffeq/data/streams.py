@@ -3,8 +3,8 @@
 Row r of B rows reads documents r, r + B, r + 2B, ... of an endless order, in which each epoch has
 every document once, newly shuffled. It concatenates them and cuts them into windows like
 `packing.Windows`. So a row depends only on the seed and on B, whatever the number of processes, and
-its position is two integers, its place: which of its documents, and how many tokens of that
-document are consumed.
+its position is two integers: which of its documents, and how many tokens of that document are
+consumed.
 """
 
 from collections import Counter
@@ -20,17 +20,17 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Integer
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.packing import Example, with_segments
-from t5x_diffeq.data.preparation import PIECE_CHARACTERS, batches, pieces
-from t5x_diffeq.data.shards import by_reason
-from t5x_diffeq.data.tokenizer import Tokenizer, unusable
+from t5x_diffeq.data.packing import Example, add_segments
+from t5x_diffeq.data.preparation import PIECE_CHARACTERS, cut_documents, group_pieces
+from t5x_diffeq.data.shards import format_reasons
+from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
 BLOCK_TOKENS = 2**19  # made at once (at least a batch): enough for all cores, soon ready
-CHARACTERS_PER_TOKEN = 4  # a guess: if too low, a row asks again; if too high, it reads ahead
-LIVE_EPOCHS = 3  # near an epoch's end rows are in two; one may lag in a long document
-Places = Integer[np.ndarray, "places 2"]
+_CHARACTERS_PER_TOKEN = 4  # a guess: if too low, a row asks again; if too high, it reads ahead
+_LIVE_EPOCHS = 3  # near an epoch's end rows are in two; one may lag in a long document
+StreamPositions = Integer[np.ndarray, "positions 2"]
 
 
 class RowStreams:
@@ -65,28 +65,30 @@ class RowStreams:
                 f"data.tokenize=in_loop gives each of the {batch_size} rows of a batch documents "
                 f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
             )
-        if all(map(unusable, documents)):  # the first one usually ends this
-            reasons = by_reason(Counter(filter(None, map(unusable, documents))))
+        if all(map(find_text_fault, documents)):  # the first one usually ends this
+            reasons = format_reasons(Counter(filter(None, map(find_text_fault, documents))))
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
     def batches(
-        self, rows: Integer[np.ndarray, " rows"], step: int, places: Sequence | None
-    ) -> Iterator[tuple[Example, Places]]:
-        """The batches after `step`, each with the places after it; a thread reads ahead.
+        self, rows: Integer[np.ndarray, " rows"], step: int, positions: Sequence | None
+    ) -> Iterator[tuple[Example, StreamPositions]]:
+        """The batches after `step`, each with the positions after it; a thread reads ahead.
 
         Args:
           rows: the numbers of this process's rows.
           step: the step of the checkpoint, or 0.
-          places: `[B, 2]`, from the checkpoint.
+          positions: `[B, 2]`, from the checkpoint.
 
         Yields:
-          The rows' windows; and the places `[B, 2]`, -1 for other processes' rows.
+          The rows' windows; and the positions `[B, 2]`, -1 for other processes' rows.
 
         Raises:
-          InputError: if the checkpoint holds no such places.
+          InputError: if the checkpoint holds no such positions.
         """
-        first = self.checked(step, places)
-        own = [Row(self.texts(r, int(first[r, 0])), *first[r].tolist()) for r in rows.tolist()]
+        first = self._initial_positions(step, positions)
+        own = [
+            StreamRow(self.texts(r, int(first[r, 0])), *first[r].tolist()) for r in rows.tolist()
+        ]
         with ThreadPoolExecutor(1) as thread:
             block = thread.submit(self.block, rows, own)
             while True:
@@ -94,15 +96,15 @@ class RowStreams:
                 block = thread.submit(self.block, rows, own)
                 yield from ready
 
-    def checked(self, step: int, places: Sequence | None) -> Places:
-        """The places to start from: those of a checkpoint, or the initial ones.
+    def _initial_positions(self, step: int, positions: Sequence | None) -> StreamPositions:
+        """The positions to start from: those of a checkpoint, or the initial ones.
 
         Raises:
           InputError: if the checkpoint lacks them, or they don't match the rows.
         """
         if step == 0:
             return np.zeros((self.batch_size, 2), np.int64)
-        found = np.array([] if places is None else places, np.int64)
+        found = np.array([] if positions is None else positions, np.int64)
         if found.shape != (self.batch_size, 2) or found.min() < 0:
             raise InputError(
                 f"checkpoint {step} does not say where the {self.batch_size} rows stand in their "
@@ -113,35 +115,36 @@ class RowStreams:
     def texts(self, row: int, first: int) -> Iterator[tuple[int, str, bool]]:
         """Pieces of the row's documents from `first` on: document, text, whether it is its last."""
         for number in count(first):
-            place = row + number * self.batch_size
-            text = self.documents[document_at(len(self.documents), self.seed, place)]
-            for piece, is_last in pieces([text], self.skipped):
+            index = row + number * self.batch_size
+            text = self.documents[document_at(len(self.documents), self.seed, index)]
+            for piece, is_last in cut_documents([text], self.skipped):
                 yield number, piece, is_last
 
     def block(
-        self, rows: Integer[np.ndarray, " rows"], own: list["Row"]
-    ) -> list[tuple[Example, Places]]:
-        """The next batches of the process's `rows`, whose state is `own`; each with its places."""
+        self, rows: Integer[np.ndarray, " rows"], own: list["StreamRow"]
+    ) -> list[tuple[Example, StreamPositions]]:
+        """The next batches of the process's `rows`, whose state is `own`; each with its
+        positions."""
         steps = max(1, BLOCK_TOKENS // (len(own) * self.length))
-        self.fill(own, steps * self.length + 1)
+        self._fill(own, steps * self.length + 1)
         taken = [row.take(steps, self.length) for row in own]
-        places = np.full((steps, self.batch_size, 2), -1, np.int64)
-        places[:, rows] = np.stack([place for _, place in taken], axis=1)
-        self.tell_skipped()
-        example = self.windows(np.stack([tokens for tokens, _ in taken]))
-        return [(jax.tree.map(itemgetter(s), example), places[s]) for s in range(steps)]
+        positions = np.full((steps, self.batch_size, 2), -1, np.int64)
+        positions[:, rows] = np.stack([position for _, position in taken], axis=1)
+        self._report_skipped()
+        example = self._windows(np.stack([tokens for tokens, _ in taken]))
+        return [(jax.tree.map(itemgetter(s), example), positions[s]) for s in range(steps)]
 
-    def fill(self, own: list["Row"], tokens: int) -> None:
+    def _fill(self, own: list["StreamRow"], tokens: int) -> None:
         """Tokenises documents until each row holds this many tokens."""
         end = np.array([self.tokenizer.end_of_text], np.int32)
         while lacking := [row for row in own if row.held < tokens]:
-            wanted = (piece for row in lacking for piece in row.wanted(tokens))
-            for batch in batches(wanted):
-                encoded = encode(self.tokenizer, [text for text, *_ in batch])
+            wanted = (piece for row in lacking for piece in row.next_pieces(tokens))
+            for batch in group_pieces(wanted):
+                encoded = _encode_evenly(self.tokenizer, [text for text, *_ in batch])
                 for found, (_, is_last, number, row) in zip(encoded, batch, strict=True):
                     row.add(number, np.concatenate([found, end]) if is_last else found)
 
-    def windows(self, tokens: Integer[np.ndarray, "rows tokens"]) -> Example:
+    def _windows(self, tokens: Integer[np.ndarray, "rows tokens"]) -> Example:
         """Rows of s L + 1 tokens as examples `[s, rows, L]`."""
 
         def by_step(row: Integer[np.ndarray, "rows tokens"]) -> Integer[np.ndarray, "s rows L"]:
@@ -152,16 +155,16 @@ class RowStreams:
         example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
         if self.cross_documents:
             return example
-        return with_segments(example, inputs == self.tokenizer.end_of_text)
+        return add_segments(example, inputs == self.tokenizer.end_of_text)
 
-    def tell_skipped(self) -> None:
+    def _report_skipped(self) -> None:
         """Prints how many documents these rows skipped, whenever the number has doubled."""
         if self.skipped.total() >= max(1, 2 * self.said):
             self.said = self.skipped.total()
-            say(f"documents skipped so far: {by_reason(self.skipped)}")
+            say(f"documents skipped so far: {format_reasons(self.skipped)}")
 
 
-class Row:
+class StreamRow:
     """The tokens that a row holds, from the start of the next window, and their documents.
 
     Args:
@@ -180,9 +183,9 @@ class Row:
         self.tokens: list[np.ndarray] = []
         self.held = -consumed
 
-    def wanted(self, tokens: int) -> Iterator[tuple[str, bool, int, "Row"]]:
+    def next_pieces(self, tokens: int) -> Iterator[tuple[str, bool, int, "StreamRow"]]:
         """The next pieces, about as many as are needed to hold this many tokens."""
-        missing = min((tokens - self.held) * CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
+        missing = min((tokens - self.held) * _CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
         while missing > 0:
             number, text, is_last = next(self.texts)
             yield text, is_last, number, self
@@ -196,42 +199,44 @@ class Row:
         self.tokens.append(tokens[max(0, -self.held) :])
         self.held += len(tokens)
 
-    def take(self, steps: int, length: int) -> tuple[Integer[np.ndarray, " tokens"], Places]:
-        """Consumes the tokens of this many windows; returns them and the place after each."""
+    def take(
+        self, steps: int, length: int
+    ) -> tuple[Integer[np.ndarray, " tokens"], StreamPositions]:
+        """Consumes the tokens of this many windows; returns them and the position after each."""
         tokens, consumed = np.concatenate(self.tokens), steps * length
         numbers, starts = np.array(self.numbers), np.array(self.starts)
         after = length * np.arange(1, steps + 1)
         at = np.searchsorted(starts, after, side="right") - 1
-        places = np.stack([numbers[at], after - starts[at]], axis=1)
+        positions = np.stack([numbers[at], after - starts[at]], axis=1)
         self.numbers = numbers[at[-1] :].tolist()
         self.starts = (starts[at[-1] :] - consumed).tolist()
         self.tokens, self.held = [tokens[consumed:]], self.held - consumed
-        return tokens[: consumed + 1], places
+        return tokens[: consumed + 1], positions
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Integer[np.ndarray, " length"]]:
+def _encode_evenly(tokenizer: Tokenizer, texts: list[str]) -> list[Integer[np.ndarray, " length"]]:
     """The tokens of each text; starts with long texts, so that all cores finish together."""
     order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
     encoded = tokenizer.encode([texts[n] for n in order])
     return [tokens for _, tokens in sorted(zip(order, encoded, strict=True), key=itemgetter(0))]
 
 
-def document_at(documents: int, seed: int, place: int) -> int:
+def document_at(documents: int, seed: int, index: int) -> int:
     """The number of the document at an index of the endless order."""
-    epoch, within = divmod(place, documents)
-    return int(order_of(documents, seed, epoch)[within])
+    epoch, within = divmod(index, documents)
+    return int(_order_of(documents, seed, epoch)[within])
 
 
-@lru_cache(LIVE_EPOCHS)
-def order_of(documents: int, seed: int, epoch: int) -> Integer[np.ndarray, " documents"]:
+@lru_cache(_LIVE_EPOCHS)
+def _order_of(documents: int, seed: int, epoch: int) -> Integer[np.ndarray, " documents"]:
     """The order of an epoch, in the smallest dtype: it is all that shuffling keeps in memory."""
     numbers = np.arange(documents, dtype=np.min_scalar_type(documents))
     return np.random.default_rng([seed, epoch]).permutation(numbers)
 
 
-def gathered(places: Places | None) -> list | None:
-    """The places of all processes' rows, for a checkpoint; every process must call it."""
-    if places is None:
+def gather_positions(positions: StreamPositions | None) -> list | None:
+    """The positions of all processes' rows, for a checkpoint; every process must call it."""
+    if positions is None:
         return None
-    words = process_allgather(places.view(np.int32))  # JAX doesn't gather 64-bit integers
+    words = process_allgather(positions.view(np.int32))  # JAX doesn't gather 64-bit integers
     return words.view(np.int64).max(axis=0).tolist()

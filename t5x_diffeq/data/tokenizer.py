@@ -15,17 +15,17 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, digest, place, write_whole
+from t5x_diffeq.runtime.files import AnyPath, digest, parse_path, write_whole
 
-MODEL_FILE = "sentencepiece.model"
-BYTES_FILE = "bytes"
-JSON_FILE = "tokenizer.json"
-END_FILE = "end_of_text.json"
+_MODEL_FILE = "sentencepiece.model"
+_BYTES_FILE = "bytes"
+_JSON_FILE = "tokenizer.json"
+_END_FILE = "end_of_text.json"
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly spaced, train a tokenizer
-TRAINING_CHARACTERS = 100_000  # the first so many of each
-LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
-TokenRow = list[int] | Integer[np.ndarray, " length"]
+_TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly spaced, train a tokenizer
+_TRAINING_CHARACTERS = 100_000  # the first so many of each
+_LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
+TokenSequence = list[int] | Integer[np.ndarray, " length"]
 
 
 @runtime_checkable
@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text, without `end_of_text`."""
 
-    def decode(self, tokens: TokenRow) -> str:
+    def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens."""
 
     def save(self, folder: AnyPath) -> None:
@@ -66,13 +66,13 @@ class ByteTokenizer:
         """The bytes of each text."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
-    def decode(self, tokens: TokenRow) -> str:
+    def decode(self, tokens: TokenSequence) -> str:
         """The text; bytes that are not UTF-8 become the replacement character."""
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
     def save(self, folder: AnyPath) -> None:
         """Writes a marker file: there is nothing else to save."""
-        write_whole(folder / BYTES_FILE, b"")
+        write_whole(folder / _BYTES_FILE, b"")
 
 
 class SentencePieceTokenizer:
@@ -115,7 +115,7 @@ class SentencePieceTokenizer:
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=lines(texts),
+                sentence_iterator=_lines(texts),
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type="bpe",
@@ -148,15 +148,15 @@ class SentencePieceTokenizer:
         encoded = self.processor.encode(list(texts), num_threads=self.threads)
         return [np.asarray(tokens, np.int32) for tokens in encoded]
 
-    def decode(self, tokens: TokenRow) -> str:
+    def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens."""
         return self.processor.decode([int(token) for token in tokens])
 
     def save(self, folder: AnyPath) -> None:
         """Writes the sentencepiece model file, and which token ends a document."""
         end = self.processor.id_to_piece(self.end_of_text)
-        write_whole(folder / END_FILE, json.dumps(end).encode())
-        write_whole(folder / MODEL_FILE, self.model)
+        write_whole(folder / _END_FILE, json.dumps(end).encode())
+        write_whole(folder / _MODEL_FILE, self.model)
 
 
 class HuggingFaceTokenizer:
@@ -205,34 +205,34 @@ class HuggingFaceTokenizer:
             encoded = self.processor.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(tokens.ids, np.int32) for tokens in encoded]
 
-    def decode(self, tokens: TokenRow) -> str:
+    def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens, including special tokens."""
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def save(self, folder: AnyPath) -> None:
         """Writes the file, and which token ends a document."""
         end = self.processor.id_to_token(self.end_of_text)
-        write_whole(folder / END_FILE, json.dumps(end).encode())
-        write_whole(folder / JSON_FILE, self.model)
+        write_whole(folder / _END_FILE, json.dumps(end).encode())
+        write_whole(folder / _JSON_FILE, self.model)
 
 
-def lines(texts: Iterable[str]) -> Iterator[str]:
+def _lines(texts: Iterable[str]) -> Iterator[str]:
     """The texts' lines, with long lines split into pieces."""
     for text in texts:
         for line in text.splitlines():
-            for start in range(0, len(line), LINE_CHARACTERS):
-                yield line[start : start + LINE_CHARACTERS]
+            for start in range(0, len(line), _LINE_CHARACTERS):
+                yield line[start : start + _LINE_CHARACTERS]
 
 
-def training_texts(documents: Documents) -> Iterator[str]:
+def _training_texts(documents: Documents) -> Iterator[str]:
     """The texts to train a tokenizer on, within the limits above and without unusable ones."""
-    for number in range(0, len(documents), -(-len(documents) // TRAINING_DOCUMENTS) or 1):
-        text = documents[number][:TRAINING_CHARACTERS]
-        if unusable(text) is None:
+    for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
+        text = documents[number][:_TRAINING_CHARACTERS]
+        if find_text_fault(text) is None:
             yield text
 
 
-def unusable(text: str) -> str | None:
+def find_text_fault(text: str) -> str | None:
     """Why a document can't be trained on (it is then skipped and counted), or None if it can."""
     if not text or text.isspace():
         return "empty"
@@ -261,18 +261,18 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     if data.tokenizer == "sentencepiece":
         say("training the tokenizer")
         with Progress("training the tokenizer"):
-            texts = training_texts(documents)
+            texts = _training_texts(documents)
             return SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
-    path = place(data.tokenizer, "data.tokenizer")
+    path = parse_path(data.tokenizer, "data.tokenizer")
     if not path.is_file():
         raise InputError(
             f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
             "bytes, or the path of a sentencepiece model or a tokenizer.json"
         )
-    return read_tokenizer(path, data.end_of_text)
+    return _read_tokenizer(path, data.end_of_text)
 
 
-def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
+def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
     """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model.
 
     Raises:
@@ -295,14 +295,14 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     Raises:
       InputError: if the saved tokenizer is damaged.
     """
-    end = folder / END_FILE
+    end = folder / _END_FILE
     try:
         end_of_text = json.loads(end.read_text()) if end.exists() else None
     except ValueError as error:
         raise InputError(
             f"{end} is damaged: {error}; restore it, or start in a new --workdir"
         ) from error
-    for name in (MODEL_FILE, JSON_FILE):
+    for name in (_MODEL_FILE, _JSON_FILE):
         if (folder / name).exists():
-            return read_tokenizer(folder / name, end_of_text)
-    return ByteTokenizer() if (folder / BYTES_FILE).exists() else None
+            return _read_tokenizer(folder / name, end_of_text)
+    return ByteTokenizer() if (folder / _BYTES_FILE).exists() else None

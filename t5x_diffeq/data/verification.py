@@ -18,24 +18,24 @@ import grain
 import numpy as np
 from jaxtyping import Integer
 
-from t5x_diffeq.data.manifest import MANIFEST, damaged
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.data.manifest import MANIFEST, damage_error
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
-    absolute,
+    absolute_path,
+    describe_error,
     digest,
     file_digest,
     is_in_bucket,
-    told,
     write_whole,
 )
 from t5x_diffeq.runtime.staging import cache_folder
 
-THREADS = 8
-RECORDS_AT_ONCE = 1024
-SAID_FROM = 10**9  # bytes; fewer are hashed in a second or two
-Checked = dict[str, list]  # by file: its size, time of change, hash, and the vocabulary
+_THREADS = 8
+_RECORDS_AT_ONCE = 1024
+_SAID_FROM = 10**9  # bytes; fewer are hashed in a second or two
+_CheckedFiles = dict[str, list]  # by file: its size, time of change, hash, and the vocabulary
 
 
 def verify(folder: AnyPath, split: str, manifest: dict) -> None:
@@ -48,43 +48,46 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     """
     largest = manifest[split].get("largest_token") or [None] * len(manifest[split]["names"])
     for name, token in zip(manifest[split]["names"], largest, strict=True):
-        check_largest(folder, name, token or 0, manifest["vocab_size"])
+        _check_largest(folder, name, token or 0, manifest["vocab_size"])
     if is_in_bucket(folder):
         return
-    with memory_of(folder, split) as stamp:
-        now, before = facts_now(folder, split, manifest), read_stamp(stamp)
+    with _open_record(folder, split) as stamp:
+        now, before = _facts_now(folder, split, manifest), _read_stamp(stamp)
         names = [
             name
             for name in manifest[split]["names"]
-            if any(before.get(file) != now[file] for file in files_of(name))
+            if any(before.get(file) != now[file] for file in _shard_files(name))
         ]
         if not names:
             return
-        size = sum(now[file][0] for name in names for file in files_of(name))
-        if size >= SAID_FROM:
-            say(f"checking {count(size)} bytes of shards in {folder}, once on this machine")
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda name: check_shard(folder, split, name, manifest), names))
-        write_stamp(stamp, now)
+        size = sum(now[file][0] for name in names for file in _shard_files(name))
+        if size >= _SAID_FROM:
+            say(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda name: _check_shard(folder, split, name, manifest), names))
+        _write_stamp(stamp, now)
 
 
 def remember(folder: AnyPath, split: str, manifest: dict) -> None:
     """Records that the shards of a split have just been checked."""
     if is_in_bucket(folder):
         return
-    with memory_of(folder, split) as stamp:
-        write_stamp(stamp, facts_now(folder, split, manifest))
+    with _open_record(folder, split) as stamp:
+        _write_stamp(stamp, _facts_now(folder, split, manifest))
 
 
 @contextmanager
-def memory_of(folder: AnyPath, split: str) -> Iterator[Path | None]:
+def _open_record(folder: AnyPath, split: str) -> Iterator[Path | None]:
     """A context with the file that records what was checked, locked; None if there is no cache."""
-    name = f"verified-{digest([str(absolute(folder)).encode(), split.encode()])[:32]}"
+    name = f"verified-{digest([str(absolute_path(folder)).encode(), split.encode()])[:32]}"
     try:
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (cache_folder() / f"{name}.lock").open("w")
     except OSError as error:
-        say(f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {told(error)}; shards are checked anew")
+        say(
+            f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
+            f"checked anew"
+        )
         yield None
         return
     with lock:
@@ -92,8 +95,7 @@ def memory_of(folder: AnyPath, split: str) -> Iterator[Path | None]:
         yield cache_folder() / f"{name}.json"
 
 
-def read_stamp(stamp: Path | None) -> Checked:
-    """Reads what was checked before."""
+def _read_stamp(stamp: Path | None) -> _CheckedFiles:
     try:
         found = json.loads(stamp.read_text()) if stamp else {}
     except (OSError, ValueError):
@@ -101,7 +103,7 @@ def read_stamp(stamp: Path | None) -> Checked:
     return found if isinstance(found, dict) else {}
 
 
-def write_stamp(stamp: Path | None, checked: Checked) -> None:
+def _write_stamp(stamp: Path | None, checked: _CheckedFiles) -> None:
     """Records what was checked; if it can't, the next start checks again."""
     if stamp is None:
         return
@@ -111,12 +113,12 @@ def write_stamp(stamp: Path | None, checked: Checked) -> None:
         say(f"warning: {error}; shards are checked anew at the next start")
 
 
-def files_of(name: str) -> tuple[str, str]:
+def _shard_files(name: str) -> tuple[str, str]:
     """A shard's files: its records, and its documents' lengths."""
     return f"{name}.array_record", f"{name}.lengths.npy"
 
 
-def facts_now(folder: AnyPath, split: str, manifest: dict) -> Checked:
+def _facts_now(folder: AnyPath, split: str, manifest: dict) -> _CheckedFiles:
     """Each file's size and modification time, and what the manifest says about it.
 
     Raises:
@@ -125,46 +127,39 @@ def facts_now(folder: AnyPath, split: str, manifest: dict) -> Checked:
     facts, made = {}, manifest[split]
     of_lengths = made.get("lengths_sha256") or [None] * len(made["names"])
     for name, *hashes in zip(made["names"], made["sha256"], of_lengths, strict=True):
-        for file, sha256 in zip(files_of(name), hashes, strict=True):
+        for file, sha256 in zip(_shard_files(name), hashes, strict=True):
             try:
                 stat = (folder / file).stat()
             except OSError as error:
                 raise InputError(
-                    f"shard {folder / file} can't be read: {told(error)}; restore it, or prepare "
+                    f"shard {folder / file} can't be read: {describe_error(error)}; restore it, "
+                    f"or prepare "
                     "it again"
                 ) from error
             facts[file] = [stat.st_size, stat.st_mtime_ns, sha256, manifest["vocab_size"]]
     return facts
 
 
-def check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
-    """Checks that a shard's files have the manifest's hashes, and were made with its tokenizer.
-
-    Raises:
-      InputError: if a file differs; names it.
-    """
+def _check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
+    """Checks that a shard's files have the manifest's hashes, and were made with its tokenizer."""
     made = manifest[split]
     number = made["names"].index(name)
     hashes = made["sha256"][number], (made.get("lengths_sha256") or {number: None})[number]
-    for file, expected in zip(files_of(name), hashes, strict=True):
+    for file, expected in zip(_shard_files(name), hashes, strict=True):
         found = expected and file_digest(folder / file)
         if found != expected:
             raise InputError(
                 f"shard {folder / file} is not the one that {MANIFEST} names: its sha256 is "
                 f"{found[:12]}..., not {expected[:12]}...; restore it, or prepare it again"
             )
-    check_facts(folder, name, manifest)
+    _check_facts(folder, name, manifest)
     if not made.get("largest_token"):
-        token = largest_token(folder / files_of(name)[0], manifest["vocab_size"])
-        check_largest(folder, name, token, manifest["vocab_size"])
+        token = _largest_token(folder / _shard_files(name)[0], manifest["vocab_size"])
+        _check_largest(folder, name, token, manifest["vocab_size"])
 
 
-def check_facts(folder: Path, name: str, manifest: dict) -> None:
-    """Checks that the facts beside a shard, if they exist, agree with the manifest.
-
-    Raises:
-      InputError: if a fact differs; names it.
-    """
+def _check_facts(folder: Path, name: str, manifest: dict) -> None:
+    """Checks that the facts beside a shard, if they exist, agree with the manifest."""
     try:
         facts = json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError):
@@ -177,23 +172,19 @@ def check_facts(folder: Path, name: str, manifest: dict) -> None:
             )
 
 
-def largest_token(path: Path, vocab_size: int) -> int:
+def _largest_token(path: Path, vocab_size: int) -> int:
     """The largest token of a shard from before this was written beside it."""
     records = grain.sources.ArrayRecordDataSource([str(path)])
     dtype, largest = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
-    for start in range(0, len(records), RECORDS_AT_ONCE):
-        numbers = range(start, min(start + RECORDS_AT_ONCE, len(records)))
+    for start in range(0, len(records), _RECORDS_AT_ONCE):
+        numbers = range(start, min(start + _RECORDS_AT_ONCE, len(records)))
         tokens = np.frombuffer(b"".join(records.__getitems__(numbers)), dtype)
         largest = max(largest, int(tokens.max(initial=0)))
     return largest
 
 
-def check_largest(folder: AnyPath, name: str, token: int, vocab_size: int) -> None:
-    """Checks that no token of a shard is beyond the vocabulary.
-
-    Raises:
-      InputError: if one is; gives both numbers.
-    """
+def _check_largest(folder: AnyPath, name: str, token: int, vocab_size: int) -> None:
+    """Checks that no token of a shard is beyond the vocabulary."""
     if token >= vocab_size:
         raise InputError(
             f"shard {name} of {folder} holds token {token}, and its tokenizer has {vocab_size}; "
@@ -211,7 +202,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
         lengths = np.load(io.BytesIO(path.read_bytes()))
     except (OSError, ValueError, EOFError, TokenError) as error:  # TokenError: NumPy's header
         raise InputError(
-            f"{path} can't be read: {told(error)}; prepare that shard again"
+            f"{path} can't be read: {describe_error(error)}; prepare that shard again"
         ) from error
     if lengths.ndim != 1 or lengths.dtype.kind != "u":
         raise InputError(f"{path} holds no lengths of documents; prepare that shard again")
@@ -228,7 +219,7 @@ def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray)
     for key, number in found.items():
         if facts[key] != number:
             fault = f"it says {facts[key]} {key} of {split}, and its shards hold {number}"
-            raise InputError(damaged(folder, fault))
+            raise InputError(damage_error(folder, fault))
 
 
 def check_records(path: AnyPath, expected: int) -> None:
@@ -250,4 +241,4 @@ def check_records(path: AnyPath, expected: int) -> None:
 
 def cause(error: Exception) -> str:
     """What the library says is wrong, which may be just `;`."""
-    return told(error).strip("; ") or "it is damaged or cut off"
+    return describe_error(error).strip("; ") or "it is damaged or cut off"

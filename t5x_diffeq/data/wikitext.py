@@ -16,10 +16,10 @@ JOINERS = {"@-@": "-", "@,@": ",", "@.@": "."}
 CLOSING = frozenset(",.;:!?)]}%")  # no space before
 OPENING = frozenset("([{")  # no space after
 SIGNS = frozenset("$£€¥#")  # no space before a number
-APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
-HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
+_APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
+_HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
 # A word with an s that an apostrophe may follow; after these few, it opens a quotation instead.
-PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
+_PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
@@ -30,7 +30,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
     """
     article: list[str] = []
     for line in lines:
-        if not line.strip() and ends_in_title(article):
+        if not line.strip() and _ends_in_title(article):
             if before := "".join(article[:-1]).strip():
                 yield before
             del article[:-1]
@@ -39,7 +39,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def ends_in_title(lines: list[str]) -> bool:
+def _ends_in_title(lines: list[str]) -> bool:
     """Whether the last line is an article's title, with a blank line or nothing before it."""
     tokens = lines[-1].split() if lines else []
     marked = len(tokens) >= 3 and tokens[0] == tokens[-1] == "="
@@ -53,43 +53,45 @@ def detokenize(text: str) -> str:
     If in doubt, a space stays: around dashes, ellipses, single quotes, unpaired double quotes, and
     slashes except in fractions.
     """
-    lines = "\n".join(map(detokenize_line, text.split("\n")))
+    lines = "\n".join(map(_detokenize_line, text.split("\n")))
     return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
 
 
-def detokenize_line(line: str) -> str:
+def _detokenize_line(line: str) -> str:
     """A paragraph, or a heading: `= = Career = =` becomes `== Career ==`."""
     line = line.strip()
-    heading = HEADING.fullmatch(line)
+    heading = _HEADING.fullmatch(line)
     if not heading or heading[1].count("=") != heading[3].count("="):
-        return join(line)
+        return _join(line)
     marks = "=" * heading[1].count("=")
-    return f"{marks} {join(heading[2])} {marks}"
+    return f"{marks} {_join(heading[2])} {marks}"
 
 
-def join(line: str) -> str:
+def _join(line: str) -> str:
     """Joins tokens without the spaces that the tokenizer inserted."""
     tokens = [token for token in line.split(" ") if token]
-    closed = {i for i, (before, after) in enumerate(pairwise(tokens)) if touch(before, after)}
-    closed.update(gaps_at_quotes(tokens), gaps_in_numbers(tokens), [len(tokens) - 1])
+    closed = {
+        i for i, (before, after) in enumerate(pairwise(tokens)) if _belong_together(before, after)
+    }
+    closed.update(_gaps_at_quotes(tokens), _gaps_in_numbers(tokens), [len(tokens) - 1])
     pieces = ((JOINERS.get(token, token), i) for i, token in enumerate(tokens))
     return "".join(piece if i in closed else f"{piece} " for piece, i in pieces)
 
 
-def touch(before: str, after: str) -> bool:
+def _belong_together(before: str, after: str) -> bool:
     """Whether two tokens by themselves show that there was no space between them."""
     return (
         before in JOINERS
         or after in JOINERS
         or before in OPENING
         or after in CLOSING
-        or (before[-1].isalnum() and APOSTROPHE.match(after) is not None)
+        or (before[-1].isalnum() and _APOSTROPHE.match(after) is not None)
         or (before in SIGNS and after[0].isdigit())
         or (before == "°" and after in ("C", "F"))
     )
 
 
-def gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
+def _gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
     """Gaps that quotes and possessives close, each as the index of the token before it.
 
     Double quotes open and close alternately, if their number is even. A separate apostrophe is a
@@ -100,11 +102,11 @@ def gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
         yield from double[::2]
         yield from (i - 1 for i in double[1::2])
     single = [i for i, token in enumerate(tokens) if token == "'"]
-    if all(i > 0 and PLURAL.fullmatch(tokens[i - 1]) for i in single):
+    if all(i > 0 and _PLURAL.fullmatch(tokens[i - 1]) for i in single):
         yield from (i - 1 for i in single)
 
 
-def gaps_in_numbers(tokens: list[str]) -> Iterator[int]:
+def _gaps_in_numbers(tokens: list[str]) -> Iterator[int]:
     """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), as indices likewise."""
     for i, (before, mark, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
         digits = before.isdigit() and after.isdigit()

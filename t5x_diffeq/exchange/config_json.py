@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, Tables
+from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Layout, TableSizes
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.config_keys import INT32, Key
 from t5x_diffeq.runtime.errors import InputError
 
-ROTARY_BASE = 10_000.0  # the base in layers/rotary.py
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_ROTARY_BASE = 10_000.0  # the base in layers/rotary.py
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 # The values that a folder's config.json must have for the model to be one of ours. A missing key
 # has the library's default, which is the first value.
-REQUIRED: dict[str, dict[str, tuple]] = {
+_REQUIRED: dict[str, dict[str, tuple]] = {
     "llama": {
         "hidden_act": ("silu", "swish"),
         "attention_bias": (False,),
@@ -22,7 +22,7 @@ REQUIRED: dict[str, dict[str, tuple]] = {
         "partial_rotary_factor": (1.0,),
     },
     "gpt2": {
-        "activation_function": (*TANH_GELU, "relu"),
+        "activation_function": (*_TANH_GELU, "relu"),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
@@ -32,7 +32,7 @@ REQUIRED: dict[str, dict[str, tuple]] = {
 
 
 # Keys whose values must be numbers greater than 0, and their types.
-NUMBERS = {
+_NUMBERS = {
     "llama": dict.fromkeys(
         (
             "vocab_size",
@@ -97,13 +97,13 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        **shape_keys(config),
+        **_shape_keys(config),
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "attention_bias": False,
         "mlp_bias": False,
-        "rope_theta": ROTARY_BASE,  # version 4 of the library reads this key, version 5 the next
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "rope_theta": _ROTARY_BASE,  # version 4 of the library reads this key, version 5 the next
+        "rope_parameters": {"rope_type": "default", "rope_theta": _ROTARY_BASE},
         **common,
     }
 
@@ -125,7 +125,7 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
         "activation": config.mlp_activation,
         "norm_eps": config.norm_eps,
         "final_norm_eps": config.final_norm_eps,
-        **shape_keys(config),
+        **_shape_keys(config),
         "vocab_size": config.vocab_size,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
@@ -134,7 +134,7 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
     }
 
 
-def shape_keys(config: ModelConfig) -> dict:
+def _shape_keys(config: ModelConfig) -> dict:
     """The model's shapes under the library's usual names."""
     return {
         "hidden_size": config.embed_dim,
@@ -147,39 +147,35 @@ def shape_keys(config: ModelConfig) -> dict:
     }
 
 
-def model_keys(found: Mapping[str, Any]) -> tuple[dict, Tables]:
+def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
     """Our `config.model` keys and the folder's tables, from its `config.json`.
 
     Raises:
       InputError: if the folder holds another architecture, or a variant that we don't support.
     """
     kind = found.get("model_type")
-    if not isinstance(kind, str) or kind not in REQUIRED:
+    if not isinstance(kind, str) or kind not in _REQUIRED:
         raise InputError(
-            f"--input: model_type is {kind!r}; what can be converted is {' and '.join(REQUIRED)}"
+            f"--input: model_type is {kind!r}; what can be converted is {' and '.join(_REQUIRED)}"
         )
-    for key, allowed in REQUIRED[kind].items():
+    for key, allowed in _REQUIRED[kind].items():
         if found.get(key, allowed[0]) not in allowed:
             raise InputError(
                 f"--input: {key} is {found[key]!r}, and of {kind} only models with "
                 f"{' or '.join(map(repr, allowed))} can be converted"
             )
-    check_numbers(found, NUMBERS[kind])
+    _check_numbers(found, _NUMBERS[kind])
     try:
-        keys, length = llama_keys(found) if kind == "llama" else gpt2_keys(found)
-        tables = Tables(tokens=found["vocab_size"], positions=length)
+        keys, length = _llama_keys(found) if kind == "llama" else _gpt2_keys(found)
+        tables = TableSizes(tokens=found["vocab_size"], positions=length)
     except KeyError as error:
         raise InputError(f"--input: config.json lacks {error}; restore it") from error
     baseline = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
     return {**keys, **baseline, "norm_shift": False, "mlp_input": "state"}, tables
 
 
-def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> None:
-    """Checks that each of these keys, unless it is missing or null, is a number greater than 0.
-
-    Raises:
-      InputError: if one is not, naming it.
-    """
+def _check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> None:
+    """Checks that each of these keys, unless it is missing or null, is a number greater than 0."""
     for key, kind in numbers.items():
         value = found.get(key)
         fault = Key(kind, 0, INT32, open="(]", optional=True).fault(value)
@@ -190,7 +186,7 @@ def check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> N
             )
 
 
-def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
+def _llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
     """The `config.model` keys and the number of positions of a Llama.
 
     Raises:
@@ -203,7 +199,7 @@ def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
             f"--input: {heads} heads of head_dim {found.get('head_dim')} don't make hidden_size "
             f"{width}; here they must"
         )
-    check_rotary(found)
+    _check_rotary(found)
     return {
         "architecture": "llama",
         "num_steps": found["num_hidden_layers"],
@@ -216,25 +212,21 @@ def llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
     }, found.get("max_position_embeddings", 2048)
 
 
-def check_rotary(found: Mapping[str, object]) -> None:
-    """Checks that rotary positions are those of `layers/rotary.py`.
-
-    Raises:
-      InputError: if they differ, naming both values.
-    """
+def _check_rotary(found: Mapping[str, object]) -> None:
+    """Checks that rotary positions are those of `layers/rotary.py`."""
     rope = found.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise InputError(f"--input: rope_parameters is {rope!r} in config.json; restore it")
     kind = rope.get("rope_type", "default")
-    base = rope.get("rope_theta", found.get("rope_theta", ROTARY_BASE))
-    if kind != "default" or base != ROTARY_BASE:
+    base = rope.get("rope_theta", found.get("rope_theta", _ROTARY_BASE))
+    if kind != "default" or base != _ROTARY_BASE:
         raise InputError(
             f"--input: rotary positions are of type {kind!r} with base {base}; here they are of "
-            f"type 'default' with base {ROTARY_BASE:g}, so this model can't be converted"
+            f"type 'default' with base {_ROTARY_BASE:g}, so this model can't be converted"
         )
 
 
-def gpt2_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
+def _gpt2_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
     """The `config.model` keys and the number of positions of a GPT-2.
 
     Raises:

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from t5x_diffeq.exchange.layouts import Tensors
 from t5x_diffeq.runtime.errors import InputError, RunError
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 5 * 10**9
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARD_BYTES = 5 * 10**9
 
 
 def need_safetensors(verb: str) -> None:
@@ -33,7 +33,7 @@ def need_safetensors(verb: str) -> None:
         raise InputError(f"{verb} needs safetensors: pip install -e '.[export]'") from error
 
 
-def local(path: object, flag: str) -> Path:
+def local_path(path: object, flag: str) -> Path:
     """The path, which must be on this machine.
 
     Raises:
@@ -44,7 +44,7 @@ def local(path: object, flag: str) -> Path:
     return path
 
 
-def check_new(path: Path, flag: str) -> None:
+def check_new_folder(path: Path, flag: str) -> None:
     """Checks that the folder doesn't exist, or is empty.
 
     Raises:
@@ -69,7 +69,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     Raises:
       InputError: if something is there already, or the folder can't be made.
     """
-    check_new(path, flag)
+    check_new_folder(path, flag)
     absolute = path.absolute()
     try:
         absolute.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     partial = Path(made)
     try:
         yield partial
-        settle(partial)
+        _settle(partial)
         os.replace(partial, absolute)
     except OSError as error:
         raise RunError(f"--{flag}={path} can't be written: {error.strerror or error}") from error
@@ -87,7 +87,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def settle(folder: Path) -> None:
+def _settle(folder: Path) -> None:
     """Syncs everything in the folder to disk, with the permissions of any new file."""
     umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
@@ -98,15 +98,15 @@ def settle(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES) -> int:
+def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = _SHARD_BYTES) -> int:
     """Writes safetensors: one file, or several files of at most `shard_bytes` and an index.
 
     Returns:
       The number of parameters.
     """
-    shards = list(grouped(folder, tensors, shard_bytes))
+    shards = list(_group_shards(folder, tensors, shard_bytes))
     if len(shards) == 1:
-        os.replace(folder / shards[0][0], folder / SINGLE)
+        os.replace(folder / shards[0][0], folder / _SINGLE)
         return shards[0][2] // 4
     files: dict[str, str] = {}
     total = sum(size for _, _, size in shards)
@@ -115,11 +115,11 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = SHARD_BYTES
         os.replace(folder / name, folder / final)
         files |= dict.fromkeys(names, final)
     index = {"metadata": {"total_size": total}, "weight_map": files}
-    (folder / INDEX).write_text(json.dumps(index, indent=2))
+    (folder / _INDEX).write_text(json.dumps(index, indent=2))
     return total // 4
 
 
-def grouped(
+def _group_shards(
     folder: Path, tensors: Tensors, shard_bytes: int
 ) -> Iterator[tuple[str, list[str], int]]:
     """Writes shards as they fill; yields each file's name, its tensors' names and its bytes."""
@@ -157,30 +157,29 @@ class TensorFiles:
         self.folder = folder
         self.used: set[str] = set()
         self.files: dict[str, Any] = {}
-        for file in map(opened, self.paths()):
+        for file in map(_open_tensors, self._paths()):
             self.files |= dict.fromkeys(file.keys(), file)
 
-    def paths(self) -> list[Path]:
-        """The paths of the files."""
-        if (self.folder / SINGLE).exists():
-            return [self.folder / SINGLE]
-        if not (self.folder / INDEX).exists():
+    def _paths(self) -> list[Path]:
+        if (self.folder / _SINGLE).exists():
+            return [self.folder / _SINGLE]
+        if not (self.folder / _INDEX).exists():
             raise InputError(
-                f"--input={self.folder} holds neither {SINGLE} nor {INDEX}; save the model there "
+                f"--input={self.folder} holds neither {_SINGLE} nor {_INDEX}; save the model there "
                 "with save_pretrained(..., safe_serialization=True)"
             )
         try:
             names = sorted(
-                set(json.loads((self.folder / INDEX).read_text())["weight_map"].values())
+                set(json.loads((self.folder / _INDEX).read_text())["weight_map"].values())
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{self.folder / INDEX} is damaged; restore it") from error
+            raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error
         for name in names:
             if not (self.folder / name).exists():
-                raise InputError(f"--input={self.folder} lacks {name}, which {INDEX} names")
+                raise InputError(f"--input={self.folder} lacks {name}, which {_INDEX} names")
         return [self.folder / name for name in names]
 
-    def stored_name(self, name: str) -> str | None:
+    def _stored_name(self, name: str) -> str | None:
         """The name under which a tensor is stored; a base model saved alone has no prefix."""
         shorter = name.partition(".")[2]
         return next((each for each in (name, shorter) if each in self.files), None)
@@ -191,7 +190,7 @@ class TensorFiles:
         Raises:
           InputError: if it is missing or has another shape.
         """
-        stored = self.stored_name(name)
+        stored = self._stored_name(name)
         if stored is None:
             raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
         tensor = self.files[stored].get_tensor(stored)
@@ -203,17 +202,12 @@ class TensorFiles:
         self.used.add(stored)
         return tensor.astype(np.float32)
 
-    def unused(self) -> list[str]:
+    def unread_names(self) -> list[str]:
         """The names of the tensors that were not read."""
         return sorted(self.files.keys() - self.used)
 
 
-def opened(path: Path) -> Any:
-    """Opens a safetensors file.
-
-    Raises:
-      InputError: if it is not a safetensors file, or is truncated.
-    """
+def _open_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:

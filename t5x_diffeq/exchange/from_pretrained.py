@@ -7,17 +7,17 @@ from pathlib import Path
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
 from t5x_diffeq.exchange.config_json import model_keys
 from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.layouts import GPT2, LLAMA, Tables, params_of
+from t5x_diffeq.exchange.layouts import GPT2, LLAMA, TableSizes, params_of
 from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
-LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
-TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
-MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
+_LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
+_TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
+_MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
 # Buffers that other versions of the library stored beside the weights.
-BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
+_BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
 
 
 def read_config_json(folder: Path) -> dict:
@@ -40,7 +40,7 @@ def read_config_json(folder: Path) -> dict:
         raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
-def with_model(config: Config, found: dict, length: int | None) -> tuple[Config, Tables]:
+def with_model(config: Config, found: dict, length: int | None) -> tuple[Config, TableSizes]:
     """The config with the folder's model and length; and the number of rows of its tables.
 
     Args:
@@ -68,7 +68,7 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
       InputError: if there is none.
     """
     data, file = config.data, tokenizer_file(folder)
-    if data.tokenizer == TRAINED:
+    if data.tokenizer == _TRAINED:
         if file is None:
             raise InputError(
                 f"--input={folder} holds neither tokenizer.model nor tokenizer.json; name its "
@@ -83,7 +83,7 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
     return replace(config, data=data), make_tokenizer(data, [])
 
 
-def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:
+def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
     """Checks that the model has a row per token, and beyond those no more than usual padding.
 
     Returns:
@@ -93,7 +93,7 @@ def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:
       InputError: if it has not, naming both numbers.
     """
     tokens = tokenizer.vocab_size
-    if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in MULTIPLES):
+    if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in _MULTIPLES):
         raise InputError(
             f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
             f"{tokens}; name the model's own with --config.data.tokenizer=FILE"
@@ -101,7 +101,7 @@ def check_vocabulary(tokenizer: Tokenizer, tables: Tables) -> int:
     return tables.tokens - tokens
 
 
-def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Tables) -> dict:
+def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: TableSizes) -> dict:
     """The parameters of the per-layer model.
 
     Args:
@@ -113,15 +113,16 @@ def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Ta
     Raises:
       InputError: if a tensor is missing, left over or has another shape.
     """
-    files, layout = TensorFiles(folder), LAYOUTS[config.architecture]
-    if config.architecture == "llama" and tied(found, config):
+    files, layout = TensorFiles(folder), _LAYOUTS[config.architecture]
+    if config.architecture == "llama" and _is_tied(found, config):
         table = layout.outer["token_embedding", "table"]
         layout = replace(layout, outer={**layout.outer, ("head",): table})
     params = params_of(layout, config, tables, files.read)
     left_over = [
         name
-        for name in files.unused()
-        if not name.endswith(BUFFERS) and not (name == "lm_head.weight" and tied(found, config))
+        for name in files.unread_names()
+        if not name.endswith(_BUFFERS)
+        and not (name == "lm_head.weight" and _is_tied(found, config))
     ]
     if left_over:
         raise InputError(
@@ -131,6 +132,6 @@ def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Ta
     return params
 
 
-def tied(found: dict, config: ModelConfig) -> bool:
+def _is_tied(found: dict, config: ModelConfig) -> bool:
     """Whether the head is tied to the embedding; GPT-2's is unless its config says otherwise."""
     return found.get("tie_word_embeddings", config.architecture == "gpt")

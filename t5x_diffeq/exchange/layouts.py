@@ -22,9 +22,9 @@ from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import block_parameters
 
-Path = tuple[str, ...]
+LeafPath = tuple[str, ...]
 Tensors = Iterator[tuple[str, Float[np.ndarray, "..."]]]
-Read = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
+ReadTensor = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Layout:
     """
 
     layer: str
-    leaves: Mapping[Path, str]
-    outer: Mapping[Path, str]
+    leaves: Mapping[LeafPath, str]
+    outer: Mapping[LeafPath, str]
     transposed: bool
 
 
@@ -91,7 +91,7 @@ GPT2 = Layout(
 )
 
 
-class Tables(NamedTuple):
+class TableSizes(NamedTuple):
     """Numbers of rows of a folder's tables.
 
     Attributes:
@@ -103,13 +103,13 @@ class Tables(NamedTuple):
     positions: int
 
 
-TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
+_TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
 
 
 def own_layout(config: ModelConfig) -> Layout:
     """The layout of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
-    leaves = {path: torch_name(path) for path in declared_leaves(config)}
-    outer: dict[Path, str] = {
+    leaves = {path: _torch_name(path) for path in declared_leaves(config)}
+    outer: dict[LeafPath, str] = {
         ("token_embedding", "table"): "token_embedding.weight",
         ("final_norm", "scale"): "final_norm.weight",
     }
@@ -121,12 +121,12 @@ def own_layout(config: ModelConfig) -> Layout:
     return Layout("steps.{n}.", leaves, outer, transposed=True)
 
 
-def torch_name(path: Path) -> str:
+def _torch_name(path: LeafPath) -> str:
     """`attention.query.weight` of `("attention", "query", "kernel")`."""
-    return ".".join((*path[:-1], TORCH_NAMES[path[-1]]))
+    return ".".join((*path[:-1], _TORCH_NAMES[path[-1]]))
 
 
-def declared_leaves(config: ModelConfig) -> dict[Path, Parameter]:
+def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays."""
     block = Block(replace(config, attention="xla"), parent=None)
     return block_parameters(block, block.input_shapes())
@@ -144,15 +144,15 @@ def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict)
     """
     outer = flatten_dict(params)
     for path, name in layout.outer.items():
-        yield name, outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
+        yield name, _outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
     declared = declared_leaves(config)
     for path, stacked in flatten_dict(weights).items():
         for n, leaf in enumerate(np.asarray(stacked)):
             name = layout.layer.format(n=n) + layout.leaves[path]
-            yield name, to_torch(leaf, declared[path], layout.transposed)
+            yield name, _to_torch(leaf, declared[path], layout.transposed)
 
 
-def params_of(layout: Layout, config: ModelConfig, tables: Tables, read: Read) -> dict:
+def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: ReadTensor) -> dict:
     """The parameters of a per-layer model from a folder.
 
     Args:
@@ -162,43 +162,43 @@ def params_of(layout: Layout, config: ModelConfig, tables: Tables, read: Read) -
       read: reads the tensor of a given name, which must have the given shape.
     """
     flat = {
-        path: outer_from_torch(path, read, name, config, tables)
+        path: _outer_from_torch(path, read, name, config, tables)
         for path, name in layout.outer.items()
     }
     for path, leaf in declared_leaves(config).items():
         stacked = np.empty((config.num_steps, *leaf.value.shape), np.float32)
         for n in range(config.num_steps):
             name = layout.layer.format(n=n) + layout.leaves[path]
-            stacked[n] = from_torch(read, name, leaf, layout.transposed)
+            stacked[n] = _from_torch(read, name, leaf, layout.transposed)
         flat["source", "weights", *path] = stacked
     return unflatten_dict(flat)
 
 
-def matrix_shape(leaf: Parameter) -> tuple[int, ...]:
+def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
     """`[inputs, outputs]` for a kernel; for other leaves, their size."""
     size = int(np.prod(leaf.value.shape))
     return (leaf.fan_in, size // leaf.fan_in) if leaf.role == "kernel" else (size,)
 
 
-def to_torch(
+def _to_torch(
     leaf: Float[np.ndarray, "..."], declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
     """Converts a leaf of one layer from our form to the folder's."""
-    matrix = leaf.reshape(matrix_shape(declared))
+    matrix = leaf.reshape(_matrix_shape(declared))
     return matrix.T if transposed else matrix
 
 
-def from_torch(
-    read: Read, name: str, declared: Parameter, transposed: bool
+def _from_torch(
+    read: ReadTensor, name: str, declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
     """Reads a leaf of one layer and converts it to our form."""
-    shape = matrix_shape(declared)
+    shape = _matrix_shape(declared)
     matrix = read(name, shape[::-1] if transposed else shape)
     return (matrix.T if transposed else matrix).reshape(declared.value.shape)
 
 
-def outer_to_torch(
-    path: Path, array: Float[np.ndarray, "..."], vocab_size: int
+def _outer_to_torch(
+    path: LeafPath, array: Float[np.ndarray, "..."], vocab_size: int
 ) -> Float[np.ndarray, "..."]:
     """A parameter outside the block, without the vocabulary's padding."""
     if path == ("head",):
@@ -206,8 +206,8 @@ def outer_to_torch(
     return array[:vocab_size] if path == ("token_embedding", "table") else array
 
 
-def outer_from_torch(
-    path: Path, read: Read, name: str, config: ModelConfig, tables: Tables
+def _outer_from_torch(
+    path: LeafPath, read: ReadTensor, name: str, config: ModelConfig, tables: TableSizes
 ) -> Float[np.ndarray, "..."]:
     """A parameter outside the block, with its vocabulary padded with zeros."""
     width = config.embed_dim

@@ -5,9 +5,9 @@ import json
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import count
+from t5x_diffeq.runtime.console import format_count
 
-SECTIONS = ("model", "train", "optimizer")  # data and mesh name places of one machine
+_SECTIONS = ("model", "train", "optimizer")  # data and mesh are of one machine
 
 
 def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes: list[str]) -> str:
@@ -24,13 +24,13 @@ def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes
     how = "" if plain else ", trust_remote_code=True"
     facts = {
         "checkpoint": run.step,
-        **training_facts(run.step, as_run),
-        **evaluation(reports, run.step),
+        **_training_facts(run.step, as_run),
+        **_evaluation(reports, run.step),
     }
     trained_steps = as_run.model.num_steps
     if model.num_steps != trained_steps:
         notes = [f"Trained with {trained_steps} steps, exported with {model.num_steps}.", *notes]
-    config = {section: as_run.as_json()[section] for section in SECTIONS}
+    config = {section: as_run.as_json()[section] for section in _SECTIONS}
     return "\n".join(
         [
             "---",
@@ -39,7 +39,7 @@ def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes
             "tags: [t5x_diffeq, neural-ode]",
             "---",
             "",
-            f"# {describe(model)}",
+            f"# {_describe_model(model)}",
             "",
             "Exported by t5x_diffeq.",
             "",
@@ -66,7 +66,7 @@ def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes
     )
 
 
-def describe(c: ModelConfig) -> str:
+def _describe_model(c: ModelConfig) -> str:
     """The model in words: `llama, 12 steps of euler, time_dependent weights`."""
     return (
         f"{c.architecture}, {c.num_steps} steps of {c.scheme} with step size {c.step_size}, "
@@ -74,17 +74,17 @@ def describe(c: ModelConfig) -> str:
     )
 
 
-def training_facts(step: int, as_run: Config) -> dict[str, str]:
+def _training_facts(step: int, as_run: Config) -> dict[str, str]:
     """How long and on how many tokens it was trained."""
     train, data = as_run.train, as_run.data
     return {
         "optimizer steps": f"{step} of {train.total_steps}",
-        "tokens seen": count(step * train.batch_size * data.sequence_length),
+        "tokens seen": format_count(step * train.batch_size * data.sequence_length),
         "data": f"{data.source}, sequences of {data.sequence_length} tokens",
     }
 
 
-def evaluation(reports: list[dict], step: int) -> dict[str, str]:
+def _evaluation(reports: list[dict], step: int) -> dict[str, str]:
     """The run's last evaluation up to this checkpoint."""
     last = [each for each in reports if "eval/loss" in each and each["step"] <= step][-1:]
     return {

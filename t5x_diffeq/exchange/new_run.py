@@ -41,12 +41,12 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
         eval_examples(config.data, corpus)  # refuses a text that is too short to validate on
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
-            check_tree(params, state.params)
+            _check_tree(params, state.params)
             checkpoints.save(0, replace(state, params=params), corpus.fingerprint)
         save_config(config, folder)
 
 
-def check_tree(params: dict, expected: dict) -> None:
+def _check_tree(params: dict, expected: dict) -> None:
     """Checks that the parameters have the paths and shapes of the model's.
 
     Raises:

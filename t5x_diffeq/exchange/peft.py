@@ -16,8 +16,8 @@ from t5x_diffeq.exchange.layouts import Layout, Tensors, declared_leaves
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
 
-FOLDER = "adapter"  # inside the base's folder
-TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_FOLDER = "adapter"  # inside the base's folder
+_TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def check_adapters(config: ModelConfig) -> None:
@@ -50,28 +50,28 @@ def write_adapters(
     folder.mkdir()
     tensors = {
         name: np.ascontiguousarray(tensor, np.float32)
-        for name, tensor in adapter_tensors(layout, config, params)
+        for name, tensor in _adapter_tensors(layout, config, params)
     }
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    content = json.dumps(adapter_config(layout, config, params, base), indent=2)
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
     (folder / CONFIG).write_text(content + "\n")
 
 
-def adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
+def _adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
     """The names and arrays of `adapter_model.safetensors`."""
     declared = declared_leaves(config)
     for linear, factors in params["adapters"].items():
         path = tuple(linear.split("."))
         scale = config.dt if declared[*path, "kernel"].writes_residual else 1.0
         for n, (a, b) in enumerate(zip(*(np.asarray(factors[x]) for x in "ab"), strict=True)):
-            name = "base_model.model." + layout.layer.format(n=n) + module_name(layout, path)
+            name = "base_model.model." + layout.layer.format(n=n) + _module_name(layout, path)
             yield f"{name}.lora_A.weight", a.reshape(-1, a.shape[-1]).T
             yield f"{name}.lora_B.weight", scale * b.reshape(len(b), -1).T
 
 
-def adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:
+def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:
     """The content of `adapter_config.json`; `base` is the final path of the base's folder."""
-    modules = {module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
+    modules = {_module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -87,6 +87,6 @@ def adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str)
     }
 
 
-def module_name(layout: Layout, path: tuple[str, ...]) -> str:
+def _module_name(layout: Layout, path: tuple[str, ...]) -> str:
     """A linear's name within a layer of the folder, such as `self_attn.q_proj`."""
     return layout.leaves[*path, "kernel"].removesuffix(".weight")

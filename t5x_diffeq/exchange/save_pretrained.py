@@ -14,8 +14,7 @@ from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layo
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
 from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
-from t5x_diffeq.exchange.peft import FOLDER as ADAPTER_FOLDER
-from t5x_diffeq.exchange.peft import check_adapters, write_adapters
+from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
@@ -24,8 +23,8 @@ from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
-MODELING = Path(__file__).with_name("modeling_diffeq.py")
-EXPORTED_SCHEMES = ("euler", "lie_trotter")
+_MODELING = Path(__file__).with_name("modeling_diffeq.py")
+_EXPORTED_SCHEMES = ("euler", "lie_trotter")
 
 
 class Summary(NamedTuple):
@@ -48,10 +47,10 @@ def check_scheme(config: ModelConfig) -> None:
     Raises:
       InputError: if a step evaluates a sub-field more than once.
     """
-    if config.scheme not in EXPORTED_SCHEMES:
+    if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
             f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
-            f"layer does; only models of {' and '.join(EXPORTED_SCHEMES)} can be exported"
+            f"layer does; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
         )
 
 
@@ -111,12 +110,12 @@ def save_pretrained(
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
-        write_json(folder / "config.json", written)
+        _write_json(folder / "config.json", written)
         ends = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
-        write_json(folder / "generation_config.json", ends)
+        _write_json(folder / "generation_config.json", ends)
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
-            shutil.copyfile(MODELING, folder / MODELING.name)
+            shutil.copyfile(_MODELING, folder / _MODELING.name)
         notes = [lacking] if lacking else []
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
@@ -125,6 +124,5 @@ def save_pretrained(
     return Summary(written["architectures"][0], parameters, notes)
 
 
-def write_json(path: Path, content: dict) -> None:
-    """Writes an object as JSON."""
+def _write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")

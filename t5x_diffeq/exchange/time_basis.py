@@ -27,9 +27,9 @@ from t5x_diffeq.runtime.errors import InputError
 
 FREQUENCIES = 1  # S; the sinusoids' rows of Linear1 are zero until they are trained
 TIME_SCALE = pi
-SHARPNESS = 4.0  # of a ramp's bend, which takes about 1/4 of the interval between two nodes
-FINE = 32  # points per node at which the change is measured
-WORST_CONDITION = 1e5  # times the rounding of float32, 6e-8, is 6e-3 of the weights
+_SHARPNESS = 4.0  # of a ramp's bend, which takes about 1/4 of the interval between two nodes
+_FINE = 32  # points per node at which the change is measured
+_WORST_CONDITION = 1e5  # times the rounding of float32, 6e-8, is 6e-3 of the weights
 
 Matrix = Float[np.ndarray, "_ _"]
 
@@ -66,10 +66,10 @@ def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
             f"pass through all of them; take {num_nodes} or more"
         )
     centres = np.linspace(1 / num_nodes, 1, width)
-    slope = SHARPNESS * num_nodes
+    slope = _SHARPNESS * num_nodes
     nodes = np.arange(1, num_nodes + 1) / num_nodes
-    fine = np.linspace(0, 1, FINE * num_nodes + 1)
-    mixing = mixing_matrix(ramps(nodes, centres, slope), ramps(fine, centres, slope))
+    fine = np.linspace(0, 1, _FINE * num_nodes + 1)
+    mixing = _mixing_matrix(_ramps(nodes, centres, slope), _ramps(fine, centres, slope))
     hidden = np.zeros((2 * FREQUENCIES + 1, width))
     hidden[0] = slope
     parameters = {
@@ -80,7 +80,7 @@ def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
     }
     parameters = {name: value.astype(np.float32) for name, value in parameters.items()}
     at_nodes = embed(parameters, num_nodes)
-    mixed = float(np.linalg.cond(ramps(nodes, centres, slope)))
+    mixed = float(np.linalg.cond(_ramps(nodes, centres, slope)))
     basis = TimeBasis(parameters, at_nodes, mixed, float(np.linalg.cond(at_nodes)))
     check_condition(basis)
     return basis
@@ -93,20 +93,22 @@ def check_condition(basis: TimeBasis) -> None:
       InputError: if it does, naming the condition number.
     """
     worst = max(basis.mixed, basis.condition)
-    if not worst < WORST_CONDITION:
+    if not worst < _WORST_CONDITION:
         raise InputError(
             f"the time embedding of {len(basis.at_nodes)} nodes has condition number {worst:.1e}, "
-            f"and float32 takes at most {WORST_CONDITION:.0e}; convert fewer layers"
+            f"and float32 takes at most {_WORST_CONDITION:.0e}; convert fewer layers"
         )
 
 
-def ramps(times: Float[np.ndarray, " _"], centres: Float[np.ndarray, " _"], slope: float) -> Matrix:
+def _ramps(
+    times: Float[np.ndarray, " _"], centres: Float[np.ndarray, " _"], slope: float
+) -> Matrix:
     """The ramps SiLU(c (t - t_k)), and 1, as `[times, T + 1]`."""
     x = slope * (times[:, None] - centres)
     return np.column_stack((x / (1 + np.exp(-x)), np.ones(len(times))))
 
 
-def mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
+def _mixing_matrix(at_nodes: Matrix, at_fine: Matrix) -> Matrix:
     """Linear2 as a matrix `[T + 1, T]`, with its bias in the last row.
 
     Args:

@@ -21,7 +21,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import OFFSET
 from t5x_diffeq.runtime.config import ModelKeys
 
-EMBEDDING = "time_embedding"  # its name in each generated layer, or beside all of them
+_EMBEDDING = "time_embedding"  # its name in each generated layer, or beside all of them
 
 
 def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
@@ -60,17 +60,17 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
         leaf, role = layers.pop(path), declared[path].role
         scale = config.num_steps if declared[path].writes_residual else 1
         layer, name = ".".join(path[:-1]), path[-1]
-        source[layer, name], base = fit(leaf, scale, OFFSET[role], role == "kernel", inverse)
+        source[layer, name], base = _fit(leaf, scale, OFFSET[role], role == "kernel", inverse)
         if base is not None:
             source[layer, f"{name}_base"] = base
         if config.time_embedding == "per_layer":
-            source |= {(layer, EMBEDDING, k): value for k, value in basis.parameters.items()}
+            source |= {(layer, _EMBEDDING, k): value for k, value in basis.parameters.items()}
     if config.time_embedding == "shared":
-        source |= {(EMBEDDING, k): value for k, value in basis.parameters.items()}
+        source |= {(_EMBEDDING, k): value for k, value in basis.parameters.items()}
     return {**params, "source": unflatten_dict(source)}, basis
 
 
-def fit(
+def _fit(
     leaf: Float[np.ndarray, "N ..."],
     scale: float,
     offset: float,

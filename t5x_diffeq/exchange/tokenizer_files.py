@@ -17,14 +17,14 @@ from t5x_diffeq.data.tokenizer import (
 )
 from t5x_diffeq.runtime.errors import InputError
 
-MODEL_FILE = "tokenizer.model"
-JSON_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-SPACE = "\u2581"  # sentencepiece's sign for a space
-BPE = 2  # sentencepiece's enum value for byte-pair encoding
+_MODEL_FILE = "tokenizer.model"
+_JSON_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+_SPACE = "\u2581"  # sentencepiece's sign for a space
+_BPE = 2  # sentencepiece's enum value for byte-pair encoding
 
 
-class Files(NamedTuple):
+class _TokenizerFiles(NamedTuple):
     """A tokenizer in Hugging Face's forms.
 
     Attributes:
@@ -42,7 +42,7 @@ class Files(NamedTuple):
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
     """Writes the tokenizer's files; returns what a user must know, or None."""
-    files, end = files_of(tokenizer), end_of_text(tokenizer)
+    files, end = _convert_tokenizer(tokenizer), _end_of_text(tokenizer)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast" if files.json else "LlamaTokenizer",
         "model_max_length": max_length,
@@ -52,14 +52,14 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         **({} if end is None else {"bos_token": end, "eos_token": end}),
         **files.settings,
     }
-    for name, content in ((JSON_FILE, files.json), (MODEL_FILE, files.model)):
+    for name, content in ((_JSON_FILE, files.json), (_MODEL_FILE, files.model)):
         if content:
             (folder / name).write_bytes(content)
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
+    (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
     return files.lacking
 
 
-def end_of_text(tokenizer: Tokenizer) -> str | None:
+def _end_of_text(tokenizer: Tokenizer) -> str | None:
     """The name of the end-of-document token; bytes have none that no text could contain."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer.processor.id_to_piece(tokenizer.end_of_text)
@@ -69,18 +69,18 @@ def end_of_text(tokenizer: Tokenizer) -> str | None:
 
 
 @singledispatch
-def files_of(tokenizer: Tokenizer) -> Files:
+def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
     """The tokenizer in Hugging Face's forms."""
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
-@files_of.register
-def _(tokenizer: HuggingFaceTokenizer) -> Files:
-    return Files(json=tokenizer.model)
+@_convert_tokenizer.register
+def _(tokenizer: HuggingFaceTokenizer) -> _TokenizerFiles:
+    return _TokenizerFiles(json=tokenizer.model)
 
 
-@files_of.register
-def _(tokenizer: ByteTokenizer) -> Files:
+@_convert_tokenizer.register
+def _(tokenizer: ByteTokenizer) -> _TokenizerFiles:
     content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -100,28 +100,28 @@ def _(tokenizer: ByteTokenizer) -> Files:
             "trim_offsets": True,
             "use_regex": False,
         },
-        "model": bpe({sign: byte for byte, sign in enumerate(byte_signs())}, []),
+        "model": _bpe({sign: byte for byte, sign in enumerate(_byte_signs())}, []),
     }
-    return Files(json=as_bytes(content))
+    return _TokenizerFiles(json=_encode_json(content))
 
 
-@files_of.register
-def _(tokenizer: SentencePieceTokenizer) -> Files:
+@_convert_tokenizer.register
+def _(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles:
     from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
 
     proto = pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
     rules = proto.normalizer_spec
-    if proto.trainer_spec.model_type != BPE or rules.precompiled_charsmap:
+    if proto.trainer_spec.model_type != _BPE or rules.precompiled_charsmap:
         lacking = (
             "the tokenizer is not a plain byte-pair encoding, so there is no tokenizer.json: use "
             "tokenizer.model with the library sentencepiece"
         )
-        return Files(model=tokenizer.model, lacking=lacking)
+        return _TokenizerFiles(model=tokenizer.model, lacking=lacking)
     settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
-    return Files(as_bytes(sentencepiece_json(proto)), tokenizer.model, settings)
+    return _TokenizerFiles(_encode_json(_sentencepiece_json(proto)), tokenizer.model, settings)
 
 
-def sentencepiece_json(proto: Any) -> dict:
+def _sentencepiece_json(proto: Any) -> dict:
     """The content of `tokenizer.json` for a sentencepiece byte-pair encoding.
 
     Args:
@@ -131,9 +131,9 @@ def sentencepiece_json(proto: Any) -> dict:
     kind = type(pieces[0])
     special = (kind.UNKNOWN, kind.CONTROL)
     prefix = proto.normalizer_spec.add_dummy_prefix
-    space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     decoders = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -161,14 +161,14 @@ def sentencepiece_json(proto: Any) -> dict:
         ],
         "normalizer": {
             "type": "Sequence",
-            "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] if prefix else []), space],
+            "normalizers": [*([{"type": "Prepend", "prepend": _SPACE}] if prefix else []), space],
         },
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
-            **bpe(
-                vocabulary, merges([(p.piece, p.score) for p in pieces if p.type == kind.NORMAL])
+            **_bpe(
+                vocabulary, _merges([(p.piece, p.score) for p in pieces if p.type == kind.NORMAL])
             ),
             "unk_token": unknown,
             "fuse_unk": True,
@@ -177,7 +177,7 @@ def sentencepiece_json(proto: Any) -> dict:
     }
 
 
-def merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
+def _merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
     """The merges of a byte-pair encoding, best first: every pair of pieces that forms a piece."""
     known = {piece for piece, _ in pieces}
     best_first = sorted(pieces, key=lambda piece: -piece[1])
@@ -189,7 +189,7 @@ def merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
     ]
 
 
-def bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
+def _bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
     """The `model` section of `tokenizer.json`."""
     return {
         "type": "BPE",
@@ -205,21 +205,20 @@ def bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
     }
 
 
-def byte_signs() -> list[str]:
+def _byte_signs() -> list[str]:
     """The printable character that stands for each byte in byte-level encodings (GPT-2)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (chr(0x100 + n) for n in range(0x100))
     return [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
 
 
-def as_bytes(content: dict) -> bytes:
-    """The content as JSON in UTF-8."""
+def _encode_json(content: dict) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def tokenizer_file(folder: Path) -> Path | None:
     """The folder's tokenizer file, which `data.tokenizer` can name; None if it has none."""
-    return next((folder / n for n in (MODEL_FILE, JSON_FILE) if (folder / n).exists()), None)
+    return next((folder / n for n in (_MODEL_FILE, _JSON_FILE) if (folder / n).exists()), None)
 
 
 def token_of_id(file: Path, number: int) -> str:

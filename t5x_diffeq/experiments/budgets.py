@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.comparison import laptop_config, make_training
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
-from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.config_files import config_of
 
 
 @dataclass(frozen=True)
-class Contender:
+class _Contender:
     """A model and how long it is trained.
 
     Attributes:
@@ -27,7 +27,7 @@ class Contender:
     keys: Keys
 
 
-def contenders(N: int, T: int) -> tuple[Contender, ...]:
+def _contenders(N: int, T: int) -> tuple[_Contender, ...]:
     """The baseline, and four ODEs: the config's own, a narrower one, a narrower one whose depth
     grows during training, and one with as many parameters as the baseline.
 
@@ -36,11 +36,11 @@ def contenders(N: int, T: int) -> tuple[Contender, ...]:
     narrow = {"model.time_embed_dim": T // 3}
     growing = {**narrow, "train.depths": (N // 2,), "train.depths_until": 0.5}
     return (
-        Contender("baseline", "baseline", (1, 1.25), {}),
-        Contender("ode", "ode", (1,), {}),
-        Contender("ode, T / 3", "ode", (0.8, 1), narrow),
-        Contender("ode, T / 3, growing", "ode", (1,), growing),
-        Contender("ode, equal parameters", "ode", (1,), {"model.time_embed_dim": N - 1}),
+        _Contender("baseline", "baseline", (1, 1.25), {}),
+        _Contender("ode", "ode", (1,), {}),
+        _Contender("ode, T / 3", "ode", (0.8, 1), narrow),
+        _Contender("ode, T / 3, growing", "ode", (1,), growing),
+        _Contender("ode, equal parameters", "ode", (1,), {"model.time_embed_dim": N - 1}),
     )
 
 
@@ -54,11 +54,13 @@ class Budgets(Experiment):
 
     config: str | None = None
 
-    layouts: tuple[Layout, ...] = tuple(
-        Layout(("text", "model"), "total_steps", value) for value in ("loss", "training_seconds")
+    tables: tuple[TableSpec, ...] = tuple(
+        TableSpec(("text", "model"), "total_steps", value) for value in ("loss", "training_seconds")
     )
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs."""
         need_text(texts)
         made = []
@@ -66,7 +68,7 @@ class Budgets(Experiment):
             config = self.config or laptop_config(text)
             own = config_of(config, "ode")
             made += [
-                training(
+                make_training(
                     config,
                     text,
                     keys,
@@ -76,7 +78,7 @@ class Budgets(Experiment):
                     each.name,
                 )
                 for seed in seeds
-                for each in contenders(own.model.num_steps, own.model.time_embed_dim)
+                for each in _contenders(own.model.num_steps, own.model.time_embed_dim)
                 for length in each.lengths
             ]
         return made

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
-from t5x_diffeq.experiments.runs import Label, Run, flags
+from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
 from t5x_diffeq.experiments.tokenizers import with_tokenizer
 from t5x_diffeq.runtime.config_files import config_of, flatten
 
 Choices = dict[str, tuple[Label, ...]]  # the values of each key in which runs differ
 
-WIDTH = "model.time_embed_dim"
+_WIDTH = "model.time_embed_dim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +28,29 @@ class Comparison(Experiment):
     models: dict[str, Keys] = field(default_factory=dict)
     models_of: dict[str, dict[str, Keys]] = field(default_factory=dict)
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs."""
         need_text(texts)
         return [
-            training(config, text, keys, variant, {**own, **choice}, seed)
+            make_training(config, text, keys, variant, {**own, **choice}, seed)
             for text, keys in texts.items()
-            for config, own in self.models_for(text).items()
+            for config, own in self._models_for(text).items()
             for variant, choices in self.variants.items()
-            for choice in every(choices)
+            for choice in _combine_choices(choices)
             for seed in seeds
         ]
 
-    def models_for(self, text: str) -> dict[str, Keys]:
-        """The models that train on a text."""
+    def _models_for(self, text: str) -> dict[str, Keys]:
         return self.models_of.get(text) or self.models or {laptop_config(text): {}}
 
 
-def every(choices: Choices) -> list[Keys]:
-    """All combinations of the choices."""
+def _combine_choices(choices: Choices) -> list[Keys]:
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
-def training(
+def make_training(
     config: str,
     text: str,
     of_text: Keys,
@@ -58,7 +58,7 @@ def training(
     choice: Keys,
     seed: int,
     model: str | None = None,
-) -> Run:
+) -> ExperimentRun:
     """One training, named after everything that sets it apart, so experiments can share it.
 
     Its labels are text, size, model, seed, T, and the last part of each key that it sets.
@@ -77,32 +77,32 @@ def training(
     chosen = {
         key: value
         for key, value in choice.items()
-        if own[key] != value and (generated or key != WIDTH)
+        if own[key] != value and (generated or key != _WIDTH)
     }
-    words = [f"{last_word(key)}={in_name(value)}" for key, value in chosen.items()]
+    words = [f"{_last_word(key)}={_format_for_name(value)}" for key, value in chosen.items()]
     size = config.removesuffix(".py")
     found = with_tokenizer(of_text, own["model.architecture"])
-    return Run(
+    return ExperimentRun(
         "-".join([*dict.fromkeys((size, text)), variant, *words, f"seed={seed}"]),
         "train",
-        (f"--config=configs/{config}:{variant}", *flags({**chosen, **found, "seed": seed})),
+        (f"--config=configs/{config}:{variant}", *format_flags({**chosen, **found, "seed": seed})),
         {
             "text": text,
             "size": size,
             "model": model or variant,
             "seed": seed,
-            "T": choice.get(WIDTH, own[WIDTH]) if generated else variant,
-            **{last_word(key): value for key, value in choice.items()},
+            "T": choice.get(_WIDTH, own[_WIDTH]) if generated else variant,
+            **{_last_word(key): value for key, value in choice.items()},
         },
     )
 
 
-def last_word(key: str) -> str:
+def _last_word(key: str) -> str:
     """The last part of a key: `beta2` of `optimizer.beta2`."""
     return key.rpartition(".")[2]
 
 
-def in_name(value: object) -> str:
+def _format_for_name(value: object) -> str:
     """A key's value, in a form that file names can contain."""
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

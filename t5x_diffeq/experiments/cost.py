@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t5x_diffeq.experiments.experiment import Experiment, Texts
-from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run, flags
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 
 WIDTHS = (20, 48, 72, 96, 120, 144)  # the values of T in table 6
-VALUES = (
+_VALUES = (
     *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
     "model: parameters",
 )
@@ -25,17 +25,19 @@ class Cost(Experiment):
 
     config: str
     widths: tuple[int, ...]
-    layouts: tuple[Layout, ...] = tuple(Layout(("config",), "T", value) for value in VALUES)
+    tables: tuple[TableSpec, ...] = tuple(TableSpec(("config",), "T", value) for value in _VALUES)
     seeds: int = 1
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs; they need no text and have no seed."""
         config = f"configs/{self.config}"
         return [
-            Run(
+            ExperimentRun(
                 f"cost-T={T}",
                 "benchmark",
-                (f"--config={config}", *flags({"model.time_embed_dim": T})),
+                (f"--config={config}", *format_flags({"model.time_embed_dim": T})),
                 {"config": config, "T": T},
             )
             for T in self.widths

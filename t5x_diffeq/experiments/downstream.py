@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.comparison import laptop_config, make_training
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.paired import paired_table
-from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.files import AnyPath
 
 
@@ -28,9 +28,11 @@ class TaskScores(Experiment):
     config: str | None = None
     variants: tuple[str, ...]
     keys: Keys = field(default_factory=dict)
-    layouts: tuple[Layout, ...] = (Layout(("text", "task", "shots"), "model", "score"),)
+    tables: tuple[TableSpec, ...] = (TableSpec(("text", "task", "shots"), "model", "score"),)
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs: each training, then its tasks."""
         need_text(texts)
         made = []
@@ -38,29 +40,29 @@ class TaskScores(Experiment):
             config = self.config or laptop_config(text)
             for variant in self.variants:
                 for seed in seeds:
-                    trained = training(config, text, keys, variant, self.keys, seed)
-                    asked = papers_tasks(trained) if self.config else own_tasks(trained)
+                    trained = make_training(config, text, keys, variant, self.keys, seed)
+                    asked = _papers_tasks(trained) if self.config else _own_tasks(trained)
                     made += [replace(trained, labels={}), *asked]
         return made
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
         """The paired test of ODE against baseline over the documents of each task."""
         answers = [
-            {**outcome, "documents": read_documents(output / outcome["run"])}
+            {**outcome, "documents": _read_documents(output / outcome["run"])}
             for outcome in outcomes
             if "task" not in outcome
         ]
         return [paired_table([each for each in answers if each["documents"]])]
 
 
-def asked_run(trained: Run, name: str, shots: int, *arguments: str) -> Run:
+def _tasks_run(trained: ExperimentRun, name: str, shots: int, *arguments: str) -> ExperimentRun:
     """The run of `evaluate` on tasks; its folder holds a JSON with every document's score."""
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     labels = {**trained.labels, "shots": shots}
-    return Run(name, "evaluate", (*folders, *arguments), labels, trained.name)
+    return ExperimentRun(name, "evaluate", (*folders, *arguments), labels, trained.name)
 
 
-def own_tasks(trained: Run) -> list[Run]:
+def _own_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
     """Runs that make the tasks of a run's own text and evaluate on them."""
     needs = trained.name
     tasks = f"{needs}-tasks"
@@ -68,15 +70,15 @@ def own_tasks(trained: Run) -> list[Run]:
     made = (f"--workdir={{output}}/{needs}", f"--output={folder}")
     arguments = ("--tasks=own_ending,last_word", f"--include_path={folder}")
     return [
-        Run(tasks, "make_tasks", made, {}, needs),
-        asked_run(trained, f"{needs}-asked", 0, *arguments),
+        ExperimentRun(tasks, "make_tasks", made, {}, needs),
+        _tasks_run(trained, f"{needs}-asked", 0, *arguments),
     ]
 
 
-def papers_tasks(trained: Run) -> list[Run]:
+def _papers_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
     """Runs that evaluate on the paper's tasks, zero-shot and five-shot."""
     return [
-        asked_run(
+        _tasks_run(
             trained,
             f"{trained.name}-{shots}-shot",
             shots,
@@ -87,7 +89,7 @@ def papers_tasks(trained: Run) -> list[Run]:
     ]
 
 
-def read_documents(folder: AnyPath) -> dict[str, list[float]]:
+def _read_documents(folder: AnyPath) -> dict[str, list[float]]:
     """Each task's accuracies by document, from the newest JSON of `evaluate`; {} if it has none."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.name.rpartition("-")[2])
     return json.loads(files[-1].read_text()).get("documents", {}) if files else {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from types import ModuleType
 
-from t5x_diffeq.experiments.present import Layout, cells, grouped, in_order
+from t5x_diffeq.experiments.present import TableSpec, cells, group_outcomes, order_columns
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
@@ -16,16 +16,16 @@ Line = Sequence[tuple[float | str, float, float | None]]
 
 def draw(
     outcomes: Sequence[dict],
-    layout: Layout,
+    table: TableSpec,
     path: AnyPath,
     output: AnyPath,
     comparable: bool = True,
 ) -> None:
-    """Writes the layout's figures as .png and .pdf, if matplotlib is installed.
+    """Writes the table's figures as .png and .pdf, if matplotlib is installed.
 
     Args:
       outcomes: outcomes of the runs.
-      layout: layout of the figure.
+      table: what the figure shows.
       path: path of its files without suffix; a figure over optimizer steps adds `_over_steps`.
       output: the folder of the runs.
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
@@ -36,26 +36,26 @@ def draw(
     except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
-    if lines := lines_of_table(outcomes, layout):
-        write(plots, lines, layout.column, layout.value + caveat, layout.log, path)
-    if layout.over_steps and (lines := losses_over_steps(outcomes, layout, output)):
+    if lines := _lines_of_table(outcomes, table):
+        _write_figure(plots, lines, table.column, table.value + caveat, table.log, path)
+    if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
         over = path.with_name(f"{path.name}_over_steps")
-        write(plots, lines, "optimizer steps", f"validation loss{caveat}", False, over)
+        _write_figure(plots, lines, "optimizer steps", f"validation loss{caveat}", False, over)
 
 
-def write(
+def _write_figure(
     plots: ModuleType, lines: dict[str, Line], across: str, up: str, log: bool, path: AnyPath
 ) -> None:
     """Writes both files of a figure."""
     figure = plots.means_with_errors(lines, across, up, log)
     for kind in ("png", "pdf"):
-        write_whole(path.with_name(f"{path.name}.{kind}"), plots.image(figure, kind))
+        write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
 
 
-def lines_of_table(outcomes: Sequence[dict], layout: Layout) -> dict[str, Line]:
+def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
     """A line for each row of the table."""
-    found = cells(outcomes, layout)
-    columns = in_order(found)
+    found = cells(outcomes, table)
+    columns = order_columns(found)
     return {
         ", ".join(map(str, row)): [
             (column, of[column].mean, of[column].error) for column in columns if column in of
@@ -64,33 +64,35 @@ def lines_of_table(outcomes: Sequence[dict], layout: Layout) -> dict[str, Line]:
     }
 
 
-def losses_over_steps(outcomes: Sequence[dict], layout: Layout, output: AnyPath) -> dict[str, Line]:
+def losses_over_steps(
+    outcomes: Sequence[dict], table: TableSpec, output: AnyPath
+) -> dict[str, Line]:
     """The validation loss over optimizer steps: a line for each cell, the mean over seeds.
 
     Args:
       outcomes: outcomes of trainings, each with the name of its `run`.
-      layout: layout of the cells.
+      table: how the cells are arranged.
       output: the folder of the runs, whose metrics.jsonl are read.
     """
     lines = {}
-    for row, columns in grouped(outcomes, layout).items():
+    for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():
-            of_runs = [losses(output / each["run"]) for found in tried.values() for each in found]
+            of_runs = [_losses(output / each["run"]) for found in tried.values() for each in found]
             steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
             lines[", ".join(map(str, (*row, column)))] = [
-                (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
+                (step, *_mean_and_error([run[step] for run in of_runs])) for step in steps
             ]
     return {name: line for name, line in lines.items() if line}
 
 
-def losses(workdir: AnyPath) -> dict[int, float]:
+def _losses(workdir: AnyPath) -> dict[int, float]:
     """Validation losses by optimizer step; {} if the workdir is gone."""
     path = workdir / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
 
 
-def mean_and_error(values: list[float]) -> tuple[float, float | None]:
+def _mean_and_error(values: list[float]) -> tuple[float, float | None]:
     """The mean and its standard error, which is None for a single value."""
     n = len(values)
     return mean(values), stdev(values) / n**0.5 if n > 1 else None

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
@@ -18,14 +18,16 @@ class Experiment:
     """Runs, and the tables and figures made from their outcomes.
 
     Attributes:
-      layouts: the tables, each with its figure.
+      tables: the tables, each with its figure.
       seeds: number of seeds of each training, unless --seeds says otherwise.
     """
 
-    layouts: tuple[Layout, ...] = ()
+    tables: tuple[TableSpec, ...] = ()
     seeds: int = 3
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs, or those that can be known from the outcomes so far.
 
         Args:

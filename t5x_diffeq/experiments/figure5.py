@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
-from t5x_diffeq.experiments.present import Layout
-from t5x_diffeq.experiments.runs import Label, Run, flags
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
 from t5x_diffeq.experiments.tokenizers import KEY, with_tokenizer
 from t5x_diffeq.runtime.config_files import config_of
 from t5x_diffeq.runtime.errors import InputError
 
-GRIDS = (9, 12, 18, 24)
-STEPS = {"ode": 18, "baseline": 24}
+_GRIDS = (9, 12, 18, 24)
+_STEPS = {"ode": 18, "baseline": 24}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,14 @@ class Figure5(Experiment):
     base: dict[str, Keys] = field(default_factory=dict)
     tuning: Keys
     of_method: dict[str, Keys]
-    layouts: tuple[Layout, ...] = (
-        Layout(("trained on", "tuned on", "method"), "steps", "perplexity", over_steps=True),
+    tables: tuple[TableSpec, ...] = (
+        TableSpec(("trained on", "tuned on", "method"), "steps", "perplexity", over_steps=True),
     )
     seeds: int = 1
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """All runs, each training before its tunings.
 
         Args:
@@ -59,41 +61,44 @@ class Figure5(Experiment):
             run
             for seed in seeds
             for source, target in (tuple(texts), tuple(texts)[::-1])
-            for variant in STEPS
-            for run in self.both(source, target, variant, texts, seed)
+            for variant in _STEPS
+            for run in self._train_and_tune(source, target, variant, texts, seed)
         ]
 
-    def both(self, source: str, target: str, variant: str, texts: Texts, seed: int) -> list[Run]:
+    def _train_and_tune(
+        self, source: str, target: str, variant: str, texts: Texts, seed: int
+    ) -> list[ExperimentRun]:
         """A training on one text and its tunings on the other."""
         suffix, own = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
-        keys = {"model.num_steps": STEPS[variant], **self.base.get(variant, {}), **own}
+        keys = {"model.num_steps": _STEPS[variant], **self.base.get(variant, {}), **own}
         config = f"--config=configs/{self.config}:{variant}"
         name = f"{source}-{variant}{suffix}"
-        base = Run(name, "train", (config, *flags({**keys, **texts[source]})))
+        base = ExperimentRun(name, "train", (config, *format_flags({**keys, **texts[source]})))
         labels: dict[str, Label] = {"trained on": source, "tuned on": target, "seed": seed}
         tuned = [
-            self.tune(base, variant, method, steps, {**of_tuning(texts[target]), **own})
+            self._tune(base, variant, method, steps, {**_tuning_keys(texts[target]), **own})
             for method in ("lora", "full", *(["hypernetwork"] if variant == "ode" else []))
-            for steps in (GRIDS if variant == "ode" else (STEPS[variant],))
+            for steps in (_GRIDS if variant == "ode" else (_STEPS[variant],))
         ]
         return [base, *(replace(run, labels={**labels, **run.labels}) for run in tuned)]
 
-    def tune(self, base: Run, variant: str, method: str, steps: int, text: Keys) -> Run:
-        """One tuning."""
+    def _tune(
+        self, base: ExperimentRun, variant: str, method: str, steps: int, text: Keys
+    ) -> ExperimentRun:
         keys = {**self.tuning, **self.of_method.get(method, {}), **text}
-        return Run(
+        return ExperimentRun(
             f"{base.name}-{method}-{steps}",
             "finetune",
             (
                 f"--config=configs/finetune.py:{method}",
                 f"--config.init_from={{output}}/{base.name}",
-                *flags({**keys, "model.num_steps": steps}),
+                *format_flags({**keys, "model.num_steps": steps}),
             ),
             {"method": f"{variant}, {method}", "steps": steps},
             needs=base.name,
         )
 
 
-def of_tuning(text: Keys) -> Keys:
+def _tuning_keys(text: Keys) -> Keys:
     """A text's keys without the tokenizer, which comes from the run that is tuned."""
     return {key: value for key, value in text.items() if key != KEY}

@@ -11,31 +11,31 @@ from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.figure5 import Figure5
-from t5x_diffeq.experiments.present import Layout
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
 from t5x_diffeq.experiments.sweep import Sweep
 
-RATE = "optimizer.learning_rate"
-RATES = {"baseline": (4e-3, 8e-3), "ode": (2e-3, 4e-3, 8e-3), "shared": (2e-3, 4e-3, 8e-3)}
-OF_RATES = (
-    *(Layout(("model",), "text", value, "learning_rate") for value in ("loss", "perplexity")),
-    Layout(("text", "model"), "learning_rate", "loss", log=True),
+_RATE = "optimizer.learning_rate"
+_RATES = {"baseline": (4e-3, 8e-3), "ode": (2e-3, 4e-3, 8e-3), "shared": (2e-3, 4e-3, 8e-3)}
+_OF_RATES = (
+    *(TableSpec(("model",), "text", value, "learning_rate") for value in ("loss", "perplexity")),
+    TableSpec(("text", "model"), "learning_rate", "loss", log=True),
 )
-OVER_STEPS = (Layout(("text",), "model", "loss", over_steps=True),)
-OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
-VARIANTS = ("baseline", "ode", "shared")
+_OVER_STEPS = (TableSpec(("text",), "model", "loss", over_steps=True),)
+_OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
+_VARIANTS = ("baseline", "ode", "shared")
 
 LAPTOP: dict[str, Experiment] = {
-    "table1": Sweep(key=RATE, variants=RATES, layouts=OF_RATES),
+    "table1": Sweep(key=_RATE, variants=_RATES, tables=_OF_RATES),
     "table2": Sweep(
-        key=RATE, variants={each: RATES[each] for each in ("baseline", "ode")}, layouts=OF_RATES
+        key=_RATE, variants={each: _RATES[each] for each in ("baseline", "ode")}, tables=_OF_RATES
     ),
     "budgets": Budgets(),
-    "table4": TaskScores(variants=VARIANTS, keys={"model.architecture": "gpt"}),
-    "table5": TaskScores(variants=VARIANTS, keys={"model.architecture": "llama"}),
+    "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
+    "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),
     "figure2": Analyses(kinds=("spectra", "clustering"), variants={"ode": {}}, seeds=1),
     "figure3": Analyses(kinds=("lyapunov",), variants={"ode": {}}, prompts=FIGURE_3, seeds=1),
-    "figure4": Comparison(variants=OWN, layouts=OVER_STEPS),
+    "figure4": Comparison(variants=_OWN, tables=_OVER_STEPS),
     "figure5": Figure5(
         config="laptop.py",
         tuning={
@@ -47,17 +47,17 @@ LAPTOP: dict[str, Experiment] = {
         of_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
     ),
     "figure7": Comparison(
-        variants={variant: {"optimizer.beta2": (0.95, 0.999)} for variant in VARIANTS[:2]},
-        layouts=(Layout(("text", "model"), "beta2", "loss", over_steps=True),),
+        variants={variant: {"optimizer.beta2": (0.95, 0.999)} for variant in _VARIANTS[:2]},
+        tables=(TableSpec(("text", "model"), "beta2", "loss", over_steps=True),),
     ),
     "figure8": Comparison(
-        variants={variant: {"model.architecture": ("llama",)} for variant in OWN},
-        layouts=OVER_STEPS,
+        variants={variant: {"model.architecture": ("llama",)} for variant in _OWN},
+        tables=_OVER_STEPS,
     ),
     "figure13": Analyses(kinds=("clustering",), variants={}, seeds=1),
     "figure14": Comparison(
         variants={"ode": {"model.time_embed_dim": (20, 48, 96, 144)}, "baseline": {}},
-        layouts=(Layout(("text",), "T", "loss", over_steps=True),),
+        tables=(TableSpec(("text",), "T", "loss", over_steps=True),),
     ),
     "figure15": Cost(config="laptop.py", widths=WIDTHS),
     "figure18": Comparison(
@@ -67,7 +67,7 @@ LAPTOP: dict[str, Experiment] = {
                 "model.time_embed_dim": (20, 48),
             }
         },
-        layouts=(Layout(("text", "time_embedding"), "T", "loss", over_steps=True),),
+        tables=(TableSpec(("text", "time_embedding"), "T", "loss", over_steps=True),),
     ),
     "appendixE": SpectraStudy(),
     "appendixF": Analyses(kinds=("lyapunov",), variants={"ode": {}}, prompts=PROMPTS, seeds=1),

@@ -11,11 +11,11 @@ from math import erfc, sqrt
 import numpy as np
 from jaxtyping import Float
 
-HEAD = "| text, task, shots | ODE - baseline | standard error | p | seeds | documents |"
+_HEAD = "| text, task, shots | ODE - baseline | standard error | p | seeds | documents |"
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """The difference of two models' accuracies.
 
     Attributes:
@@ -29,9 +29,9 @@ class Paired:
     p: float
 
 
-def paired(
+def compare_pairs(
     a: Float[np.ndarray, "seeds documents"], b: Float[np.ndarray, "seeds documents"]
-) -> Paired:
+) -> PairedDifference:
     """The paired difference a - b, seed by seed and document by document.
 
     The variance over documents (of the mean over seeds) and, with several seeds, the variance over
@@ -44,7 +44,7 @@ def paired(
     )
     difference, error = float(d.mean()), sqrt(variance)
     p = erfc(abs(difference) / error / sqrt(2)) if error else float(difference == 0)
-    return Paired(difference, error, p)
+    return PairedDifference(difference, error, p)
 
 
 def paired_table(answers: Sequence[dict]) -> str:
@@ -56,17 +56,17 @@ def paired_table(answers: Sequence[dict]) -> str:
     """
     found: dict[tuple, dict[str, dict[int, list[float]]]] = {}
     for answer in answers:
-        for task, scores in whole_tasks(answer["documents"]).items():
+        for task, scores in _whole_tasks(answer["documents"]).items():
             by_model = found.setdefault((answer["text"], task, answer["shots"]), {})
             by_model.setdefault(answer["model"], {})[answer["seed"]] = scores
-    lines = [HEAD, "|---" * 6 + "|"]
+    lines = [_HEAD, "|---" * 6 + "|"]
     for row, of in found.items():
         seeds = sorted(of.get("ode", {}).keys() & of.get("baseline", {}).keys())
         if seeds:
             ode, baseline = (
                 np.array([of[m][s] for s in seeds], float) for m in ("ode", "baseline")
             )
-            test = paired(ode, baseline)
+            test = compare_pairs(ode, baseline)
             lines.append(
                 f"| {', '.join(map(str, row))} | {test.difference:+.4f} | {test.error:.4f} | "
                 f"{test.p:.2g} | {len(seeds)} | {ode.shape[1]} |"
@@ -75,7 +75,7 @@ def paired_table(answers: Sequence[dict]) -> str:
     return f"{title}\n\n" + "\n".join(lines)
 
 
-def whole_tasks(documents: dict[str, list[float]]) -> dict[str, list[float]]:
+def _whole_tasks(documents: dict[str, list[float]]) -> dict[str, list[float]]:
     """Tasks as the paper counts them: all subjects of MMLU are one task."""
     whole: dict[str, list[float]] = {}
     for task in sorted(documents):

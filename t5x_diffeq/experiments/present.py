@@ -9,7 +9,7 @@ from t5x_diffeq.experiments.runs import Label
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableSpec:
     """How outcomes are arranged in a table and a figure.
 
     Attributes:
@@ -66,7 +66,7 @@ class Cell:
         return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
 
 
-def scores(outcomes: Sequence[dict]) -> list[dict]:
+def add_task_scores(outcomes: Sequence[dict]) -> list[dict]:
     """The outcomes, and one more per task for each outcome of an evaluation on tasks.
 
     `score` is the accuracy, `score_error` the harness's standard error. Members of a group of
@@ -85,30 +85,30 @@ def scores(outcomes: Sequence[dict]) -> list[dict]:
     return found
 
 
-Group = dict[tuple, dict[Label, dict[Label | None, list[dict]]]]
+OutcomeGroups = dict[tuple, dict[Label, dict[Label | None, list[dict]]]]
 
 
-def grouped(outcomes: Sequence[dict], layout: Layout) -> Group:
+def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> OutcomeGroups:
     """Outcomes by row, column and `best_of`; rows and columns in the order of the outcomes."""
-    found: Group = {}
+    found: OutcomeGroups = {}
     for outcome in outcomes:
-        if layout.column not in outcome or layout.value not in outcome:
+        if table.column not in outcome or table.value not in outcome:
             continue  # a run that is only there for others
-        row = tuple(outcome[label] for label in layout.row)
-        tried = found.setdefault(row, {}).setdefault(outcome[layout.column], {})
-        tried.setdefault(outcome[layout.best_of] if layout.best_of else None, []).append(outcome)
+        row = tuple(outcome[label] for label in table.row)
+        tried = found.setdefault(row, {}).setdefault(outcome[table.column], {})
+        tried.setdefault(outcome[table.best_of] if table.best_of else None, []).append(outcome)
     return found
 
 
-def cells(outcomes: Sequence[dict], layout: Layout) -> dict[tuple, dict[Label, Cell]]:
+def cells(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label, Cell]]:
     """Cells by row and column; rows and columns in the order of the outcomes."""
     return {
-        row: {column: best(tried, layout.value) for column, tried in columns.items()}
-        for row, columns in grouped(outcomes, layout).items()
+        row: {column: _best(tried, table.value) for column, tried in columns.items()}
+        for row, columns in group_outcomes(outcomes, table).items()
     }
 
 
-def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
+def _best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
     """The cell with the lowest mean, among those with the most seeds."""
     values = {at: tuple(each[value] for each in found) for at, found in tried.items()}
     seeds = max(map(len, values.values()))
@@ -121,21 +121,19 @@ def best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
     return Cell(values[at], at, interior, within)
 
 
-def in_order(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:
+def order_columns(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:
     """All columns: numbers in increasing order, words in the order in which they appear."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     words = any(isinstance(column, str) for column in columns)
     return columns if words else sorted(columns)
 
 
-def markdown(outcomes: Sequence[dict], layout: Layout) -> str:
+def format_markdown(outcomes: Sequence[dict], table: TableSpec) -> str:
     """The table in Markdown."""
-    rows = cells(outcomes, layout)
-    columns = in_order(rows)
+    rows = cells(outcomes, table)
+    columns = order_columns(rows)
     lines = [
-        f"| {', '.join(layout.row)} | "
-        + " | ".join(f"{layout.column} {c}" for c in columns)
-        + " |",
+        f"| {', '.join(table.row)} | " + " | ".join(f"{table.column} {c}" for c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for row, found in rows.items():

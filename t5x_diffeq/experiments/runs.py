@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.console import duration, say
+from t5x_diffeq.runtime.console import format_duration, say
 from t5x_diffeq.runtime.errors import RunError
 
-RESULTS = "results.jsonl"
-TRAINING = ("train", "finetune")
-EXIT_STOPPED = (42, 130)
+_RESULTS = "results.jsonl"
+_TRAINING = ("train", "finetune")
+_EXIT_STOPPED = (42, 130)
 Label = str | int | float
 
 
@@ -33,14 +33,14 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class ExperimentRun:
     """A command of an experiment.
 
     Attributes:
       name: name of the run, and of its workdir if it has one.
       verb: the verb that it calls.
       arguments: arguments of the verb; `{output}` stands for the experiment's folder.
-      labels: the place of its outcome in tables and figures.
+      labels: where its outcome stands in tables and figures.
       needs: the name of a run that must come before it, in the same part.
     """
 
@@ -53,20 +53,20 @@ class Run:
     def command(self, output: Path) -> list[str]:
         """The whole command."""
         given = [argument.replace("{output}", str(output)) for argument in self.arguments]
-        own = [f"--workdir={output / self.name}"] if self.verb in TRAINING else []
+        own = [f"--workdir={output / self.name}"] if self.verb in _TRAINING else []
         return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
 
 
-def flags(values: Mapping[str, object]) -> tuple[str, ...]:
+def format_flags(values: Mapping[str, object]) -> tuple[str, ...]:
     """`--config.KEY=VALUE` for each value."""
     return tuple(f"--config.{key}={value}" for key, value in values.items())
 
 
-def part_of(runs: Sequence[Run], part: int, parts: int) -> list[Run]:
+def part_of(runs: Sequence[ExperimentRun], part: int, parts: int) -> list[ExperimentRun]:
     """The runs of one of several parts; a run and all runs that need it stay together."""
     by_name, roots = {run.name: run for run in runs}, []
 
-    def root(run: Run) -> str:
+    def root(run: ExperimentRun) -> str:
         return root(by_name[run.needs]) if run.needs else run.name
 
     for run in runs:
@@ -87,7 +87,7 @@ def read_results(output: Path) -> dict[str, dict]:
     return found
 
 
-def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None:
+def carry_out(runs: Sequence[ExperimentRun], output: Path, results: str = _RESULTS) -> None:
     """Carries out the runs that have no outcome yet, one after the other.
 
     Args:
@@ -103,22 +103,25 @@ def carry_out(runs: Sequence[Run], output: Path, results: str = RESULTS) -> None
     done = read_results(output)
     for number, run in enumerate(runs, 1):
         if run.name in done:
-            say(f"{number} of {len(runs)}: {run.name} is done{otherwise(run, done[run.name])}")
+            say(
+                f"{number} of {len(runs)}: {run.name} is "
+                f"done{_describe_differences(run, done[run.name])}"
+            )
             continue
         left = time_left(runs[number - 1 :], done)
         say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
         began = time.perf_counter()
-        said = call(run, output)
+        said = _run_command(run, output)
         seconds = time.perf_counter() - began
         outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
         outcome |= {"seconds": seconds, "arguments": run.arguments}
-        outcome |= figures(run, output, said)
-        add_line(output / results, outcome)
+        outcome |= read_numbers(run, output, said)
+        _add_line(output / results, outcome)
         done[run.name] = outcome
-        say(f"  {told(outcome)} after {duration(seconds)}")
+        say(f"  {_describe_outcome(outcome)} after {format_duration(seconds)}")
 
 
-def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
+def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
     """An estimate for the remaining runs: each takes its verb's mean time so far."""
     left = [run for run in runs if run.name not in done]
     taken: dict[str, list[float]] = {run.verb: [] for run in left}
@@ -128,17 +131,17 @@ def time_left(runs: Sequence[Run], done: dict[str, dict]) -> str:
     if not all(taken.values()):
         return ""
     seconds = sum(sum(taken[run.verb]) / len(taken[run.verb]) for run in left)
-    return f", about {duration(seconds)} left for all"
+    return f", about {format_duration(seconds)} left for all"
 
 
-def otherwise(run: Run, outcome: dict) -> str:
+def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     """How the arguments behind an outcome differ from the run's current ones, if they do."""
     then = outcome.get("arguments", run.arguments)
     changed = [each for each in then if each not in run.arguments]
     return f", with {' '.join(changed)}" if changed else ""
 
 
-def call(run: Run, output: Path) -> str:
+def _run_command(run: ExperimentRun, output: Path) -> str:
     """Runs the command, with its messages in a log; returns its standard output.
 
     Raises:
@@ -148,28 +151,27 @@ def call(run: Run, output: Path) -> str:
     log = output / f"{run.name}.log"
     with log.open("ab") as words:
         ended = subprocess.run(run.command(output), stdout=subprocess.PIPE, stderr=words)
-    if ended.returncode in EXIT_STOPPED:
+    if ended.returncode in _EXIT_STOPPED:
         raise StoppedError(ended.returncode)
     if ended.returncode != 0:
         raise RunError(
-            f"run {run.name} failed with status {ended.returncode}: {last_line(log)}; the same "
+            f"run {run.name} failed with status {ended.returncode}: {_last_line(log)}; the same "
             "command again continues with it"
         )
     return ended.stdout.decode()
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log."""
+def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"{log} is empty"
 
 
-def figures(run: Run, output: Path, said: str) -> dict:
+def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
     If the verb printed several lines, each with a name, a key is `name: key`.
     """
-    if run.verb not in TRAINING:
+    if run.verb not in _TRAINING:
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
         if run.verb == "analyze":  # the last line that it prints is its page's path
             return {"page": said.splitlines()[-1], **(lines[0] if lines else {})}
@@ -207,14 +209,14 @@ def training_seconds(metrics: list[dict], tokens: int) -> float:
     return seconds
 
 
-def told(outcome: dict) -> str:
+def _describe_outcome(outcome: dict) -> str:
     """An outcome in a few words, for the console."""
     if "loss" in outcome:
         return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
     return "done"
 
 
-def add_line(path: Path, outcome: dict) -> None:
+def _add_line(path: Path, outcome: dict) -> None:
     """Appends an outcome, so that it is on disk before the next run begins."""
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("ab") as file:  # drop an incomplete line

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from t5x_diffeq.experiments.comparison import laptop_config, training
+from t5x_diffeq.experiments.comparison import laptop_config, make_training
 from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.runs import ExperimentRun
 
-Group = tuple[str, str]  # text, variant
+_SweepGroup = tuple[str, str]  # text, variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,9 @@ class Sweep(Experiment):
     key: str
     variants: dict[str, tuple[float, ...]]
 
-    def runs(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> list[Run]:
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
         """The runs that the outcomes so far determine.
 
         Runs come in rounds, each added when the previous round is done. A new round leaves the
@@ -34,31 +36,31 @@ class Sweep(Experiment):
         """
         need_text(texts)
 
-        def run(group: Group, value: float, seed: int) -> Run:
+        def run(group: _SweepGroup, value: float, seed: int) -> ExperimentRun:
             text, variant = group
             choice = {self.key: value}
-            return training(laptop_config(text), text, texts[text], variant, choice, seed)
+            return make_training(laptop_config(text), text, texts[text], variant, choice, seed)
 
-        def loss(group: Group, value: float) -> float:
+        def loss(group: _SweepGroup, value: float) -> float:
             return done[run(group, value, seeds[0]).name]["loss"]
 
-        tried: dict[Group, dict[float, float]] = {
+        tried: dict[_SweepGroup, dict[float, float]] = {
             group: {} for group in product(texts, self.variants)
         }
-        wanted: dict[Group, Sequence[float]] = {g: self.variants[g[1]] for g in tried}
-        made: list[Run] = []
+        wanted: dict[_SweepGroup, Sequence[float]] = {g: self.variants[g[1]] for g in tried}
+        made: list[ExperimentRun] = []
         while any(wanted.values()):
             made += [run(group, value, seeds[0]) for group in wanted for value in wanted[group]]
             if any(each.name not in done for each in made):
                 return made
             for group, values in wanted.items():
                 tried[group] |= {value: loss(group, value) for value in values}
-            wanted = {group: beyond(losses) for group, losses in tried.items()}
+            wanted = {group: _next_values(losses) for group, losses in tried.items()}
         best = {group: min(losses, key=losses.__getitem__) for group, losses in tried.items()}
         return made + [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
 
 
-def beyond(losses: dict[float, float]) -> list[float]:
+def _next_values(losses: dict[float, float]) -> list[float]:
     """The values to try next: the neighbour that the best value lacks, if it is at an end."""
     best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}

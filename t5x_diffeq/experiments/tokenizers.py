@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.experiments.runs import Run
+from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, place
+from t5x_diffeq.runtime.files import AnyPath, parse_path
 
 OWN = "own"  # --tokenizers=own: train a tokenizer on the text
 KEY = "data.tokenizer"
 # By architecture, what replaces `{tokenizer}` and, as a file, `{tokenizer_file}` in a text's keys.
-NAMES = {"gpt": "gpt2", "llama": "llama"}
-FILES = {"gpt": "gpt2.json", "llama": "llama.model"}
-SOURCES = {
+_NAMES = {"gpt": "gpt2", "llama": "llama"}
+_FILES = {"gpt": "gpt2.json", "llama": "llama.model"}
+_SOURCES = {
     "gpt2.json": "https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",
     "llama.model": "https://huggingface.co/NousResearch/Llama-2-7b-hf/resolve/main/tokenizer.model",
 }
 # Its tokens tell the paper's tokenizers from others with as many tokens.
-TEXT = "Hello world"
+_TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
 def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """A text's keys, with the model's tokenizer substituted for the placeholders."""
-    name, file = NAMES[architecture], FILES[architecture]
+    name, file = _NAMES[architecture], _FILES[architecture]
     return {
         key: value.replace("{tokenizer}", name).replace("{tokenizer_file}", file)
         if isinstance(value, str)
@@ -37,7 +37,7 @@ def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, A
     }
 
 
-def check_tokenizers(runs: Sequence[Run]) -> None:
+def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
     """Checks that the tokenizer files that the trainings name exist.
 
     Raises:
@@ -46,11 +46,11 @@ def check_tokenizers(runs: Sequence[Run]) -> None:
     given = f"--config.{KEY}="
     paths = [each.removeprefix(given) for run in runs for each in run.arguments if given in each]
     for path in dict.fromkeys(paths):
-        file = place(path, "--tokenizers")
+        file = parse_path(path, "--tokenizers")
         if not file.is_file():
             raise InputError(
                 f"{path}, the paper's tokenizer, is not there; download it from "
-                f"{SOURCES[file.name]}, or train tokenizers on the text with --tokenizers={OWN}, "
+                f"{_SOURCES[file.name]}, or train tokenizers on the text with --tokenizers={OWN}, "
                 "whose numbers can't be compared with the paper's"
             )
 
@@ -59,11 +59,11 @@ def is_papers(tokenizer: Tokenizer | None, architecture: str) -> bool:
     """Whether the tokenizer is the one that the paper uses for the architecture."""
     if tokenizer is None:
         return False
-    (tokens,) = tokenizer.encode([TEXT])
+    (tokens,) = tokenizer.encode([_TEXT])
     return tokens.tolist() == TOKENS[architecture]
 
 
-def remark(runs: Sequence[Run], output: AnyPath) -> list[str]:
+def remark(runs: Sequence[ExperimentRun], output: AnyPath) -> list[str]:
     """A remark on the trainings that can't be compared with the paper's; empty if all can."""
     others = []
     for run in runs:

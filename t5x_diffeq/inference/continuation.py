@@ -37,23 +37,23 @@ class Continuation:
             self.ended = True
             return
         self.tokens.append(token)
-        found = self.uncut()
+        found = self._raw_completion()
         self.ended = len(self.tokens) == self.limit or any(stop in found for stop in self.stops)
 
-    def uncut(self) -> str:
+    def _raw_completion(self) -> str:
         """The text after the prompt, including the stop that ended it."""
         whole = self.tokenizer.decode(self.prompt + self.tokens)
         return whole[len(self.tokenizer.decode(self.prompt)) :]
 
-    def following(self) -> str:
+    def completion(self) -> str:
         """The text after the prompt, up to the first stop."""
-        found = self.uncut()
+        found = self._raw_completion()
         ends = [found.find(stop) for stop in self.stops if stop in found]
         return found[: min(ends, default=len(found))]
 
     def text(self) -> str:
         """Prompt and continuation."""
-        return self.tokenizer.decode(self.prompt) + self.following()
+        return self.tokenizer.decode(self.prompt) + self.completion()
 
 
 def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Iterator[None]:

@@ -20,7 +20,7 @@ def check_harness(asked_by: str) -> None:
         )
 
 
-class Downstream:
+class DownstreamTasks:
     """The tasks that a config names, loaded once; falsy if it names none.
 
     Args:

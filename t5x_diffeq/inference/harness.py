@@ -19,12 +19,12 @@ from lm_eval.utils import handle_non_serializable
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.harness_model import DiffEqLM
 from t5x_diffeq.runs.load import Run
-from t5x_diffeq.runtime.console import aligned, say
+from t5x_diffeq.runtime.console import align, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.training.setup import Setup
 
-PAPER = (  # tables 4 and 5
+_PAPER = (  # tables 4 and 5
     "arc_challenge",
     "arc_easy",
     "hellaswag",
@@ -37,7 +37,7 @@ PAPER = (  # tables 4 and 5
     "winogrande",
     "wsc273",
 )
-BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
+_BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
 
 
 class Tasks(NamedTuple):
@@ -58,7 +58,7 @@ class Tasks(NamedTuple):
 
 def task_names(asked: Sequence[str]) -> list[str]:
     """The names without repetitions, and with `paper` replaced by the paper's eleven tasks."""
-    names = [name for each in asked for name in (PAPER if each == "paper" else (each,))]
+    names = [name for each in asked for name in (_PAPER if each == "paper" else (each,))]
     return list(dict.fromkeys(names))
 
 
@@ -84,10 +84,10 @@ def load_tasks(
     names = task_names(asked)
     if include_path and not os.path.isdir(include_path):
         raise InputError(f"include_path={include_path} is no folder; name one of task files")
-    with quiet():
+    with _silence_harness():
         manager = manager_of(names, include_path)
         for name in names:
-            load_task(name, manager, asked_by)
+            _load_task(name, manager, asked_by)
     return Tasks(names, shots, limit, manager)
 
 
@@ -100,12 +100,7 @@ def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def load_task(name: str, manager: TaskManager, asked_by: str) -> None:
-    """Checks that the task can be loaded.
-
-    Raises:
-      InputError: if there is no such task, or it can't be loaded.
-    """
+def _load_task(name: str, manager: TaskManager, asked_by: str) -> None:
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=1)
         hint = f"did you mean {near[0]}?" if near else "give the folder of its file as include_path"
@@ -124,10 +119,12 @@ def score_tasks(
     setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
 ) -> dict[str, float]:
     """Runs the tasks; returns every number of the results, and prints the harness's table."""
-    return flat(show(run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks)))
+    return _flatten_results(
+        _print_results(_run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks))
+    )
 
 
-def evaluate_run(
+def evaluate_run_on_tasks(
     run: Run, tokenizer: Tokenizer, batch_size: int, tasks: Tasks, folder: AnyPath
 ) -> dict[str, float | int | str]:
     """Runs the tasks, prints the harness's table, and writes its JSON to the folder.
@@ -144,32 +141,34 @@ def evaluate_run(
         "num_steps": model.num_steps,
         "scheme": model.scheme,
     }
-    results = show(run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks))
+    results = _print_results(
+        _run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks)
+    )
     if jax.process_index() == 0:
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
         path = folder / f"{name}.json"
         write_whole(path, json.dumps(results, indent=2).encode())
         say(f"in {path}")
-    return grid | flat(results)
+    return grid | _flatten_results(results)
 
 
-def run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
+def _run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
     """The harness's results, with each document's accuracy in place of its sample."""
-    with quiet():
+    with _silence_harness():
         results = simple_evaluate(
             lm,
             tasks=tasks.names,
             num_fewshot=tasks.shots,
             task_manager=tasks.manager,
             limit=tasks.limit,
-            bootstrap_iters=BOOTSTRAP,
+            bootstrap_iters=_BOOTSTRAP,
             log_samples=True,
         )
-    results["documents"] = accuracies(results.pop("samples", None) or {})
+    results["documents"] = _accuracies(results.pop("samples", None) or {})
     return json.loads(json.dumps(results, default=handle_non_serializable))
 
 
-def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
+def _accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
     """The accuracy of every document, by task, for the tasks that measure accuracy."""
     return {
         task: [float(each["acc"]) for each in sorted(of_task, key=lambda each: each["doc_id"])]
@@ -179,7 +178,7 @@ def accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _silence_harness() -> Iterator[None]:
     """Makes the harness print to standard error, on process 0 only, and fork no processes."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # forking a multithreaded process may hang
@@ -191,20 +190,20 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def show(results: dict) -> dict:
+def _print_results(results: dict) -> dict:
     """Prints the results as tables of tasks and of groups, with standard errors; returns them."""
     for kind in ("results", "groups"):
         if results.get(kind):
-            say(*table_of(results, kind))
+            say(*_format_results(results, kind))
     return results
 
 
-def number_of(value: object) -> str:
+def _format_number(value: object) -> str:
     """The text of a table cell; empty for None."""
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def table_of(results: dict, kind: str) -> list[str]:
+def _format_results(results: dict, kind: str) -> list[str]:
     """A line for each number of the tasks ("results") or of the groups ("groups")."""
     lines = [["task" if kind == "results" else "group", "filter", "shots", "metric", "value", "±"]]
     for task, metrics in results[kind].items():
@@ -214,12 +213,12 @@ def table_of(results: dict, kind: str) -> list[str]:
             if not kept or metric.endswith("_stderr"):
                 continue
             error = metrics.get(f"{metric}_stderr,{kept}")
-            lines.append([name, kept, shots, metric, number_of(value), number_of(error)])
+            lines.append([name, kept, shots, metric, _format_number(value), _format_number(error)])
             name = shots = ""  # shown once per task
-    return aligned(lines, left=(0, 1, 3))
+    return align(lines, left=(0, 1, 3))
 
 
-def flat(results: dict) -> dict[str, float]:
+def _flatten_results(results: dict) -> dict[str, float]:
     """Every number of the results: `tasks/piqa/acc`, `tasks/piqa/acc_stderr` and so on."""
     values = {}
     for task, metrics in results["results"].items():

@@ -24,7 +24,7 @@ from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.training.setup import Setup
 
-SEED = 0  # for sampling
+_SEED = 0  # for sampling
 
 
 class DiffEqLM(TemplateLM):
@@ -72,7 +72,7 @@ class DiffEqLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
         """The same for tokens. Contexts that are too long are truncated on the left."""
-        return self.summed(
+        return self.sum_scores(
             [self.sequels(context, continuation) for _, context, continuation in requests]
         )
 
@@ -81,7 +81,7 @@ class DiffEqLM(TemplateLM):
     ) -> list[float]:
         """The log p of each whole text."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
-        return [total for total, _ in self.summed([self.sequels([], text) for text in texts])]
+        return [total for total, _ in self.sum_scores([self.sequels([], text) for text in texts])]
 
     def sequels(self, context: list[int], continuation: list[int]) -> list[Sequel]:
         """The continuation's tokens, in windows of at most the model's length."""
@@ -92,7 +92,7 @@ class DiffEqLM(TemplateLM):
         windows = get_rolling_token_windows(continuation, context[-1], self.max_length, 1)
         return [Sequel(a + b, len(b)) for a, b in map(make_disjoint_window, windows)]
 
-    def summed(self, requests: list[list[Sequel]]) -> list[tuple[float, bool]]:
+    def sum_scores(self, requests: list[list[Sequel]]) -> list[tuple[float, bool]]:
         """For each request: the sum of log p over its windows, and whether all are greedy."""
         scores = iter(self.score([sequel for windows in requests for sequel in windows]))
         results = []
@@ -111,8 +111,8 @@ class DiffEqLM(TemplateLM):
         occurrences: Counter = Counter()
         for number, request in enumerate(requests):
             text, given = request.args
-            row, sampling = self.asked(text, normalize_gen_kwargs(given))
-            key = jax.random.fold_in(jax.random.key(SEED), zlib.crc32(text.encode()))
+            row, sampling = self.parse_request(text, normalize_gen_kwargs(given))
+            key = jax.random.fold_in(jax.random.key(_SEED), zlib.crc32(text.encode()))
             rows.append((row, jax.random.fold_in(key, occurrences[text])))
             occurrences[text] += 1
             groups[-(-len(row.prompt) // BUCKET), sampling].append(number)
@@ -125,9 +125,9 @@ class DiffEqLM(TemplateLM):
                     self.continue_rows([rows[number] for number in chosen], count, sampling)
                     done += len(chosen)
                     progress.update(done)
-        return [row.following() for row, _ in rows]
+        return [row.completion() for row, _ in rows]
 
-    def asked(self, context: str, given: dict) -> tuple[Continuation, Sampling]:
+    def parse_request(self, context: str, given: dict) -> tuple[Continuation, Sampling]:
         """A context's tokens with its stops and limit, and how to sample."""
         tokens = self.tok_encode(context) or [self.prefix_token_id]
         room = min(given["max_gen_toks"], self.max_length // 2)
@@ -148,7 +148,9 @@ class DiffEqLM(TemplateLM):
         missing = count - len(rows)
         prompts = [row.prompt for row, _ in rows] + [[self.prefix_token_id]] * missing
         keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)
-        most = max(row.limit for row, _ in rows if row.limit is not None)  # `asked` sets all
+        most = max(
+            row.limit for row, _ in rows if row.limit is not None
+        )  # `parse_request` sets all
         generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
         for _ in grow([row for row, _ in rows], generated):
             pass

@@ -56,7 +56,7 @@ def _make_weights_by_step(model: LanguageModel) -> Callable[[dict], list[Weights
 
 
 @cache
-def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple[Array, Cache]]:
+def _make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple[Array, Cache]]:
     """The jitted function that reads tokens and draws the next token of each row."""
 
     @partial(jax.jit, donate_argnames="cache")
@@ -84,7 +84,7 @@ def make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def sharded_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
+def _sharded_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     """An empty cache, made on the devices where it stays."""
     axes = (None, "batch", "length", "heads", "head_dim")
     empty = empty_cache(config, batch_size, length)
@@ -112,7 +112,7 @@ def generate(
       sampling: how tokens are drawn.
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
-    weights, extend = _make_weights_by_step(model)(params), make_extend(model, sampling)
+    weights, extend = _make_weights_by_step(model)(params), _make_extend(model, sampling)
     keys = key if key.ndim else jax.random.split(key, len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length
@@ -121,7 +121,7 @@ def generate(
     tokens = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    cache = sharded_cache(model.config, len(prompts), room)
+    cache = _sharded_cache(model.config, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
     token, cache = extend(params, weights, tokens, positions, lengths - 1, keys, cache)
     for n in range(max_tokens):

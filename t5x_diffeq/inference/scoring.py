@@ -21,7 +21,7 @@ from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.setup import Setup
 
-SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
+_SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
 
 @cache
-def _make_weights(model: LanguageModel) -> Callable[[dict], Weights]:
+def _make_pass_weights(model: LanguageModel) -> Callable[[dict], Weights]:
     """The jitted function from parameters to the weights of a forward pass."""
     return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
 
@@ -89,7 +89,7 @@ class Scorer:
         self.setup, self.params, self.batch_size = setup, params, batch_size
         self.step = _make_score_step(setup.model, setup.config.train.loss_chunk)
         with setup.context():
-            self.weights = _make_weights(setup.model)(params)
+            self.weights = _make_pass_weights(setup.model)(params)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
@@ -118,10 +118,12 @@ class Scorer:
             rows = self.setup.eval_rows(min(len(numbers), most))
             for first in range(0, len(numbers), rows):
                 chosen = numbers[first : first + rows]
-                inputs, targets = self.placed([sequels[n].tokens for n in chosen], rows, length)
+                inputs, targets = self._shard_rows(
+                    [sequels[n].tokens for n in chosen], rows, length
+                )
                 yield chosen, inputs, targets
 
-    def placed(self, rows: list[list[int]], count: int, length: int) -> list[Array]:
+    def _shard_rows(self, rows: list[list[int]], count: int, length: int) -> list[Array]:
         """Inputs and targets, sharded over the mesh and zero-padded to `[count, length]`."""
         arrays = np.zeros((2, count, length), np.int32)
         for number, tokens in enumerate(rows):
@@ -135,7 +137,7 @@ class Scorer:
 
 def padded_length(length: int, limit: int) -> int:
     """The shortest padded length that holds `length` tokens."""
-    padded = SHORTEST
+    padded = _SHORTEST
     while padded < length:
         padded *= 2
     return min(padded, limit)

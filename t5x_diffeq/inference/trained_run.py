@@ -25,9 +25,9 @@ from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import place
+from t5x_diffeq.runtime.files import parse_path
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TrainedRun:
             )
         return jnp.asarray(tokens, jnp.int32)[None]
 
-    def _apply(self, method: Callable[..., Result], *arguments: Array | Weights) -> Result:
+    def _apply(self, method: Callable[..., _Result], *arguments: Array | Weights) -> _Result:
         with self.run.setup.context():
             return nn.apply(method, self.run.setup.model)({"params": self.run.params}, *arguments)
 
@@ -137,13 +137,13 @@ def load(
     Raises:
       InputError: if the workdir holds no such run, or its weights don't exist on that grid.
     """
-    folder = place(str(workdir), "workdir")
+    folder = parse_path(str(workdir), "workdir")
     tokenizer = load_corpus(folder).tokenizer
     run = load_run(
         folder,
         tokenizer.vocab_size,
         batch_size=1,
         checkpoint=checkpoint,
-        adapters=place(str(adapters), "adapters") if adapters else None,
+        adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
     return TrainedRun(run.at_depth(num_steps, scheme), tokenizer)

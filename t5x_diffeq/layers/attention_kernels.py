@@ -24,7 +24,7 @@ LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of
 # Two separate kernels write none, but compute the scores once more.
 MOST_COPIES = 8
 STAND_IN = "stand-in"  # for a GPU kernel, in programs compiled on CPU and never run
-KEPT = "attention"  # name of the kernel's output for remat policies
+_KEPT = "attention"  # name of the kernel's output for remat policies
 
 Queries = Float[Array, "B L H G"]
 KeysOrValues = Float[Array, "B L K G"]
@@ -137,11 +137,11 @@ def causal_attention(
         return splash_attention(q, k, v, segments, kernel)
     q = q.astype(k.dtype)  # these kernels scale the scores, in float32
     if kernel == STAND_IN:
-        return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), KEPT)
+        return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), _KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
     name = cast(Literal["xla", "cudnn"], kernel)  # the rest of `KERNELS`
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
-    return checkpoint_name(mixed, KEPT)
+    return checkpoint_name(mixed, _KEPT)
 
 
 def splash_attention(
@@ -223,7 +223,7 @@ def _splash_kernel(
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name=KEPT,
+        residual_checkpoint_name=_KEPT,
         interpret=interpret,
     )
 

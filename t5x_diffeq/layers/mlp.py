@@ -13,7 +13,7 @@ from jaxtyping import Array
 from t5x_diffeq.array_types import State
 from t5x_diffeq.layers.linear import Linear
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -47,7 +47,7 @@ class MLP(nn.Module):
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
         up = checkpoint_name(widen(name="up")(x), "mlp")
-        activation = ACTIVATIONS[self.activation]
+        activation = _ACTIVATIONS[self.activation]
         if self.gated:
             hidden = activation(checkpoint_name(widen(name="gate")(x), "mlp")) * up
         else:

@@ -19,7 +19,7 @@ from t5x_diffeq.layers.parameter import Parameter, declare
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
-Path = tuple[str, ...]
+_Path = tuple[str, ...]
 
 
 class Adapter(nn.Module):
@@ -105,7 +105,7 @@ class Adapters(nn.Module):
 
 def _kernels_to_adapt(
     block: nn.Module, inputs: tuple, names: tuple[str, ...]
-) -> dict[Path, Parameter]:
+) -> dict[_Path, Parameter]:
     """The kernels that have an adapter, by the path of their linear."""
     kernels = {
         path[:-1]: leaf

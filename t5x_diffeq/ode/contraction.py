@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
-LANES = 128  # width of a TPU's vector registers
+_LANES = 128  # width of a TPU's vector registers
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -108,7 +108,7 @@ def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     all three back: 5 ms of an optimizer step for Llama-1B on 64 v5p chips. P is laid out in the
     order of its axes, unless the last is narrower than a TPU's lanes; then the compiler chooses.
     """
-    if dP.shape[-1] % LANES:
+    if dP.shape[-1] % _LANES:
         return dP
 
     def as_it_is(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:

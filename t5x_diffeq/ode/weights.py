@@ -48,7 +48,7 @@ from t5x_diffeq.runtime.errors import InputError
 
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
-SILU_SECOND_MOMENT = 0.36
+_SILU_SECOND_MOMENT = 0.36
 
 Path = tuple[str, ...]
 Embeddings = dict[str, Float[Array, "nodes T"]]  # e(t) by the name of the generated layer
@@ -72,7 +72,7 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[Path, Parameter]:
     return leaves
 
 
-def compute_dtype(role: str, dtype: DTypeLike) -> DTypeLike:
+def _compute_dtype(role: str, dtype: DTypeLike) -> DTypeLike:
     """Kernels and biases are used in the model's dtype, norms in float32."""
     return dtype if role in ("kernel", "bias") else jnp.float32
 
@@ -114,7 +114,7 @@ class HyperInit:
         return TimeEmbedding(
             self.T,
             hidden_std=sqrt(1 / self.S),
-            output_std=sqrt(1 / (SILU_SECOND_MOMENT * self.T)),
+            output_std=sqrt(1 / (_SILU_SECOND_MOMENT * self.T)),
             step_multiplier=self.single,
             output_multiplier=5 * self.summed,
             name="time_embedding",
@@ -154,7 +154,7 @@ class GeneratedLayer(nn.Module):
             ("time_embed", *leaf.names),
             step_multiplier=self.scales.summed,
         )
-        dtype = compute_dtype(leaf.role, self.dtype)
+        dtype = _compute_dtype(leaf.role, self.dtype)
         generated = contract(e, P, leaf.names, dtype) + jnp.asarray(OFFSET[leaf.role], dtype)
         if leaf.role != "kernel":
             return generated
@@ -304,7 +304,7 @@ def _cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTyp
     flat = flatten_dict(weights)
     return unflatten_dict(
         {
-            path: leaf.astype(compute_dtype(declared[path].role, dtype))
+            path: leaf.astype(_compute_dtype(declared[path].role, dtype))
             for path, leaf in flat.items()
         }
     )

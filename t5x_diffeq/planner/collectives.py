@@ -26,11 +26,11 @@ from t5x_diffeq.planner.replica_groups import Group, first_group
 from t5x_diffeq.planner.trip_count import executions
 
 BETWEEN_SLICES = "between slices"  # the hosts' part of a collective across TPU slices
-OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-KINDS = (*OPCODES, BETWEEN_SLICES)
-REDUCE = "all-reduce"
-UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
-OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(OPCODES)})(-start)?$")
+_OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (*_OPCODES, BETWEEN_SLICES)
+_REDUCE = "all-reduce"
+_UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
+OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(_OPCODES)})(-start)?$")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def collectives(text: str) -> list[Collective]:
     found = (
         _read_collective(execution, program)
         for execution in executions(program)
-        if OPCODE.match(execution.instruction.opcode) or _leaves_slice(execution.instruction)
+        if OPCODE.match(execution.instruction.opcode) or _is_sent_to_host(execution.instruction)
     )
     return [c for c in found if c is not None and c.devices != 1]
 
@@ -106,7 +106,6 @@ def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
 
 
 def _sum_traffic(found: list[Collective]) -> Traffic:
-    """The sums over collectives."""
     return Traffic(
         sum(c.executions for c in found),
         sum(c.bytes for c in found),
@@ -119,13 +118,13 @@ def _sum_traffic(found: list[Collective]) -> Traffic:
 def _read_collective(execution: Execution, program: Program) -> Collective | None:
     """The collective of an instruction; None if it only continues one that has started."""
     it, computation = execution.instruction, program.computations[execution.computation]
-    if _leaves_slice(it):
+    if _is_sent_to_host(it):
         sent = tuple(shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
     match = OPCODE.match(it.opcode)
     assert match  # `collectives` calls this only for such instructions
     kind, start = match.groups()
-    if _continues(it, execution, computation):
+    if _is_continuation(it, execution, computation):
         return None
     if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
@@ -139,25 +138,27 @@ def _read_collective(execution: Execution, program: Program) -> Collective | Non
         execution.times,
         first_group(it),
         bool(start) or _is_in_chain(it, execution) or _is_started(program, execution.computation),
-        sum(zeros(program, computation, name) for name in it.operands) if kind == REDUCE else 0,
+        sum(_zero_bytes(program, computation, name) for name in it.operands)
+        if kind == _REDUCE
+        else 0,
     )
 
 
-def zeros(program: Program, computation: Computation, name: str) -> int:
+def _zero_bytes(program: Program, computation: Computation, name: str) -> int:
     """Bytes of an operand outside the part that was written into it; 0 if all was computed."""
     it = computation[name]
-    if it.opcode in UNCHANGED:
-        return zeros(program, computation, it.operands[0])
+    if it.opcode in _UNCHANGED:
+        return _zero_bytes(program, computation, it.operands[0])
     if it.opcode == "fusion":
-        inside = program.computations[it.called[0]]
-        return zeros(program, inside, next(i.name for i in inside.values() if i.root))
+        inside = program.computations[it.callees[0]]
+        return _zero_bytes(program, inside, next(i.name for i in inside.values() if i.root))
     if it.opcode != "dynamic-update-slice":
         return 0
     whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
     return whole - part
 
 
-def _leaves_slice(it: Instruction) -> bool:
+def _is_sent_to_host(it: Instruction) -> bool:
     """Whether the instruction sends data to the host, for the network between slices."""
     return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
 
@@ -165,7 +166,7 @@ def _leaves_slice(it: Instruction) -> bool:
 def _is_started(program: Program, name: str) -> bool:
     """Whether the start of an asynchronous operation runs this computation."""
     return any(
-        name in it.called
+        name in it.callees
         for computation in program.computations.values()
         for it in computation.values()
         if it.opcode.endswith("-start")
@@ -180,7 +181,7 @@ def _is_in_chain(it: Instruction, execution: Execution) -> bool:
     return execution.fused and "async_collective_fusion_config" in it.attributes
 
 
-def _continues(it: Instruction, execution: Execution, computation: Computation) -> bool:
+def _is_continuation(it: Instruction, execution: Execution, computation: Computation) -> bool:
     """Whether the instruction is a later piece of a chain, which is counted at its start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
     return _is_in_chain(it, execution) and not starts

@@ -19,27 +19,27 @@ from t5x_diffeq.planner.links import Links
 from t5x_diffeq.training.chips import Chip
 from t5x_diffeq.training.flops import StepFlops
 
-KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
-GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
-HOSTS_AND_STRAGGLERS = 0.1  # of the step
+_KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
+_GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
+_HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
     "step, low: the compiler's cycles; attention at the peak; synchronous collectives over all "
     "links that their devices span, with their latency; asynchronous ones hidden",
-    f"step, high: attention at {KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
-    f"{HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
+    f"step, high: attention at {_KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
+    f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
 ASSUMED_OF_GPUS = (
     "step, low: all FLOPs at the peak, or all collectives over NVLink (machines of 8; between them "
     "an adapter per GPU), whichever takes longer",
-    f"step, high: FLOPs at {GPU_AT_WORST:.0%} of the peak, then the collectives, then "
-    f"{HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. No GPU has confirmed either",
+    f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then the collectives, then "
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. No GPU has confirmed either",
     "temporaries are those of the CPU's compiler, which computes bfloat16 products in float32, so "
     "they are an upper bound; the attention kernel counts with what it reads, keeps and writes",
 )
 
 
 @dataclass(frozen=True)
-class Times:
+class StepTimes:
     """Seconds of an optimizer step.
 
     Attributes:
@@ -68,7 +68,7 @@ class Times:
 
 def tpu_times(
     figures: Chip, links: Links, cycles: int, found: Sequence[Collective], kernel_flops: float
-) -> Times:
+) -> StepTimes:
     """The estimate for a TPU.
 
     Args:
@@ -85,16 +85,18 @@ def tpu_times(
     overlapped = sum(route.seconds(it) for it, route in routes if it.asynchronous)
     latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
     low = max(compute + kernels, overlapped) + waited + latency
-    high = compute + kernels / KERNELS_AT_WORST + waited + overlapped + latency
+    high = compute + kernels / _KERNELS_AT_WORST + waited + overlapped + latency
     parts = (compute, kernels, waited, overlapped, latency)
-    return Times(*parts, low, high * (1 + HOSTS_AND_STRAGGLERS))
+    return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
 
 
 def gpu_times(
     figures: Chip, links: Links, found: Sequence[Collective], flops: StepFlops, devices: int
-) -> Times:
+) -> StepTimes:
     """The estimate for a GPU; arguments as in `tpu_times`, but `flops` of all devices."""
     compute = flops.total / devices / figures.peak_flops
     moved = sum(links.route(it).seconds(it) for it in found)
-    high = compute / GPU_AT_WORST + moved
-    return Times(compute, 0, 0, moved, 0, max(compute, moved), high * (1 + HOSTS_AND_STRAGGLERS))
+    high = compute / _GPU_AT_WORST + moved
+    return StepTimes(
+        compute, 0, 0, moved, 0, max(compute, moved), high * (1 + _HOSTS_AND_STRAGGLERS)
+    )

@@ -12,16 +12,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
-END = re.compile(r"\}(, execution_thread=.*)?$")
-INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
-SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
-CALLED = re.compile(
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+_END = re.compile(r"\}(, execution_thread=.*)?$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+_CALLED = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)"
     r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
 # Their `to_apply` is a scalar function, applied to every element, and is not followed.
-APPLIES = ("reduce", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter")
+_APPLIES = (
+    "reduce",
+    "scatter",
+    "sort",
+    "map",
+    "select-and-scatter",
+    "all-reduce",
+    "reduce-scatter",
+)
 
 
 class Shape(NamedTuple):
@@ -70,11 +78,11 @@ class Instruction:
         return tuple(part.split()[-1].lstrip("%") for part in elements(f"({self.literal})"))
 
     @cached_property
-    def called(self) -> tuple[str, ...]:
+    def callees(self) -> tuple[str, ...]:
         """Names of the computations that the instruction runs."""
-        if self.opcode in APPLIES or self.opcode.endswith(("-done", "-update")):
+        if self.opcode in _APPLIES or self.opcode.endswith(("-done", "-update")):
             return ()
-        found = (one or several for one, several in CALLED.findall(self.attributes))
+        found = (one or several for one, several in _CALLED.findall(self.attributes))
         return tuple(name.strip().lstrip("%") for names in found for name in names.split(","))
 
     def attribute(self, pattern: str) -> str | None:
@@ -82,7 +90,7 @@ class Instruction:
         match = re.search(pattern, self.attributes)
         return match and match.group(1)
 
-    def required(self, pattern: str) -> str:
+    def required_attribute(self, pattern: str) -> str:
         """`attribute`, for one that every instruction of this opcode has."""
         found = self.attribute(pattern)
         assert found is not None, f"{self.name} has no {pattern}"
@@ -116,7 +124,7 @@ def shapes(type: str) -> list[Shape]:
     """The arrays in a type, with nested tuples flattened in order."""
     return [
         Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), layout)
-        for dtype, dims, layout in SHAPE.findall(type)
+        for dtype, dims, layout in _SHAPE.findall(type)
     ]
 
 
@@ -144,13 +152,13 @@ def read_program(text: str) -> Program:
     computations: dict[str, Computation] = {}
     entry, current = None, None
     for line in _whole_lines(text):
-        header = HEADER.match(line)
+        header = _HEADER.match(line)
         if current is None and header and not line.startswith("HloModule"):
             current = computations.setdefault(header.group(2), {})
             entry = header.group(2) if header.group(1) else entry
-        elif END.match(line):
+        elif _END.match(line):
             current = None
-        elif current is not None and (found := INSTRUCTION.match(line)):
+        elif current is not None and (found := _INSTRUCTION.match(line)):
             instruction = _read_instruction(found.group(2), found.group(3), bool(found.group(1)))
             current[instruction.name] = instruction
     if entry is None:
@@ -162,7 +170,7 @@ def _whole_lines(text: str) -> Iterator[str]:
     """The lines; an instruction whose attributes contain line breaks (a kernel's text) is one."""
     held = ""
     for line in text.splitlines():
-        if INSTRUCTION.match(line) or HEADER.match(line) or END.match(line):
+        if _INSTRUCTION.match(line) or _HEADER.match(line) or _END.match(line):
             if held:
                 yield held
             held = line

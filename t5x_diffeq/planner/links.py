@@ -14,12 +14,12 @@ from typing import Any
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.training.chips import Chip
 
-TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
-HOP_SECONDS = 1e-6  # from a TPU to its neighbour
-NETWORK_SECONDS = 2e-5  # from one slice or machine to another
+_TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
+_HOP_SECONDS = 1e-6  # from a TPU to its neighbour
+_NETWORK_SECONDS = 2e-5  # from one slice or machine to another
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
 # of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
-CUBE, POD = 4, 16
+_CUBE, _POD = 4, 16
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Route:
 
     def seconds(self, it: Collective) -> float:
         """Seconds of all executions of a collective, at full bandwidth and without latency."""
-        rounds = 2 if it.kind in TWICE else 1
+        rounds = 2 if it.kind in _TWICE else 1
         near = self.size // self.crossed
         within = rounds * it.bytes * (near - 1) / near / self.bandwidth
         # Each device exchanges its own part of its slice's data with the other slices.
@@ -51,9 +51,9 @@ class Route:
 
     def latency(self, it: Collective) -> float:
         """Seconds until the first bytes have travelled all the way, for all executions."""
-        rounds = 2 if it.kind in TWICE else 1
-        network = NETWORK_SECONDS if self.crossed > 1 else 0
-        return it.executions * rounds * (self.hops * HOP_SECONDS + network)
+        rounds = 2 if it.kind in _TWICE else 1
+        network = _NETWORK_SECONDS if self.crossed > 1 else 0
+        return it.executions * rounds * (self.hops * _HOP_SECONDS + network)
 
 
 class Links:
@@ -66,27 +66,31 @@ class Links:
 
     def __init__(self, devices: Sequence[Any], figures: Chip):
         self.figures = figures
-        self.places = [place(device, number) for number, device in enumerate(devices)]
-        own = [coords for part, coords in self.places if part == self.places[0][0]]
+        self.coordinates = [
+            _coordinates_of(device, number) for number, device in enumerate(devices)
+        ]
+        own = [coords for part, coords in self.coordinates if part == self.coordinates[0][0]]
         self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
         self.rings = tuple(_is_ring(extent, self.extents) for extent in self.extents)
 
     def route(self, it: Collective) -> Route:
         """The route of a collective's first group; those of the others are alike."""
         if it.kind == BETWEEN_SLICES:
-            slices = len({part for part, _ in self.places})
+            slices = len({part for part, _ in self.coordinates})
             return Route(
                 slices, self.figures.link_bandwidth, 0, slices, self.figures.network_bandwidth
             )
         if it.kind == "collective-permute":
             return Route(2**30, self.figures.link_bandwidth / self.figures.links, 1, 1, 1)
-        group = range(len(self.places)) if it.group is None else it.group
-        places = [self.places[number] for number in group]
-        crossed = len({part for part, _ in places})
-        near = [coords for part, coords in places if part == places[0][0]]
+        group = range(len(self.coordinates)) if it.group is None else it.group
+        coordinates = [self.coordinates[number] for number in group]
+        crossed = len({part for part, _ in coordinates})
+        near = [coords for part, coords in coordinates if part == coordinates[0][0]]
         links, hops = self.links(near)
         per_link = self.figures.link_bandwidth / self.figures.links
-        return Route(len(places), links * per_link, hops, crossed, self.figures.network_bandwidth)
+        return Route(
+            len(coordinates), links * per_link, hops, crossed, self.figures.network_bandwidth
+        )
 
     def links(self, near: Sequence[tuple[int, ...]]) -> tuple[float, int]:
         """A device's links to those at these coordinates of its slice; and hops among them all."""
@@ -96,11 +100,11 @@ class Links:
         if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
             return 1, max(len(near) - 1, 0)
         parts = zip(spans, self.extents, self.rings, strict=True)
-        found = [_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
+        found = [_links_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
         return sum(links for links, _ in found), sum(hops for _, hops in found)
 
 
-def _along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
+def _links_along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
     """A device's links along one dimension, for a group at these coordinates; and hops."""
     if len(span) == extent:
         return (2, extent // 2) if ring else (1, extent - 1)
@@ -109,13 +113,12 @@ def _along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
 
 
 def _is_ring(extent: int, extents: tuple[int, ...]) -> bool:
-    """Whether a dimension of a slice is a ring."""
     if len([n for n in extents if n > 1]) > 2:
-        return all(n % CUBE == 0 for n in extents)
-    return extent == POD
+        return all(n % _CUBE == 0 for n in extents)
+    return extent == _POD
 
 
-def place(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
+def _coordinates_of(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
     """A device's slice, or its machine of eight, and its coordinates there."""
     coords = getattr(device, "coords", None)
     if coords is None:

@@ -11,7 +11,7 @@ from jax.stages import Compiled
 from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
-from t5x_diffeq.planner.estimate import Times, gpu_times, tpu_times
+from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
@@ -22,15 +22,15 @@ from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
 # The TPU compiler's message for a program that doesn't fit: memory needed, and available.
-OUT_OF_MEMORY = (
+_OUT_OF_MEMORY = (
     r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
     r"[Uu]sed ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
 )
-UNITS = {"K": 2**10, "M": 2**20, "G": GIB}
+_UNITS = {"K": 2**10, "M": 2**20, "G": GIB}
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes on one device.
 
     Attributes:
@@ -77,11 +77,11 @@ class Plan:
     setup: Setup
     batch_size: int
     topology: Topology
-    memory: Memory
+    memory: DeviceMemory
     flops: StepFlops
     cost: ProgramCost | None = None
     traffic: dict[str, Traffic] | None = None
-    times: Times | None = None
+    times: StepTimes | None = None
 
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:
@@ -145,7 +145,7 @@ def state_bytes(setup: Setup) -> tuple[int, int]:
     return _bytes_per_device(state.params), _bytes_per_device(state.opt_state)
 
 
-def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> Memory:
+def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> DeviceMemory:
     """The memory of a compiled step."""
     analysis = compiled.memory_analysis()
     assert analysis is not None  # XLA's programs have one
@@ -157,20 +157,20 @@ def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> M
         analysis.generated_code_size_in_bytes,
     )
     available = figures.memory_bytes if figures else None
-    return Memory(*state_bytes(setup), *parts, available, sum(parts))
+    return DeviceMemory(*state_bytes(setup), *parts, available, sum(parts))
 
 
-def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> Memory:
+def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemory:
     """The memory of a step that the compiler refused, from its error message.
 
     Raises:
       JaxRuntimeError: `error` itself, if it isn't about memory.
     """
-    found = next(filter(None, (re.search(p, str(error)) for p in OUT_OF_MEMORY)), None)
+    found = next(filter(None, (re.search(p, str(error)) for p in _OUT_OF_MEMORY)), None)
     if found is None:
         raise error
-    needed, available = (float(found.group(n)) * UNITS[found.group(n + 1)] for n in (1, 3))
-    return Memory(*state_bytes(setup), None, None, None, None, available, needed)
+    needed, available = (float(found.group(n)) * _UNITS[found.group(n + 1)] for n in (1, 3))
+    return DeviceMemory(*state_bytes(setup), None, None, None, None, available, needed)
 
 
 def _estimate_times(
@@ -179,7 +179,7 @@ def _estimate_times(
     cost: ProgramCost,
     found: Sequence[Collective],
     flops: StepFlops,
-) -> Times | None:
+) -> StepTimes | None:
     """The estimated times, if the specifications of the devices are known."""
     figures, devices = topology.figures, setup.mesh.devices
     if figures is None:

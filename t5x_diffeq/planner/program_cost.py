@@ -24,7 +24,7 @@ from t5x_diffeq.planner.hlo import (
 from t5x_diffeq.planner.trip_count import executions
 
 # They name, group or wait for existing values, or the computations that they call are counted.
-FREE = (
+_FREE = (
     "parameter",
     "constant",
     "tuple",
@@ -38,7 +38,7 @@ FREE = (
     "replica-id",
     "optimization-barrier",
 )
-PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
+_PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
 
 
 class ProgramCost(NamedTuple):
@@ -64,7 +64,7 @@ def program_cost(text: str) -> ProgramCost:
     memory_bytes, cycles = 0, 0
     for execution in executions(program):
         if not execution.fused:
-            memory_bytes += execution.times * _traffic_of(program, execution)
+            memory_bytes += execution.times * _instruction_bytes(program, execution)
             estimate = execution.instruction.attribute(r'"estimated_cycles":"(\d+)"')
             cycles += execution.times * int(estimate or 0)
     return ProgramCost(memory_bytes, cycles or None)
@@ -85,16 +85,16 @@ def product_flops(text: str) -> int:
             (result,), (left,) = (
                 shapes(type) for type in (it.type, program.computations[name][it.operands[0]].type)
             )
-            summed = it.required(r"lhs_contracting_dims=\{([\d,]*)\}")
+            summed = it.required_attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
             sizes = (left.dims[int(dim)] for dim in summed.split(",") if dim)
             total += times * 2 * prod(result.dims) * prod(sizes)
     return total
 
 
-def _traffic_of(program: Program, execution: Execution) -> int:
+def _instruction_bytes(program: Program, execution: Execution) -> int:
     """Bytes that one run of the instruction moves to and from main memory."""
     it, computation = execution.instruction, program.computations[execution.computation]
-    if it.opcode in FREE or it.opcode.endswith(("-done", "-update")):
+    if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
         return 0
     if it.opcode.endswith("-start") and not OPCODE.match(it.opcode):
         return _bytes_of_transfer(it)
@@ -121,12 +121,12 @@ def _bytes_in_main_memory(type: str) -> int:
 def _bytes_read(program: Program, it: Instruction, computation: Computation) -> int:
     """Bytes of the operands that an instruction reads."""
     sizes = [_bytes_in_main_memory(computation[name].type) for name in it.operands]
-    if it.opcode in PART_OF_FIRST:
+    if it.opcode in _PART_OF_FIRST:
         return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
     if it.opcode == "dynamic-update-slice":
         return sum(sizes[1:])
     if it.opcode == "fusion":
-        inside = it.called[0]
+        inside = it.callees[0]
         return sum(min(s, _bytes_read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
     return sum(sizes)
 
@@ -149,10 +149,10 @@ def _bytes_used(program: Program, computation: Computation, source: Instruction)
                 continue
             if it.opcode == "bitcast":
                 total += _bytes_used(program, computation, it)
-            elif it.opcode in PART_OF_FIRST and position == 0:
+            elif it.opcode in _PART_OF_FIRST and position == 0:
                 total += sum(shape.bytes for shape in shapes(it.type))
             elif it.opcode == "fusion":
-                total += _bytes_read_inside(program, it.called[0], position)
+                total += _bytes_read_inside(program, it.callees[0], position)
             elif not (it.opcode == "dynamic-update-slice" and position == 0):
                 return sum(shape.bytes for shape in shapes(source.type))
     return total
@@ -166,7 +166,7 @@ def _bytes_written(program: Program, it: Instruction, computation: Computation) 
         )
     if it.opcode != "fusion":
         return _bytes_in_main_memory(it.type)
-    inside = program.computations[it.called[0]]
+    inside = program.computations[it.callees[0]]
     result = next(i for i in inside.values() if i.root)
     if result.opcode != "tuple":
         return min(_bytes_in_main_memory(it.type), _bytes_updated(program, inside, result))

@@ -6,9 +6,9 @@ import numpy as np
 
 from t5x_diffeq.planner.hlo import Instruction
 
-LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
-TILED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-AXES = re.compile(
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_TILED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_AXES = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
@@ -26,12 +26,12 @@ def first_group(it: Instruction) -> Group | None:
     Returns:
       The group, or None if the instruction names none: then all devices communicate.
     """
-    if listed := LISTED.search(it.attributes):
-        return _numbers(listed.group(1))
-    if tiled := TILED.search(it.attributes):
+    if listed := _LISTED.search(it.attributes):
+        return _parse_numbers(listed.group(1))
+    if tiled := _TILED.search(it.attributes):
         sizes, source, order = tiled.groups()
-        return tuple(_arrange(source, order).reshape(_numbers(sizes))[0].tolist())
-    if named := AXES.search(it.attributes):
+        return tuple(_arrange(source, order).reshape(_parse_numbers(sizes))[0].tolist())
+    if named := _AXES.search(it.attributes):
         return _along_axes(*named.groups())
     return None
 
@@ -39,22 +39,22 @@ def first_group(it: Instruction) -> Group | None:
 def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
     """The first group of devices of a mesh that differ only in the chosen axes."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-    places = _arrange(source or str(np.prod(list(sizes.values()))), order)
+    indices = _arrange(source or str(np.prod(list(sizes.values()))), order)
     own = {axis: [0] for axis in sizes}
     for axis, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
         stride = sizes[axis] // (int(before) * int(part)) if part else 1
         own[axis] = [n * stride for n in range(int(part or sizes[axis]))]
-    chosen_places = places.reshape(tuple(sizes.values()))[np.ix_(*own.values())]
-    return tuple(chosen_places.reshape(-1).tolist())
+    chosen_indices = indices.reshape(tuple(sizes.values()))[np.ix_(*own.values())]
+    return tuple(chosen_indices.reshape(-1).tolist())
 
 
 def _arrange(shape: str, order: str | None) -> np.ndarray:
     """0, 1, ... in an array of this shape, transposed if an order of its axes is given."""
-    dims = _numbers(shape)
-    places = np.arange(np.prod(dims)).reshape(dims)
-    return places.transpose(_numbers(order)) if order else places
+    dims = _parse_numbers(shape)
+    indices = np.arange(np.prod(dims)).reshape(dims)
+    return indices.transpose(_parse_numbers(order)) if order else indices
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     """`1,2` as numbers."""
     return tuple(int(n) for n in text.split(",") if n)

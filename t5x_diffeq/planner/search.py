@@ -9,14 +9,13 @@ from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.
 REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
-BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
-TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
+_BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
+_TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 
 Changes = dict[str, Any]  # values by dotted key
 
 
-def divides(config: Config, mesh: Mapping[str, int]) -> bool:
-    """Whether the batch and the model's axes are divisible by this mesh."""
+def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
     rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
@@ -31,12 +30,12 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
     Meshes that shard parameters most, and activations least, come first. Only data crosses slices:
     over their network, weights would take far longer than the optimizer step.
     """
-    for tensor in TENSOR_SIZES:
+    for tensor in _TENSOR_SIZES:
         rest = num_devices // tensor
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
             mesh = {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
             whole = num_devices % tensor == 0 and mesh["data"] % slices == 0
-            if whole and divides(config, mesh):
+            if whole and _is_divisible(config, mesh):
                 yield mesh
 
 
@@ -57,7 +56,7 @@ def with_details(config: Config, attention: str) -> list[Changes]:
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
         chosen = splash_blocks(attention, length, model.embed_dim // model.num_heads).size
-        sizes = (size for size in BLOCKS if size != chosen and length % size == 0)
+        sizes = (size for size in _BLOCKS if size != chosen and length % size == 0)
         found += [{"model.attention": f"splash:{size}"} for size in sizes]
     return found
 
@@ -73,13 +72,13 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
       mesh: the mesh on which it was tried.
     """
     data, fsdp, tensor = (mesh[axis] for axis in AXES)
-    for keys in candidates(config, data, fsdp, tensor):
+    for keys in _candidates(config, data, fsdp, tensor):
         other = config.with_values(keys)
-        if divides(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
+        if _is_divisible(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other
 
 
-def candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
+def _candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
     """The changes of each remedy, whether or not the sizes are divisible."""
     kept, train = config.model.remat, config.train
     for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():

@@ -20,14 +20,14 @@ from t5x_diffeq.planner.search import (
 )
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import duration, say
+from t5x_diffeq.runtime.console import format_duration, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import check_microbatches
 
-BEST_MESHES = 2  # on which the other remat policies are tried
+_BEST_MESHES = 2  # on which the other remat policies are tried
 
 
-def slowness(plan: Plan) -> float:
+def _slowness(plan: Plan) -> float:
     """What plans are ranked by: the middle of the estimate, or bytes moved if there is none."""
     if plan.times:
         return plan.times.middle
@@ -36,22 +36,22 @@ def slowness(plan: Plan) -> float:
 
 
 @dataclass
-class Sweep:
+class PlanSearch:
     """A search, and what it has found.
 
     Attributes:
       config: the config to plan.
       vocab_size: the vocabulary size of its tokenizer.
       topology: the topology to plan for.
-      compiled: makes the plan of a config, given a title that shows the search's progress.
-      found: the plans that fit or may fit, with their changes; the fastest first.
+      compile: makes the plan of a config, given a title that shows the search's progress.
+      results: the plans that fit or may fit, with their changes; the fastest first.
     """
 
     config: Config
     vocab_size: int
     topology: Topology
-    compiled: Callable[[str, Config], Plan]
-    found: list[tuple[Changes, Plan]] = field(default_factory=list)
+    compile: Callable[[str, Config], Plan]
+    results: list[tuple[Changes, Plan]] = field(default_factory=list)
     skipped: int = 0
 
     def run(self) -> list[tuple[Changes, Plan]]:
@@ -61,44 +61,44 @@ class Sweep:
           InputError: if nothing fits.
         """
         devices = len(self.topology.devices)
-        self.stage("meshes", with_meshes(self.config, devices, self.topology.slices))
-        if not self.found:
-            self.stage("meshes", with_meshes(self.config, devices, self.topology.slices), "full")
-        if not self.found:
+        self._stage("meshes", with_meshes(self.config, devices, self.topology.slices))
+        if not self.results:
+            self._stage("meshes", with_meshes(self.config, devices, self.topology.slices), "full")
+        if not self.results:
             raise InputError(
                 f"--sweep: nothing fits {self.topology.name}; take a larger topology, or a smaller "
                 "model or batch (plan without --sweep says how much is needed)"
             )
-        for mesh, _ in list(self.found[:BEST_MESHES]):
-            self.stage("remat", [mesh | other for other in with_remats(self.config)])
-        best, plan = self.found[0]
+        for mesh, _ in list(self.results[:_BEST_MESHES]):
+            self._stage("remat", [mesh | other for other in with_remats(self.config)])
+        best, plan = self.results[0]
         attention = plan.setup.model.config.attention
         details = with_details(self.config.with_values(best), attention)
-        self.stage("details", [best | other for other in details])
-        return self.found
+        self._stage("details", [best | other for other in details])
+        return self.results
 
-    def stage(self, name: str, candidates: Sequence[Changes], remat: str | None = None) -> None:
+    def _stage(self, name: str, candidates: Sequence[Changes], remat: str | None = None) -> None:
         """Compiles those of the candidates that can win, the most promising first."""
         if remat:
             candidates = [keys | {"model.remat": remat} for keys in candidates]
-        bounds = [(bound, keys) for keys in candidates if (bound := self.bound(keys))]
+        bounds = [(bound, keys) for keys in candidates if (bound := self._bound(keys))]
         order = sorted(bounds, key=lambda b: b[0].seconds)
         begun, compiled = time.perf_counter(), 0
         for number, (bound, keys) in enumerate(order, start=1):
-            if self.hopeless(bound):
+            if self._is_hopeless(bound):
                 self.skipped += 1
                 continue
             title = f"{name}, {number} of at most {len(order)}"
             if compiled:
                 mean = (time.perf_counter() - begun) / compiled
-                title += f", at most {duration(mean * (len(order) - number + 1))} left"
-            plan = self.compiled(title, self.config.with_values(keys))
+                title += f", at most {format_duration(mean * (len(order) - number + 1))} left"
+            plan = self.compile(title, self.config.with_values(keys))
             compiled += 1
             if plan.memory.fits is not False:
-                self.found.append((keys, plan))
-                self.found.sort(key=lambda found: slowness(found[1]))
+                self.results.append((keys, plan))
+                self.results.sort(key=lambda found: _slowness(found[1]))
 
-    def bound(self, keys: Changes) -> Bound | None:
+    def _bound(self, keys: Changes) -> Bound | None:
         """A candidate's lower bound; None, with a message, if its config can't be used."""
         try:
             other = self.config.with_values(keys)
@@ -110,10 +110,10 @@ class Sweep:
         figures = self.topology.figures
         return lower_bound(setup, other.train.batch_size, figures) if figures else Bound(0, 0)
 
-    def hopeless(self, bound: Bound) -> bool:
+    def _is_hopeless(self, bound: Bound) -> bool:
         """Whether a candidate can't fit, or can't be faster than the best so far."""
         figures = self.topology.figures
         if figures and bound.bytes > figures.memory_bytes:
             return True
-        times = self.found[0][1].times if self.found else None
+        times = self.results[0][1].times if self.results else None
         return times is not None and bound.seconds > times.low

@@ -3,16 +3,16 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, Times
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, StepTimes
 from t5x_diffeq.planner.planning import Plan
-from t5x_diffeq.runtime.console import aligned, count, say
+from t5x_diffeq.runtime.console import align, format_count, say
 from t5x_diffeq.training.chips import GIB
-from t5x_diffeq.training.partitioning import describe
+from t5x_diffeq.training.partitioning import describe_mesh
 
-GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default
+_GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default
 
 
-def record(plan: Plan) -> dict[str, object]:
+def plan_record(plan: Plan) -> dict[str, object]:
     """A plan as JSON: bytes are of one device, FLOPs of all."""
     m, f, times = plan.memory, plan.flops, plan.times
     return {
@@ -35,7 +35,7 @@ def record(plan: Plan) -> dict[str, object]:
     }
 
 
-def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
+def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
     """The table's lines, by unit."""
     m, f, t = plan.memory, plan.flops, plan.times
     moved = plan.traffic or {}
@@ -76,28 +76,28 @@ def rows(plan: Plan) -> dict[str, dict[str, float | None]]:
     }
 
 
-def show(plans: dict[str, Plan]) -> None:
+def print_plans(plans: dict[str, Plan]) -> None:
     """Prints the table, with ratios if there are two plans; lines without numbers are left out."""
-    columns = [rows(plan) for plan in plans.values()]
+    columns = [_table_rows(plan) for plan in plans.values()]
     lines = [["", *plans, *(["ratio"] if len(plans) == 2 else [])]]
     for unit in columns[0]:
         for name in dict.fromkeys(name for column in columns for name in column[unit]):
             values = [column[unit].get(name) for column in columns]
-            cells = [cell(value, unit) for value in values]
+            cells = [_cell(value, unit) for value in values]
             if len(values) == 2:
                 first, second = values
                 cells.append(f"{first / second:.3f}" if first and second else "")
             if any(values):
                 lines.append([name, *cells])
-    say(*aligned(lines))
+    say(*align(lines))
     for name, plan in plans.items():
-        say(*(f"{name}: {line}" for line in (verdict(plan), *remarks(plan))))
+        say(*(f"{name}: {line}" for line in (verdict(plan), *_remarks(plan))))
     gpus = next(iter(plans.values())).topology.gpus
     if any(plan.times for plan in plans.values()):
         say(*(ASSUMED_OF_GPUS if gpus else ASSUMED))
 
 
-def cell(value: float | None, unit: str) -> str:
+def _cell(value: float | None, unit: str) -> str:
     """A number of the table with its unit; empty if it is unknown."""
     if value is None:
         return ""
@@ -122,12 +122,13 @@ def verdict(plan: Plan) -> str:
     slowest, fastest = rates
     low, high = (f"{100 * mfu:.0f}" for mfu in mfus)
     return (
-        f"fits: {of_all}; {step_range(plan.times)}, {count(slowest)} to {count(fastest)} tokens/s, "
+        f"fits: {of_all}; {_step_range(plan.times)}, {format_count(slowest)} to "
+        f"{format_count(fastest)} tokens/s, "
         f"MFU {low} to {high}%"
     )
 
 
-def step_range(times: Times) -> str:
+def _step_range(times: StepTimes) -> str:
     """`246 to 285 ms a step`."""
     low, high = (
         f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}" for ms in (1e3 * times.low, 1e3 * times.high)
@@ -135,14 +136,14 @@ def step_range(times: Times) -> str:
     return f"{low} to {high} ms a step"
 
 
-def remarks(plan: Plan) -> list[str]:
+def _remarks(plan: Plan) -> list[str]:
     """What the user should know about its collectives, copies and memory."""
     compiled = {} if plan.topology.cpus else plan.traffic or {}
-    told = [of_collectives(kind, moved) for kind, moved in compiled.items()]
-    return [line for line in (*told, repeated(plan), memory_share(plan)) if line]
+    told = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
+    return [line for line in (*told, _describe_replication(plan), memory_share(plan)) if line]
 
 
-def of_collectives(kind: str, moved: Traffic) -> str | None:
+def _describe_collectives(kind: str, moved: Traffic) -> str | None:
     """How the collectives of a kind run; None if there are none."""
     if not moved.executions:
         return None
@@ -152,11 +153,11 @@ def of_collectives(kind: str, moved: Traffic) -> str | None:
         return told
     return (
         f"{told}; {moved.padded} are no sums: the compiler gathers with them, through buffers of "
-        f"which {cell(moved.padding, 'bytes')} are zeros; a smaller mesh.fsdp may gather at once"
+        f"which {_cell(moved.padding, 'bytes')} are zeros; a smaller mesh.fsdp may gather at once"
     )
 
 
-def repeated(plan: Plan) -> str | None:
+def _describe_replication(plan: Plan) -> str | None:
     """The cost of replicating the state over the data axis; None if its size is 1."""
     sizes = dict(plan.setup.mesh.shape)
     if sizes["data"] == 1:
@@ -165,18 +166,18 @@ def repeated(plan: Plan) -> str | None:
     return (
         f"mesh.data={sizes['data']} keeps as many copies of parameters and moments; "
         f"mesh.data=1 with mesh.fsdp={sizes['data'] * sizes['fsdp']} would spare "
-        f"{cell(spared, 'bytes')} per device"
+        f"{_cell(spared, 'bytes')} per device"
     )
 
 
 def memory_share(plan: Plan) -> str | None:
     """The memory setting that JAX needs on a GPU, if the default is too small."""
     m = plan.memory
-    if not (plan.topology.gpus and m.available and m.fits and m.needed > GPU_SHARE * m.available):
+    if not (plan.topology.gpus and m.available and m.fits and m.needed > _GPU_SHARE * m.available):
         return None
     return (
         f"it needs {m.needed / m.available:.0%} of the GPU's memory, and JAX takes "
-        f"{GPU_SHARE:.0%}: set XLA_CLIENT_MEM_FRACTION=0.92, as the scripts in launch/ do"
+        f"{_GPU_SHARE:.0%}: set XLA_CLIENT_MEM_FRACTION=0.92, as the scripts in launch/ do"
     )
 
 
@@ -184,8 +185,8 @@ def show_ranked(found: list[tuple[str, Plan]]) -> None:
     """Prints plans and the flags that make them, the best one first."""
     lines = [["mesh", "remat", "needed", "step", "flags"]]
     for flags, plan in found:
-        mesh, remat = describe(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
-        step = step_range(plan.times).removesuffix(" a step") if plan.times else ""
-        needed = cell(plan.memory.needed, "bytes")
+        mesh, remat = describe_mesh(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
+        step = _step_range(plan.times).removesuffix(" a step") if plan.times else ""
+        needed = _cell(plan.memory.needed, "bytes")
         lines.append([mesh, remat, needed, step, flags])
-    say(*aligned(lines, left=(0, 4)))
+    say(*align(lines, left=(0, 4)))

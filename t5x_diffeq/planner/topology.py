@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, Chip, chip
 
-GPUS = {name.lower(): name for name in CHIPS if not name.startswith("TPU")}
+_GPUS = {name.lower(): name for name in CHIPS if not name.startswith("TPU")}
 # Without these, libtpu looks for a TPU on this machine, and for another process that uses it.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -53,7 +53,7 @@ class Topology:
         return CHIPS[self.kind] if self.gpus else chip(self.kind)
 
 
-def topology(name: str, slices: int = 1) -> Topology:
+def make_topology(name: str, slices: int = 1) -> Topology:
     """`v5p:4x4x4`, `h100:8` or `cpu:8`; called before JAX starts its backends.
 
     TPU devices can be compiled for, but not run on. There are no such devices for GPUs: equally
@@ -74,13 +74,13 @@ def topology(name: str, slices: int = 1) -> Topology:
         raise InputError(f"--slices={slices}: it must be at least 1")
     jax.config.update("jax_platforms", "cpu")
     kind, _, size = name.partition(":")
-    if kind != "cpu" and kind not in GPUS:
+    if kind != "cpu" and kind not in _GPUS:
         devices = _tpu_devices(name, kind, slices)
         return Topology(name, slices, devices, devices[0].device_kind)
     if slices > 1:
         raise InputError(f"--slices={slices}: only TPUs have slices; leave it out for {name}")
     devices = _cpu_devices(name, size)
-    return Topology(name, slices, devices, GPUS.get(kind, "cpu"), gpus=kind in GPUS)
+    return Topology(name, slices, devices, _GPUS.get(kind, "cpu"), gpus=kind in _GPUS)
 
 
 def _cpu_devices(name: str, size: str) -> list[jax.Device]:

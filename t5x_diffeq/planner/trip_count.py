@@ -12,12 +12,12 @@ from typing import Any
 
 from t5x_diffeq.planner.hlo import Execution, Instruction, Program
 
-MOST_ITERATIONS = 1_000_000
+_MOST_ITERATIONS = 1_000_000
 
-Value = Any  # an int, or the `Elements` of a tuple, depending on the instruction
-Elements = Callable[[int], Value]  # each is computed on demand
+_Value = Any  # an int, or the `_Elements` of a tuple, depending on the instruction
+_Elements = Callable[[int], _Value]  # each is computed on demand
 
-SAME = {
+_SAME = {
     "copy",
     "bitcast",
     "convert",
@@ -26,7 +26,7 @@ SAME = {
     "copy-start",
     "copy-done",
 }
-ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -37,7 +37,7 @@ ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "minimum": min,
     "maximum": max,
 }
-COMPARISONS = {
+_COMPARISONS = {
     "LT": operator.lt,
     "LE": operator.le,
     "GT": operator.gt,
@@ -47,7 +47,7 @@ COMPARISONS = {
 }
 
 
-class UnknownValueError(Exception):
+class _UnknownValueError(Exception):
     """A value that depends on data."""
 
 
@@ -58,28 +58,28 @@ def executions(program: Program) -> Iterator[Execution]:
       ValueError: if the trip count of a loop can't be determined.
     """
 
-    def of_entry(number: int) -> Value:
-        raise UnknownValueError(f"parameter {number} of the program")
+    def of_entry(number: int) -> _Value:
+        raise _UnknownValueError(f"parameter {number} of the program")
 
     yield from _visit(program, program.entry, 1, False, of_entry)
 
 
 def _visit(
-    program: Program, name: str, times: int, fused: bool, arguments: Elements
+    program: Program, name: str, times: int, fused: bool, arguments: _Elements
 ) -> Iterator[Execution]:
     """`executions` of one computation, run `times` times, and of those that it calls."""
     for instruction in program.computations[name].values():
         yield Execution(instruction, name, times, fused)
         if instruction.opcode == "while":
             count = _trip_count(program, name, instruction, arguments)
-            body = instruction.required(r"body=%?([\w.\-]+)")
+            body = instruction.required_attribute(r"body=%?([\w.\-]+)")
             kept = _constant_state(
                 program, body, _initial_state(program, name, instruction, arguments)
             )
-            yield from _visit(program, body, times * count, fused, _only(kept))
+            yield from _visit(program, body, times * count, fused, _sole_argument(kept))
             continue
         inside = fused or instruction.opcode == "fusion"
-        for number, called in enumerate(instruction.called):
+        for number, called in enumerate(instruction.callees):
             given = partial(_pass_argument, program, name, instruction, number, arguments)
             yield from _visit(program, called, times, inside, given)
 
@@ -89,9 +89,9 @@ def _pass_argument(
     caller: str,
     call: Instruction,
     number: int,
-    arguments: Elements,
+    arguments: _Elements,
     parameter: int,
-) -> Value:
+) -> _Value:
     """The value of a parameter of the computation `number` that an instruction calls.
 
     A conditional's first operand selects the branch; each branch gets one of the other operands.
@@ -100,68 +100,70 @@ def _pass_argument(
     return _find_value(program, caller, call.operands[operand], arguments)
 
 
-def _trip_count(program: Program, caller: str, loop: Instruction, arguments: Elements) -> int:
+def _trip_count(program: Program, caller: str, loop: Instruction, arguments: _Elements) -> int:
     """How often a loop's body runs each time that the loop is reached."""
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
         return int(known)
-    condition = loop.required(r"condition=%?([\w.\-]+)")
-    body = loop.required(r"body=%?([\w.\-]+)")
+    condition = loop.required_attribute(r"condition=%?([\w.\-]+)")
+    body = loop.required_attribute(r"body=%?([\w.\-]+)")
     try:
         state = _initial_state(program, caller, loop, arguments)
-        for count in range(MOST_ITERATIONS):
-            if not _find_value(program, condition, _root(program, condition), _only(state)):
+        for count in range(_MOST_ITERATIONS):
+            if not _find_value(
+                program, condition, _root(program, condition), _sole_argument(state)
+            ):
                 return count
             state = _next_state(program, body, state)
-    except UnknownValueError as error:
+    except _UnknownValueError as error:
         raise ValueError(
             f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}"
         ) from error
-    raise ValueError(f"loop {loop.name} in {caller} runs more than {MOST_ITERATIONS} times")
+    raise ValueError(f"loop {loop.name} in {caller} runs more than {_MOST_ITERATIONS} times")
 
 
 def _initial_state(
-    program: Program, caller: str, loop: Instruction, arguments: Elements
-) -> Elements:
+    program: Program, caller: str, loop: Instruction, arguments: _Elements
+) -> _Elements:
     return _remember(lambda index: _find_value(program, caller, loop.operands[0], arguments)(index))
 
 
-def _only(state: Value) -> Elements:
+def _sole_argument(state: _Value) -> _Elements:
     """The arguments of a computation whose one parameter is `state`."""
     return lambda _: state
 
 
-def _next_state(program: Program, body: str, state: Elements) -> Elements:
+def _next_state(program: Program, body: str, state: _Elements) -> _Elements:
     return _remember(
-        lambda index: _find_value(program, body, _root(program, body), _only(state))(index)
+        lambda index: _find_value(program, body, _root(program, body), _sole_argument(state))(index)
     )
 
 
-def _constant_state(program: Program, body: str, state: Elements) -> Elements:
+def _constant_state(program: Program, body: str, state: _Elements) -> _Elements:
     """The part of a loop's state that is the same in every iteration; the rest is unknown."""
     instructions = program.computations[body]
     results = instructions[_root(program, body)]
 
-    def element(index: int) -> Value:
+    def element(index: int) -> _Value:
         source = instructions[results.operands[index]]
-        while source.opcode in SAME:
+        while source.opcode in _SAME:
             source = instructions[source.operands[0]]
         passed_on = source.opcode == "get-tuple-element" and (
             instructions[source.operands[0]].opcode == "parameter"
-            and int(source.required(r"index=(\d+)")) == index
+            and int(source.required_attribute(r"index=(\d+)")) == index
         )
         if not passed_on:
-            raise UnknownValueError(f"element {index} of the state of {body}, which varies")
+            raise _UnknownValueError(f"element {index} of the state of {body}, which varies")
         return state(index)
 
     return element
 
 
-def _remember(element: Elements) -> Elements:
+def _remember(element: _Elements) -> _Elements:
     """A tuple that computes each of its elements only once."""
-    found: dict[int, Value] = {}
+    found: dict[int, _Value] = {}
 
-    def lookup(index: int) -> Value:
+    def lookup(index: int) -> _Value:
         if index not in found:
             found[index] = element(index)
         return found[index]
@@ -174,11 +176,11 @@ def _root(program: Program, name: str) -> str:
     return next(i.name for i in instructions if i.root)
 
 
-def _find_value(program: Program, computation: str, name: str, arguments: Elements) -> Value:
+def _find_value(program: Program, computation: str, name: str, arguments: _Elements) -> _Value:
     """The value of a scalar instruction, or of a tuple of scalars."""
     it = program.computations[computation][name]
 
-    def operand(number: int) -> Value:
+    def operand(number: int) -> _Value:
         return _find_value(program, computation, it.operands[number], arguments)
 
     if it.opcode == "constant":
@@ -186,28 +188,28 @@ def _find_value(program: Program, computation: str, name: str, arguments: Elemen
     if it.opcode == "parameter":
         return arguments(int(it.literal))
     if it.opcode == "get-tuple-element":
-        return operand(0)(int(it.required(r"index=(\d+)")))
+        return operand(0)(int(it.required_attribute(r"index=(\d+)")))
     if it.opcode == "tuple":
         return operand
     if it.opcode in ("fusion", "call"):
-        return _find_value(program, it.called[0], _root(program, it.called[0]), operand)
+        return _find_value(program, it.callees[0], _root(program, it.callees[0]), operand)
     return _compute(it, operand)
 
 
-def _compute(it: Instruction, operand: Elements) -> Value:
-    if it.opcode in SAME:
+def _compute(it: Instruction, operand: _Elements) -> _Value:
+    if it.opcode in _SAME:
         return operand(0)
-    if it.opcode in ARITHMETIC:
-        return ARITHMETIC[it.opcode](operand(0), operand(1))
+    if it.opcode in _ARITHMETIC:
+        return _ARITHMETIC[it.opcode](operand(0), operand(1))
     if it.opcode == "compare":
-        return COMPARISONS[it.required(r"direction=(\w+)")](operand(0), operand(1))
+        return _COMPARISONS[it.required_attribute(r"direction=(\w+)")](operand(0), operand(1))
     if it.opcode == "select":
         return operand(1) if operand(0) else operand(2)
-    raise UnknownValueError(f"{it.opcode} {it.name}")
+    raise _UnknownValueError(f"{it.opcode} {it.name}")
 
 
 def _read_constant(it: Instruction) -> int:
     value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
     if not value.lstrip("-").isdigit():
-        raise UnknownValueError(f"constant {it.name}")
+        raise _UnknownValueError(f"constant {it.name}")
     return int(value)

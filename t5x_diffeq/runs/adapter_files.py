@@ -15,13 +15,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental.multihost_utils import process_allgather
 
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
-FOLDER, ARRAYS, FACTS = "adapters", "adapters.npz", "adapters.json"
-KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
-SAME = 1e-5  # relative difference of norms that a different order of summation can cause
+_FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
+_KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
+_SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 
 
 def save_adapters(config: Config, params: dict, trained: list[str], workdir: AnyPath) -> None:
@@ -35,20 +35,20 @@ def save_adapters(config: Config, params: dict, trained: list[str], workdir: Any
     """
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
-    model = {key: getattr(config.model, key) for key in KEYS}
-    facts = {"model": model, "norms": norms(params)}
+    model = {key: getattr(config.model, key) for key in _KEYS}
+    facts = {"model": model, "norms": _norms(params)}
     if jax.process_index() > 0:
         return
     packed = io.BytesIO()
     np.savez(packed, **arrays)
-    write_whole(workdir / FOLDER / ARRAYS, packed.getvalue())
-    write_whole(workdir / FOLDER / FACTS, json.dumps(facts, indent=2).encode())
-    size = count(sum(array.size for array in arrays.values()))
-    say(f"adapters: {size} numbers in {workdir / FOLDER}, for --adapters with the base's workdir")
+    write_whole(workdir / _FOLDER / _ARRAYS, packed.getvalue())
+    write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts, indent=2).encode())
+    size = format_count(sum(array.size for array in arrays.values()))
+    say(f"adapters: {size} numbers in {workdir / _FOLDER}, for --adapters with the base's workdir")
 
 
 @dataclass(frozen=True)
-class Facts:
+class AdapterFacts:
     """The content of `adapters.json`.
 
     Attributes:
@@ -60,14 +60,14 @@ class Facts:
     norms: dict[str, float]
 
 
-def read_facts(folder: AnyPath) -> Facts:
+def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
     """What the folder says about its adapters.
 
     Raises:
       InputError: if the folder doesn't exist, or holds no adapters.
     """
     try:
-        return Facts(**json.loads((folder / FACTS).read_text()))
+        return AdapterFacts(**json.loads((folder / _FACTS).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
@@ -86,23 +86,23 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
     Raises:
       InputError: if the adapters were trained on a different base.
     """
-    base = read_facts(folder).norms
-    here = norms(params)
+    base = read_adapter_facts(folder).norms
+    here = _norms(params)
     if here.keys() != base.keys() or not all(
-        np.isclose(here[name], base[name], rtol=SAME) for name in base
+        np.isclose(here[name], base[name], rtol=_SAME) for name in base
     ):
         raise InputError(
             f"--adapters={folder} were trained beside other weights than this workdir's; give the "
             "workdir (and --checkpoint) that their run began with"
         )
     flat, shapes = flatten_dict(params, sep="/"), flatten_dict(abstract, sep="/")
-    with np.load(io.BytesIO((folder / ARRAYS).read_bytes())) as arrays:
+    with np.load(io.BytesIO((folder / _ARRAYS).read_bytes())) as arrays:
         for name in arrays.files:
             flat[name] = jax.device_put(arrays[name], shapes[name].sharding)
     return unflatten_dict(flat, sep="/")
 
 
-def norms(params: dict) -> dict[str, float]:
+def _norms(params: dict) -> dict[str, float]:
     """The norm of each array of the weights that adapters are added to."""
     frozen = flatten_dict({"source": params["source"]}, sep="/")
     of_each = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from math import gcd
 
-from t5x_diffeq.runs.adapter_files import load_adapters, read_facts
-from t5x_diffeq.runs.pretrained import Pretrained
+from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
+from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.checkpoint import restore_params
@@ -58,8 +58,8 @@ def load_run(
     Raises:
       InputError: if the workdir holds no such run, or the adapters aren't of its weights.
     """
-    pretrained = Pretrained.of(workdir, vocab_size, checkpoint)
-    of_adapters = read_facts(adapters).model if adapters else {}
+    pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
+    of_adapters = read_adapter_facts(adapters).model if adapters else {}
     fsdp = gcd(pretrained.config.model.embed_dim, batch_size)  # sharded as far as possible
     config = pretrained.config.with_values(
         {

@@ -23,7 +23,7 @@ from t5x_diffeq.training.state import TrainState
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedRun:
     """A trained run that another one starts from.
 
     Attributes:
@@ -39,7 +39,9 @@ class Pretrained:
     checkpoint: int | None = None
 
     @classmethod
-    def of(cls, workdir: AnyPath, vocab_size: int, checkpoint: int | None = None) -> "Pretrained":
+    def of(
+        cls, workdir: AnyPath, vocab_size: int, checkpoint: int | None = None
+    ) -> "PretrainedRun":
         """The run in `workdir`.
 
         Raises:
@@ -115,7 +117,7 @@ def discretise(config: ModelConfig, params: dict) -> Weights:
     return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
 
 
-def begin(setup: Setup, pretrained: Pretrained) -> tuple[TrainState, int]:
+def init_from_pretrained(setup: Setup, pretrained: PretrainedRun) -> tuple[TrainState, int]:
     """A new state with the run's parameters and freshly initialised adapters; and the run's step.
 
     Call within `setup.context`.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import count, duration, say, table
+from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
@@ -52,7 +52,7 @@ class Clock:
         self.pauses = 0.0
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """A context whose time is not counted as training."""
         begun = time.perf_counter()
         yield
@@ -72,7 +72,7 @@ class Clock:
         width = len(str(self.total_steps))
         return (
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
-            f"loss {loss:.4f}  {count(rate)} tokens/s  {duration(left)} left"
+            f"loss {loss:.4f}  {format_count(rate)} tokens/s  {format_duration(left)} left"
         )
 
 
@@ -90,7 +90,7 @@ def eval_line(step: int, values: dict[str, float]) -> str:
     """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
     return (
         f"eval at step {step}: loss {values['loss']:.4f}, "
-        f"perplexity {values['perplexity']:.2f} on {count(values['tokens'])} tokens"
+        f"perplexity {values['perplexity']:.2f} on {format_count(values['tokens'])} tokens"
     )
 
 
@@ -113,25 +113,26 @@ def say_account(
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
-    table(
+    print_table(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh),
             "data": f"{corpus.name}: {corpus.amount('train')} train, "
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
-            "model": describe_model(c),
+            "model": _describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
-            "parameters": f"{describe_parameters(setup)}; each with its sharding in parameters.txt",
-            "steps": f"{total_steps} of {count(tokens_per_step)} tokens: "
-            f"{count(total_steps * tokens_per_step)} in all, {epochs}",
-            **memory_row(),
+            "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
+            f"parameters.txt",
+            "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
+            f"{format_count(total_steps * tokens_per_step)} in all, {epochs}",
+            **_memory_row(),
         },
     )
 
 
-def memory_row() -> dict[str, str]:
+def _memory_row() -> dict[str, str]:
     """The summary's row about the allocator, if it was configured."""
-    if not allocator.kept:
+    if not allocator.is_configured:
         return {}
     return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
 
@@ -144,11 +145,11 @@ def describe_devices(mesh: Mesh) -> str:
     unused = (
         f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""
     )
-    slices = describe_slices(mesh)
+    slices = _describe_slices(mesh)
     return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{slices}{unused}"
 
 
-def describe_slices(mesh: Mesh) -> str:
+def _describe_slices(mesh: Mesh) -> str:
     """`; 2 slices, crossed by data 2`; empty for one slice."""
     devices = mesh.devices.flat
     across = axes_across_slices(dict(mesh.shape), list(devices))
@@ -156,7 +157,7 @@ def describe_slices(mesh: Mesh) -> str:
     return f"; {num_slices(list(devices))} slices, crossed by {crossing}" if crossing else ""
 
 
-def describe_model(c: ModelConfig) -> str:
+def _describe_model(c: ModelConfig) -> str:
     """The three choices that define the model, and its size."""
     source = {
         "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
@@ -177,7 +178,7 @@ def write_overview(params: dict, workdir: AnyPath) -> None:
         write_whole(workdir / "parameters.txt", f"{overview}\n".encode())
 
 
-def describe_parameters(setup: Setup) -> str:
+def _describe_parameters(setup: Setup) -> str:
     """`1.24M: source 983.0k, ...`, largest part first; trained and frozen parts separately."""
     sizes = {
         name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
@@ -186,15 +187,15 @@ def describe_parameters(setup: Setup) -> str:
     trained = {name: size for name, size in sizes.items() if setup.trains(name)}
     frozen = {name: size for name, size in sizes.items() if not setup.trains(name)}
     if not frozen:
-        return shares(trained)
-    return f"trained {shares(trained)}; frozen {shares(frozen)}"
+        return _format_shares(trained)
+    return f"trained {_format_shares(trained)}; frozen {_format_shares(frozen)}"
 
 
-def shares(sizes: dict[str, int]) -> str:
+def _format_shares(sizes: dict[str, int]) -> str:
     """`1.24M: source 983.0k, ...`."""
     largest = sorted(sizes.items(), key=lambda item: -item[1])
-    return f"{count(sum(sizes.values()))}: " + ", ".join(
-        f"{n} {count(size)}" for n, size in largest
+    return f"{format_count(sum(sizes.values()))}: " + ", ".join(
+        f"{n} {format_count(size)}" for n, size in largest
     )
 
 
@@ -202,7 +203,7 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
     """Prints how the run went, and what to do next."""
     curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
     say(
-        f"done in {duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
+        f"done in {format_duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
         f"(lowest {min(curve):.4f})"
     )
     say_next(workdir)

@@ -10,12 +10,12 @@ from t5x_diffeq import __version__
 from t5x_diffeq.runtime.config import KEYS, Config, check_values
 from t5x_diffeq.runtime.config_files import default_config, flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, told, write_whole
+from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
 from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
-VERSION = "t5x_diffeq"  # the key for the version that wrote the config
-SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
+_VERSION = "t5x_diffeq"  # the key for the version that wrote the config
+_SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
 
 
 def check_config(config: Config, workdir: AnyPath) -> bool:
@@ -37,7 +37,9 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differences(read_config(workdir).as_json(), config.as_json()).items()
+        for key, (old, new) in _differences(
+            read_config(workdir).as_json(), config.as_json()
+        ).items()
         if not may_change(key)
     ]
     if differing:
@@ -56,7 +58,7 @@ def save_config(config: Config, workdir: AnyPath) -> None:
     """
     if jax.process_index() != 0:
         return
-    content = {VERSION: __version__, **config.as_json()}
+    content = {_VERSION: __version__, **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
 
@@ -80,17 +82,16 @@ def may_change(key: str) -> bool:
     )
 
 
-def differences(before: dict, now: dict) -> dict[str, tuple]:
+def _differences(before: dict, now: dict) -> dict[str, tuple]:
     """The dotted keys whose values differ, with the old and the new value."""
     old, new = flatten_dict(before, sep="."), flatten_dict(now, sep=".")
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def completed(config: dict, defaults: dict) -> dict:
-    """The config, with defaults for the keys that it lacks."""
+def _fill_defaults(config: dict, defaults: dict) -> dict:
     return defaults | {
-        key: completed(value, defaults[key])
+        key: _fill_defaults(value, defaults[key])
         if isinstance(value, dict) and isinstance(defaults.get(key), dict)
         else value
         for key, value in config.items()
@@ -108,25 +109,26 @@ def read_config(workdir: AnyPath) -> Config:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
-        if missing := sorted(SECTIONS - config.keys()):
+        if missing := sorted(_SECTIONS - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
         raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
     except (ValueError, OSError) as error:
         raise InputError(
-            f"{path} is not the config of a run: {told(error)}; restore it or choose a new "
+            f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
+            f"new "
             "--workdir"
         ) from error
-    version = config.pop(VERSION, "0.1.0 or earlier")
+    version = config.pop(_VERSION, "0.1.0 or earlier")
     try:
-        return Config.of(usable(completed(config, default_config().to_dict())))
+        return Config.of(_check_saved_values(_fill_defaults(config, default_config().to_dict())))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
 
 
-def usable(config: dict) -> dict:
+def _check_saved_values(config: dict) -> dict:
     """The config, after checking that every key can take its value.
 
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
@@ -136,7 +138,7 @@ def usable(config: dict) -> dict:
       InputError: if this version doesn't have a key, or can't use its value; names it.
     """
     defaults = flatten(default_config())
-    for section in SECTIONS:
+    for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
     for key, value in flatten(ConfigDict(config)).items():

@@ -36,7 +36,7 @@ class Agreement:
       peers: the connections to the other processes; listening on them starts here.
 
     Attributes:
-      reason: why all stop after the step for which `reached` is true; None until it is decided.
+      reason: why all stop after the step for which `count_step` is true; None until it is decided.
     """
 
     def __init__(self, peers: Peers):
@@ -55,7 +55,7 @@ class Agreement:
         message = {"stop": "ask", "reason": reason}
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
-    def reached(self) -> bool:
+    def count_step(self) -> bool:
         """Counts a step, and returns whether all processes stop after it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)

@@ -15,19 +15,20 @@ SWITCH = "T5X_DIFFEQ_KEEP_MEMORY"  # 0 leaves glibc as it is
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # From malloc.h. Blocks of any size come from the heap, which never shrinks.
 # Threads share one heap: heaps of their own would be in memory that is mapped and unmapped.
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1}
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_SETTINGS = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 
-kept = False  # whether this process keeps freed memory
+is_configured = False  # whether this process keeps freed memory
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Configures glibc's allocator where that helps; returns whether it did, and sets `kept`."""
-    global kept
-    if not kept and is_wanted(environment):
+    """Configures glibc's allocator where that helps; returns whether it did, and sets
+    `is_configured`."""
+    global is_configured
+    if not is_configured and is_wanted(environment):
         mallopt = ctypes.CDLL(None).mallopt
-        kept = all(mallopt(parameter, value) for parameter, value in SETTINGS.items())
-    return kept
+        is_configured = all(mallopt(parameter, value) for parameter, value in _SETTINGS.items())
+    return is_configured
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@
 175  a process, a link, a device or a bucket failed: start me again
 
 If there are several processes, all end with the status and the last line of the first that fails
-(see `peers`).
+(see `_find_peers`).
 
 Nothing here imports JAX before the flags and the config are known to be valid, and a verb's file
 imports it only within `main`, so that `--help` and a mistyped flag or key are answered at once.
@@ -45,11 +45,11 @@ from t5x_diffeq.runtime.errors import (
     is_of_machinery,
     is_of_server,
 )
-from t5x_diffeq.runtime.files import AnyPath, place, told
+from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
-FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
-SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
+_FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
+_SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
 
 
 def run(
@@ -63,48 +63,48 @@ def run(
       own: the verb's flags. Each verb has its own, so that one program can import two.
       several: whether this can be one of several processes.
     """
-    quieten()
+    silence_libraries()
     add_common_flags(own)
     if "--version" in sys.argv[1:]:
         print(f"t5x_diffeq {__version__}")
         sys.exit(0)
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(doc.strip(), help_on(own), sep="\n\n")
+        print(doc.strip(), format_help(own), sep="\n\n")
         sys.exit(0)
     keep_freed_memory(os.environ)
     try:
-        if several and may_have_others(os.environ):
-            join_others()  # first, so that they hear why the arguments are refused
+        if several and _may_have_others(os.environ):
+            _join_others()  # first, so that they hear why the arguments are refused
         parse(sys.argv, own)
         status = verb() or 0
     except (InputError, RunError) as error:
-        status = fail_foreseen(error)
+        status = _fail_foreseen(error)
     except KeyboardInterrupt:
-        status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
+        status = _fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
     except Exception as error:
-        status = fail_unforeseen(error)
+        status = _fail_unforeseen(error)
     sys.stdout.flush()
-    if others := peers():
+    if others := _find_peers():
         others.leave()
         if status in (1, 2, EXIT_MACHINERY):
             os._exit(status)  # an orderly exit would wait for the others
     sys.exit(status)
 
 
-def may_have_others(environment: Mapping[str, str]) -> bool:
+def _may_have_others(environment: Mapping[str, str]) -> bool:
     """Whether this may be one of several processes; if not, `processes` finds none either."""
     named = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    return any(environment.get(name) for name in named) or tpu_hosts.is_told(environment)
+    return any(environment.get(name) for name in named) or tpu_hosts.lists_hosts(environment)
 
 
-def join_others() -> None:
+def _join_others() -> None:
     """Joins the processes of this run; imports JAX."""
     from t5x_diffeq.runtime import processes
 
     processes.initialise()
 
 
-def peers() -> Peers | None:
+def _find_peers() -> Peers | None:
     """The connections to the other processes, if this one has joined any."""
     processes = sys.modules.get("t5x_diffeq.runtime.processes")
     return processes.peers if processes else None
@@ -117,7 +117,7 @@ def add_common_flags(own: flags.FlagValues) -> None:
         flags.DEFINE_bool("quiet", False, text, flag_values=own)
 
 
-def help_on(own: flags.FlagValues) -> str:
+def format_help(own: flags.FlagValues) -> str:
     """Each flag of the verb with its meaning and default, wrapped to the terminal's width."""
     width = max(map(len, own)) + 2
     columns = max(60, min(shutil.get_terminal_size().columns, 100))
@@ -133,41 +133,43 @@ def help_on(own: flags.FlagValues) -> str:
     return "\n".join(lines)
 
 
-def fail(status: int, error: object) -> int:
+def _fail(status: int, error: object) -> int:
     """Prints the last line, and tells the other processes; returns the status."""
     failure = Failure(0, status, str(error))
-    if others := peers():
+    if others := _find_peers():
         failure = Failure(others.index, status, str(error))
         others.tell(failure)
     LAST_WORD.say(failure)
     return status
 
 
-def fail_foreseen(error: InputError | RunError) -> int:
-    """`fail` for an error whose message this package wrote.
+def _fail_foreseen(error: InputError | RunError) -> int:
+    """`_fail` for an error whose message this package wrote.
 
     If a file can't be read or written because its bucket or network disk does not answer, the
     problem may be temporary, and the status is that of a `MachineryError`.
     """
     if error.__cause__ is not None and is_of_machinery(error.__cause__):
-        return fail(EXIT_MACHINERY, error)
-    return fail(2 if isinstance(error, InputError) else 1, error)
+        return _fail(EXIT_MACHINERY, error)
+    return _fail(2 if isinstance(error, InputError) else 1, error)
 
 
-def fail_unforeseen(error: Exception) -> int:
-    """`fail` for any other error."""
-    if peers():
-        time.sleep(SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
+def _fail_unforeseen(error: Exception) -> int:
+    """`_fail` for any other error."""
+    if _find_peers():
+        time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
     if isinstance(error, MachineryError):
-        return fail(EXIT_MACHINERY, error)
+        return _fail(EXIT_MACHINERY, error)
     if is_of_machinery(error):
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
-        return fail(EXIT_MACHINERY, f"{who}{told(error)}; the same command continues the run")
+        return _fail(
+            EXIT_MACHINERY, f"{who}{describe_error(error)}; the same command continues the run"
+        )
     traceback.print_exception(error)
-    return fail(1, f"{type(error).__name__}: {error}")
+    return _fail(1, f"{type(error).__name__}: {error}")
 
 
-def quieten() -> None:
+def silence_libraries() -> None:
     """Silences the libraries, so that a run shows only our lines; Python's -W shows warnings."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.FATAL)  # Orbax's errors reach us as exceptions
@@ -186,18 +188,18 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     """
     offer_configs()
     add_common_flags(own)
-    argv = [argv[0], *map(located, argv[1:])]
+    argv = [argv[0], *map(_find_config_file, argv[1:])]
     check_keys(argv)
-    check_repeated(argv, own)
+    _check_repeated(argv, own)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = own(argv)[1:]
-        check_flags(own)
+        _check_flags(own)
         console.quiet = bool(own["quiet"].value)
         names = [name for name in own if config_flags.is_config_flag(own[name])]
         for config in (own[name].value for name in names if own[name].present or own[name].value):
             check_complete(config)
-            check_values(flatten(config), unset=FROM_INIT)
+            check_values(flatten(config), unset=_FROM_INIT)
     except flags.UnrecognizedFlagError as error:
         near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see --help"
@@ -205,21 +207,23 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     except InputError:
         raise
     except flags.Error as error:
-        raise InputError(out_of_range(str(error), own) or explain(str(error))) from error
+        raise InputError(
+            _explain_range(str(error), own) or explain_parse_error(str(error))
+        ) from error
     except Exception as error:  # whatever a config file may raise
-        line = explain(str(error) or type(error).__name__)
+        line = explain_parse_error(str(error) or type(error).__name__)
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
         raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
 
 
-def located(argument: str) -> str:
+def _find_config_file(argument: str) -> str:
     """The path, with `configs/NAME.py` resolved to the project's file if none is here."""
     name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
     return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 
 
-def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
+def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     """The folder that a flag names, on this machine or in a bucket.
 
     Raises:
@@ -227,7 +231,7 @@ def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     """
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
-    path = place(flag.value, f"--{flag.name}")
+    path = parse_path(flag.value, f"--{flag.name}")
     if isinstance(path, Path):
         there = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not there.is_dir():
@@ -235,7 +239,7 @@ def folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     return path
 
 
-def part(flag: flags.FlagHolder) -> tuple[int, int]:
+def parse_part(flag: flags.FlagHolder) -> tuple[int, int]:
     """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
 
     Raises:
@@ -249,24 +253,16 @@ def part(flag: flags.FlagHolder) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def check_repeated(argv: list[str], own: flags.FlagValues) -> None:
-    """Checks that no flag is given twice, since all but the last would be ignored.
-
-    Raises:
-      InputError: if one is; names it.
-    """
+def _check_repeated(argv: list[str], own: flags.FlagValues) -> None:
+    """Checks that no flag is given twice, since all but the last would be ignored."""
     names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
     for name, times in Counter(name[1] for name in names if name).items():
         if times > 1 and name in own and not isinstance(own[name], flags.MultiFlag):
             raise InputError(f"--{name} is given {times} times; give it once")
 
 
-def check_flags(own: flags.FlagValues) -> None:
-    """Checks that no flag is given without a value, and that every number is finite.
-
-    Raises:
-      InputError: if a value is empty or not finite; names the flag.
-    """
+def _check_flags(own: flags.FlagValues) -> None:
+    """Checks that no flag is given without a value, and that every number is finite."""
     for name in own:
         if not own[name].present or "." in name:
             continue
@@ -277,7 +273,7 @@ def check_flags(own: flags.FlagValues) -> None:
             raise InputError(f"--{name}={value} must be a finite number")
 
 
-def out_of_range(message: str, own: flags.FlagValues) -> str | None:
+def _explain_range(message: str, own: flags.FlagValues) -> str | None:
     """One line for a flag whose value is out of bounds; None if the error is another one."""
     found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
     if not found or found[1] not in own:
@@ -310,7 +306,7 @@ def check_keys(argv: list[str]) -> None:
             raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
 
 
-def explain(message: str) -> str:
+def explain_parse_error(message: str) -> str:
     """One line from what the flag and config libraries say."""
     message = " ".join(message.split())
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import jax
 
-FOLDER = "~/.cache/t5x_diffeq/compilation"
-BYTES = 10 * 2**30  # in total; the least recently used entries are evicted
+_FOLDER = "~/.cache/t5x_diffeq/compilation"
+_BYTES = 10 * 2**30  # in total; the least recently used entries are evicted
 
 
-def keep_compiled() -> str:
+def enable_cache() -> str:
     """Enables the persistent compilation cache; returns where it is, or why there is none.
 
     It is in JAX_COMPILATION_CACHE_DIR, else in a folder that only this user can write to: it holds
@@ -23,15 +23,15 @@ def keep_compiled() -> str:
         return given
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
         return "off: several CPU devices can't share reloaded programs"
-    folder = Path(FOLDER).expanduser()
-    if reason := unsafe(folder):
+    folder = Path(_FOLDER).expanduser()
+    if reason := _make_private_folder(folder):
         return f"off: {folder} {reason}"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", BYTES)
+    jax.config.update("jax_compilation_cache_max_size", _BYTES)
     return str(folder)
 
 
-def unsafe(folder: Path) -> str | None:
+def _make_private_folder(folder: Path) -> str | None:
     """Makes the folder, writable by this user only; returns why it can't be used, or None."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.runtime.command_line import add_common_flags
 from t5x_diffeq.runtime.config_files import default_config, flatten
 
-SCRIPT = """\
+_SCRIPT = """\
 # Completes python -m t5x_diffeq.VERB in bash and zsh; put this line into ~/.bashrc or ~/.zshrc:
 #   source <(python -m t5x_diffeq --completion)
 [ -z "${{ZSH_VERSION:-}}" ] || {{ autoload -Uz compinit bashcompinit && compinit && bashcompinit; }}
@@ -39,12 +39,12 @@ complete -o bashdefault -o default -F _t5x_diffeq python python3
 
 def script(verbs: Sequence[str]) -> str:
     """The shell script."""
-    lines = (f'        {verb}) words="{" ".join(words_of(verb))}" ;;' for verb in verbs)
+    lines = (f'        {verb}) words="{" ".join(_words_of(verb))}" ;;' for verb in verbs)
     names = " ".join(f"t5x_diffeq.{verb}" for verb in verbs)
-    return SCRIPT.format(flags="\n".join(lines), verbs=names)
+    return _SCRIPT.format(flags="\n".join(lines), verbs=names)
 
 
-def words_of(verb: str) -> list[str]:
+def _words_of(verb: str) -> list[str]:
     """The verb's flags, and the keys of its config if it has one."""
     own = importlib.import_module(f"t5x_diffeq.{verb}").FLAGS
     add_common_flags(own)

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.runtime.config import Config
 
-PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
-    folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()
+    folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()
 )
 
 

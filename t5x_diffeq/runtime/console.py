@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import rich.progress
 
 SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
-WARNING = "warning: "  # prefix of the lines that --quiet keeps
+_WARNING = "warning: "  # prefix of the lines that --quiet keeps
 ERROR = "error: "  # prefix of the last line of a failure
-COLOURS = {WARNING: "1;33", ERROR: "1;31"}  # bold yellow, bold red
+_COLOURS = {_WARNING: "1;33", ERROR: "1;31"}  # bold yellow, bold red
 Item = TypeVar("Item")
 quiet = False  # set by --quiet
 
 
-def is_first() -> bool:
+def _is_first() -> bool:
     """Whether this is process 0; as long as JAX is not imported, there is no other."""
     jax = sys.modules.get("jax")
     return jax is None or jax.process_index() == 0
@@ -29,27 +29,27 @@ def is_first() -> bool:
 
 def say(*lines: str) -> None:
     """Prints lines on process 0; with --quiet, only warnings."""
-    if is_first():
+    if _is_first():
         for line in lines:
-            if not quiet or line.startswith(WARNING):
+            if not quiet or line.startswith(_WARNING):
                 write(line)
 
 
 def write(line: str) -> None:
     """Prints a line on every process; on a terminal, `warning:` and `error:` are coloured."""
-    for mark, colour in COLOURS.items():
+    for mark, colour in _COLOURS.items():
         if line.startswith(mark) and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             line = f"\033[{colour}m{mark}\033[0m{line.removeprefix(mark)}"
     print(line, file=sys.stderr, flush=True)
 
 
-def table(title: str, rows: dict[str, str]) -> None:
+def print_table(title: str, rows: dict[str, str]) -> None:
     """A title and aligned rows."""
     width = max(map(len, rows))
     say(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
 
 
-def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+def align(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """The lines of a table, each column as wide as its widest cell and two spaces from the next.
 
     Args:
@@ -66,7 +66,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
     ]
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A number in human-readable form: 950, 12.3k, 1.24M, 6.50B."""
     for size, unit, digits in ((1e12, "T", 2), (1e9, "B", 2), (1e6, "M", 2), (1e3, "k", 1)):
         if abs(number) >= size:
@@ -74,7 +74,7 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`0:42`, `1:02:03`, `2d 03:04:05`."""
     days, rest = divmod(round(seconds), 86_400)
     hours, rest = divmod(rest, 3600)
@@ -105,7 +105,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self.start = time.perf_counter()
-        self.is_shown = is_first() and not quiet and not Progress.shown
+        self.is_shown = _is_first() and not quiet and not Progress.shown
         if self.is_shown:
             Progress.shown = True
             if sys.stderr.isatty():
@@ -135,10 +135,10 @@ class Progress:
     def line(self, seconds: float) -> str:
         """`evaluating: 12 of 40 batches, 0:42 left`, or the elapsed time."""
         if not (self.total and self.done):
-            return f"{self.title}: {duration(seconds)} so far"
+            return f"{self.title}: {format_duration(seconds)} so far"
         left = seconds * (self.total - self.done) / self.done
-        amount = f"{count(self.done)} of {count(self.total)} {self.unit}"
-        return f"{self.title}: {amount}, {duration(left)} left"
+        amount = f"{format_count(self.done)} of {format_count(self.total)} {self.unit}"
+        return f"{self.title}: {amount}, {format_duration(left)} left"
 
 
 def _bar(title: str, total: int | None) -> "rich.progress.Progress":
@@ -162,7 +162,7 @@ def _bar(title: str, total: int | None) -> "rich.progress.Progress":
     return bar
 
 
-def tracked(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[Item]:
+def track(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[Item]:
     """Yields the items; shows how many were taken and the estimated time left."""
     with Progress(title, total, unit) as progress:
         for done, item in enumerate(items):

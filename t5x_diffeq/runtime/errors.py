@@ -23,8 +23,8 @@ class MachineryError(RuntimeError):
 
 # The gRPC codes with which XLA and TensorStore prefix a message. The others (INVALID_ARGUMENT,
 # RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail the same way.
-CODES = re.compile(r"^(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b")
-SIGNS = re.compile(
+_CODES = re.compile(r"^(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b")
+_SIGNS = re.compile(
     r"\bGloo \w+ failed|Connection (closed by|reset by|refused)|Socket closed|coordination service"
     r"|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
     r"|Timed out while waiting for \w+ barrier"
@@ -32,8 +32,8 @@ SIGNS = re.compile(
 
 
 # HTTP libraries whose errors mean that no server answered, but for ValueErrors (a bad address).
-CLIENTS = ("aiohttp", "requests", "urllib3")
-NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
+_CLIENTS = ("aiohttp", "requests", "urllib3")
+_NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
 
 
 def is_of_machinery(error: BaseException) -> bool:
@@ -46,14 +46,14 @@ def is_of_machinery(error: BaseException) -> bool:
         return False
     if isinstance(error, MachineryError | ConnectionError | TimeoutError):
         return True
-    status = http_status(error)
+    status = _http_status(error)
     if status is not None:
         return status in (408, 429) or status >= 500
     text = str(error)
-    return bool(CODES.search(text) or SIGNS.search(text)) or is_without_answer(error)
+    return bool(_CODES.search(text) or _SIGNS.search(text)) or _is_without_answer(error)
 
 
-def http_status(error: BaseException) -> int | None:
+def _http_status(error: BaseException) -> int | None:
     """The HTTP status of a server's error, from 400 to 599; None if the error has none."""
     found = (getattr(error, name, None) for name in ("code", "status"))
     return next((n for n in found if isinstance(n, int) and 400 <= n < 600), None)
@@ -61,12 +61,12 @@ def http_status(error: BaseException) -> int | None:
 
 def is_of_server(error: BaseException) -> bool:
     """Whether an HTTP server refused the request or did not answer."""
-    return http_status(error) is not None or is_without_answer(error)
+    return _http_status(error) is not None or _is_without_answer(error)
 
 
-def is_without_answer(error: BaseException) -> bool:
+def _is_without_answer(error: BaseException) -> bool:
     """Whether an HTTP library got no complete answer from a server."""
     library = type(error).__module__.partition(".")[0]
-    if library in CLIENTS:
+    if library in _CLIENTS:
         return not isinstance(error, ValueError)
-    return type(error).__name__ in NO_ANSWER
+    return type(error).__name__ in _NO_ANSWER

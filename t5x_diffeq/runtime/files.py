@@ -1,6 +1,6 @@
 """Files that are either complete or absent, on this machine or in Google Cloud Storage.
 
-`place` turns the value of a flag or key into a path. What both kinds of paths support (exists,
+`parse_path` turns the value of a flag or key into a path. What both kinds of paths support (exists,
 read_bytes, read_text, /) is done with their own methods, all else with the functions here.
 """
 
@@ -24,11 +24,11 @@ from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_o
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
-SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
+_SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
 AnyPath: TypeAlias = Path | epath.Path
 
 
-def place(text: str, name: str) -> AnyPath:
+def parse_path(text: str, name: str) -> AnyPath:
     """The path that a flag or key gives: on this machine, or `gs://BUCKET/...`.
 
     Args:
@@ -62,7 +62,8 @@ def place(text: str, name: str) -> AnyPath:
         if is_of_machinery(error):
             raise bucket_failure(error, f"{name}={text}", InputError) from error
         raise InputError(
-            f"{name}={text} can't be reached: {told(error)}; check the bucket's name and who asks: "
+            f"{name}={text} can't be reached: {describe_error(error)}; check the bucket's name "
+            f"and who asks: "
             "the machine's service account, or `gcloud auth application-default login`"
         ) from error
     return epath.Path(text)
@@ -87,23 +88,23 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     fsspec.config.conf["gcs"] = {
         "use_listings_cache": False,
         # Limits the silence of a server, not the length of a download.
-        "requests_timeout": aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE),
+        "requests_timeout": aiohttp.ClientTimeout(sock_connect=_SILENCE, sock_read=_SILENCE),
     }
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error as one short line."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())[:300]
 
 
-def absolute(path: AnyPath) -> AnyPath:
+def absolute_path(path: AnyPath) -> AnyPath:
     """The absolute path."""
     return path if is_in_bucket(path) else path.absolute()
 
 
-def within(folder: AnyPath, text: str) -> AnyPath:
+def join_path(folder: AnyPath, text: str) -> AnyPath:
     """`folder / text`, or `text` alone if it is an absolute path or in a bucket."""
     return epath.Path(text) if text.startswith(BUCKETS) else folder / text
 
@@ -127,7 +128,7 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 
 
 @contextmanager
-def whole(path: AnyPath) -> Iterator[Path]:
+def atomic_file(path: AnyPath) -> Iterator[Path]:
     """A context with a local file to write, which becomes `path` at its end; never half-written.
 
     On this machine the file has another name in the same folder, and is renamed. For a bucket it is
@@ -149,7 +150,7 @@ def whole(path: AnyPath) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except OSError as error:
-        raise RunError(f"{path} can't be written: {told(error)}") from error
+        raise RunError(f"{path} can't be written: {describe_error(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -179,8 +180,8 @@ def bucket_failure(error: Exception, what: str, refused: type[Exception]) -> Exc
       MachineryError if the bucket did not answer, which may be temporary; else a `refused`.
     """
     if is_of_machinery(error):
-        return MachineryError(f"{what}: the bucket does not answer: {told(error)}")
-    return refused(f"{what}: {told(error)}")
+        return MachineryError(f"{what}: the bucket does not answer: {describe_error(error)}")
+    return refused(f"{what}: {describe_error(error)}")
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
@@ -189,11 +190,11 @@ def write_whole(path: AnyPath, content: bytes) -> None:
     Raises:
       RunError: if it can't be written; its old content is kept.
     """
-    with whole(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_bytes(content)
 
 
-class Growing:
+class GrowingFile:
     """A file that grows at its end; only one process may write it.
 
     On this machine everything written reaches the disk at once. An object can't grow: it is
@@ -221,16 +222,16 @@ class Growing:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
-                raise RunError(f"{self.path} can't be written: {told(error)}") from error
+                raise RunError(f"{self.path} can't be written: {describe_error(error)}") from error
             return
         self.content += content
         if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
-            self.try_flush()
+            self._try_flush()
 
-    def try_flush(self) -> None:
+    def _try_flush(self) -> None:
         """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
         try:
-            Growing.flush(self)
+            GrowingFile.flush(self)
         except (RunError, MachineryError) as error:
             say(f"warning: {error}; trying again later")
 
@@ -287,4 +288,4 @@ def file_digest(path: AnyPath) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise RunError(f"{path} can't be read: {told(error)}") from error
+        raise RunError(f"{path} can't be read: {describe_error(error)}") from error

@@ -12,13 +12,19 @@ from contextlib import contextmanager
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, bucket_failure, bucket_files, is_in_bucket, told
+from t5x_diffeq.runtime.files import (
+    AnyPath,
+    bucket_failure,
+    bucket_files,
+    describe_error,
+    is_in_bucket,
+)
 
 LEASE_SECONDS = 60  # until a killed holder's lease expires; T5X_DIFFEQ_LEASE_SECONDS changes it
 
 
 @contextmanager
-def held(lock: AnyPath, what: str) -> Iterator[None]:
+def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
     """Holds a lock file; a killed process releases it, in a bucket after `LEASE_SECONDS`.
 
     Args:
@@ -29,18 +35,18 @@ def held(lock: AnyPath, what: str) -> Iterator[None]:
       InputError: if the file can't be created, or another process holds it.
       MachineryError: if the bucket does not answer.
     """
-    with leased(lock, what) if is_in_bucket(lock) else locked(lock, what):
+    with _hold_lease(lock, what) if is_in_bucket(lock) else _hold_local_lock(lock, what):
         yield
 
 
 @contextmanager
-def locked(lock: AnyPath, what: str) -> Iterator[None]:
-    """`held` for processes that share this file system."""
+def _hold_local_lock(lock: AnyPath, what: str) -> Iterator[None]:
+    """`hold_lock` for processes that share this file system."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     except OSError as error:
-        raise InputError(f"{what} can't be written: {told(error)}") from error
+        raise InputError(f"{what} can't be written: {describe_error(error)}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,8 +58,8 @@ def locked(lock: AnyPath, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def leased(lock: AnyPath, what: str) -> Iterator[None]:
-    """`held` for processes that share the bucket.
+def _hold_lease(lock: AnyPath, what: str) -> Iterator[None]:
+    """`hold_lock` for processes that share the bucket.
 
     The holder rewrites the object periodically. A process that finds one watches it: if it changes,
     its holder is alive; if it doesn't for the length of a lease, the holder was killed. No clocks
@@ -62,13 +68,15 @@ def leased(lock: AnyPath, what: str) -> Iterator[None]:
     seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
     me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
     try:
-        take(lock, what, content(me, 0), seconds)
+        _take_lease(lock, what, _lease_content(me, 0), seconds)
     except InputError:
         raise
     except Exception as error:  # from any library below
         raise bucket_failure(error, f"{what} can't be written", InputError) from error
     ended = threading.Event()
-    beating = threading.Thread(target=beat, args=(lock, me, ended, seconds / 4), daemon=True)
+    beating = threading.Thread(
+        target=_renew_lease, args=(lock, me, ended, seconds / 4), daemon=True
+    )
     beating.start()
     try:
         yield
@@ -78,12 +86,12 @@ def leased(lock: AnyPath, what: str) -> Iterator[None]:
         lock.unlink(missing_ok=True)
 
 
-def content(me: dict, number: int) -> bytes:
+def _lease_content(me: dict, number: int) -> bytes:
     """The content of a lease's object: no two are equal."""
     return json.dumps({**me, "beat": number}).encode()
 
 
-def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
+def _take_lease(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
     """Returns when the lease is ours; the bucket guarantees that only one process creates it.
 
     Raises:
@@ -117,12 +125,12 @@ def take(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
             pass  # its holder has just released it
 
 
-def beat(lock: AnyPath, me: dict, ended: threading.Event, seconds: float) -> None:
+def _renew_lease(lock: AnyPath, me: dict, ended: threading.Event, seconds: float) -> None:
     """Renews the lease until `ended` is set; a failed renewal is retried at the next."""
     number = 0
     while not ended.wait(seconds):
         number += 1
         try:
-            bucket_files().pipe_file(str(lock), content(me, number))
+            bucket_files().pipe_file(str(lock), _lease_content(me, number))
         except Exception as error:
-            say(f"warning: {lock} can't be renewed: {told(error)}")
+            say(f"warning: {lock} can't be renewed: {describe_error(error)}")

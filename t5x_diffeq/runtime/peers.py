@@ -27,9 +27,9 @@ from t5x_diffeq.runtime.console import ERROR, write
 EXIT_PREEMPTED = 42  # saved: start me again
 EXIT_INTERRUPTED = 130  # saved, stopped by a person
 EXIT_MACHINERY = 175  # a process, a link, a device or a bucket failed: start me again
-BEAT_SECONDS = 5
+_BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
-DONE = {"done": True}
+_DONE = {"done": True}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Failure:
         return self.message if self.process == 0 else f"process {self.process}: {self.message}"
 
 
-class LastWord:
+class _LastWord:
     """The last line of a process: the first thread that has one prints it and ends the process."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ class LastWord:
         write(f"{ERROR}{' '.join(str(line).split())}")
 
 
-LAST_WORD = LastWord()
+LAST_WORD = _LastWord()
 
 
 class Peers:
@@ -82,7 +82,7 @@ class Peers:
     def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
         self.index, self.count, self.connections = index, count, connections
         self.silence = float(os.environ.get("T5X_DIFFEQ_SILENCE_SECONDS", SILENCE_SECONDS))
-        self.beat = min(BEAT_SECONDS, self.silence / 4)
+        self.beat = min(_BEAT_SECONDS, self.silence / 4)
         self.heard = dict.fromkeys(connections, time.monotonic())
         self.unread = dict.fromkeys(connections, b"")
         self.done: set[int] = set()
@@ -99,7 +99,7 @@ class Peers:
     def start(self, subscriber: Callable[[int, dict], None]) -> None:
         """Starts to listen, and calls `subscriber(sender, message)` for other modules' messages."""
         self.subscriber = subscriber
-        threading.Thread(target=self.listen, name="peers", daemon=True).start()
+        threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
 
@@ -111,7 +111,7 @@ class Peers:
     def leave(self) -> None:
         """Tells the others that this process has finished its work."""
         self.leaving = True
-        self.send(DONE)
+        self.send(_DONE)
 
     def send(self, message: dict, others: set[int] | None = None) -> None:
         """Sends a message to those of `others` (None: all) that still listen."""
@@ -119,44 +119,42 @@ class Peers:
         listening = self.connections.keys() - self.done
         with self.sending:
             for other in listening if others is None else listening & others:
-                with suppress(OSError):  # `listen` finds out
+                with suppress(OSError):  # `_listen` finds out
                     self.connections[other].sendall(line)
 
     def send_to(self, process: int, message: dict) -> None:
         """Sends a message to process 0's subscriber, or from process 0 to that of any process."""
         if process == self.index:
-            self.hand_on(self.index, message)
+            self._hand_on(self.index, message)
         else:
             self.send(message, {process})
 
     def send_to_all(self, message: dict) -> None:
         """Sends a message from process 0 to the subscribers of all processes, its own last."""
         self.send(message)
-        self.hand_on(self.index, message)
+        self._hand_on(self.index, message)
 
     # ---------------------------------------------------------------------- what is heard
 
-    def hand_on(self, sender: int, message: dict) -> None:
-        """Passes a message to the subscriber."""
+    def _hand_on(self, sender: int, message: dict) -> None:
         with self.handing_on:
             self.subscriber(sender, message)
 
-    def listen(self) -> None:
+    def _listen(self) -> None:
         """The listening thread: receives messages, and sends heartbeats."""
         said = 0.0
         while self.selector.get_map():
             for key, _ in self.selector.select(self.beat):
-                self.hear(key.data)
+                self._hear(key.data)
             now = time.monotonic()
             if now - said > self.beat:
                 said = now
                 self.send({})
             for other in self.heard.keys() - self.done:
                 if now - self.heard[other] > self.silence + 2 * self.beat:
-                    self.lose(other, f"has not answered for {self.silence:.0f} s")
+                    self._lose(other, f"has not answered for {self.silence:.0f} s")
 
-    def hear(self, other: int) -> None:
-        """Receives what a process has sent."""
+    def _hear(self, other: int) -> None:
         connection = self.connections[other]
         try:
             received = connection.recv(2**16)
@@ -165,19 +163,21 @@ class Peers:
         if not received:
             self.selector.unregister(connection)
             if other not in self.done:
-                self.lose(other, "was lost: it was killed, or its machine or the link to it failed")
+                self._lose(
+                    other, "was lost: it was killed, or its machine or the link to it failed"
+                )
             return
         self.heard[other] = time.monotonic()
         *lines, self.unread[other] = (self.unread[other] + received).split(b"\n")
         for message in map(json.loads, lines):
-            if message == DONE:
+            if message == _DONE:
                 self.done.add(other)
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
-                self.hand_on(other, message)
+                self._hand_on(other, message)
 
-    def lose(self, other: int, how: str) -> None:
+    def _lose(self, other: int, how: str) -> None:
         """Ends the run, because a process was lost."""
         self.done.add(other)
         message = f"process {other} of {self.count} {how}; the same command continues the run"
@@ -194,14 +194,14 @@ class Peers:
         os._exit(failure.status)
 
 
-def relayed(address: str) -> str:
+def start_relay(address: str) -> str:
     """A local address that relays to `address`, and stays open when that closes."""
     server = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=relay, args=(server, address), name="relay", daemon=True).start()
+    threading.Thread(target=_relay, args=(server, address), name="relay", daemon=True).start()
     return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def relay(server: socket.socket, address: str) -> None:
+def _relay(server: socket.socket, address: str) -> None:
     """The relay's thread: forwards every connection to `server` to `address`."""
     host, _, port = address.rpartition(":")
     while True:
@@ -213,10 +213,10 @@ def relay(server: socket.socket, address: str) -> None:
             continue
         far.settimeout(None)
         for source, target in ((near, far), (far, near)):
-            threading.Thread(target=pump, args=(source, target), daemon=True).start()
+            threading.Thread(target=_pump, args=(source, target), daemon=True).start()
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
+def _pump(source: socket.socket, target: socket.socket) -> None:
     """Copies data until either end closes; the other is left open."""
     with suppress(OSError):
         while received := source.recv(2**16):

@@ -24,18 +24,18 @@ from jax.experimental import multihost_utils
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.agreement import Agreement
 from t5x_diffeq.runtime.errors import InputError, MachineryError
-from t5x_diffeq.runtime.peers import Peers, relayed
+from t5x_diffeq.runtime.peers import Peers, start_relay
 
-DEFAULT_PORT = 8476
-ALL_HERE = b"all are here"
-ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
+_DEFAULT_PORT = 8476
+_ALL_HERE = b"all are here"
+_ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
 agreement: Agreement | None = None  # likewise
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """What identifies one process among all.
 
     Attributes:
@@ -59,47 +59,47 @@ def initialise() -> None:
       MachineryError: if processes did not arrive in time; names them.
     """
     global peers, agreement
-    place = found_place(os.environ)
-    if place is None:
+    rank = _find_rank(os.environ)
+    if rank is None:
         return
-    spare_stdout()
-    seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", ARRIVAL_SECONDS))
-    peers = Peers(place.index, place.count, meet(place, seconds))
+    _reserve_stdout()
+    seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", _ARRIVAL_SECONDS))
+    peers = Peers(rank.index, rank.count, _meet(rank, seconds))
     agreement = Agreement(peers)
-    coordinator = place.coordinator if place.index == 0 else relayed(place.coordinator)
+    coordinator = rank.coordinator if rank.index == 0 else start_relay(rank.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # `agreement` replaces it
     try:
         jax.distributed.initialize(
             coordinator,
-            place.count,
-            place.index,
-            place.devices,
+            rank.count,
+            rank.index,
+            rank.devices,
             heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
     except (ValueError, RuntimeError) as error:
         raise MachineryError(
-            f"the processes found through {cluster_in(os.environ) or place} could not join: "
+            f"the processes found through {cluster_in(os.environ) or rank} could not join: "
             f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error
 
 
-def found_place(environment: Mapping[str, str]) -> Place | None:
-    """The place of this process among several; None if it is alone.
+def _find_rank(environment: Mapping[str, str]) -> Rank | None:
+    """The rank of this process among several; None if it is alone.
 
     Raises:
       InputError: if the environment gives only part of what is needed.
     """
-    place = place_in(environment)
-    if place is None and (told := tpu_hosts.place(environment)):
-        return Place(*told)
-    if place is None and cluster_in(environment):
+    rank = rank_in(environment)
+    if rank is None and (told := tpu_hosts.host_rank(environment)):
+        return Rank(*told)
+    if rank is None and cluster_in(environment):
         unset = (None, None, None, None, None)
-        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, ARRIVAL_SECONDS)
-        return Place(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
-    return place
+        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
+        return Rank(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
+    return rank
 
 
-def spare_stdout() -> None:
+def _reserve_stdout() -> None:
     """Keeps standard output for results: Gloo's messages are discarded."""
     results = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nowhere:
@@ -107,8 +107,8 @@ def spare_stdout() -> None:
     sys.stdout = results
 
 
-def place_in(environment: Mapping[str, str]) -> Place | None:
-    """The place that the JAX_ variables give, or None if they name no coordinator.
+def rank_in(environment: Mapping[str, str]) -> Rank | None:
+    """The rank that the JAX_ variables give, or None if they name no coordinator.
 
     Raises:
       InputError: if they name one, and the others are missing or invalid.
@@ -121,7 +121,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
         "JAX_PROCESS_ID": environment.get("JAX_PROCESS_ID")
         or environment.get("JOB_COMPLETION_INDEX"),
     }
-    told = cluster_in(environment) or tpu_hosts.is_told(environment)
+    told = cluster_in(environment) or tpu_hosts.lists_hosts(environment)
     if told and all(value is None for value in values.values()):
         return None  # the cluster gives the others
     numbers = []
@@ -135,8 +135,8 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     count, index = numbers
     if index >= count:
         raise InputError(f"JAX_PROCESS_ID={index} must be less than JAX_NUM_PROCESSES={count}")
-    port = environment.get("JAX_COORDINATOR_PORT") or str(DEFAULT_PORT)
-    return Place(address if ":" in address else f"{address}:{port}", count, index)
+    port = environment.get("JAX_COORDINATOR_PORT") or str(_DEFAULT_PORT)
+    return Rank(address if ":" in address else f"{address}:{port}", count, index)
 
 
 def cluster_in(environment: Mapping[str, str]) -> str | None:
@@ -148,7 +148,7 @@ def cluster_in(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def meet(place: Place, seconds: float) -> dict[int, socket.socket]:
+def _meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
     """Returns when all processes have called it, with the open connections of this one.
 
     JAX's own service ends a process whose peers don't arrive without naming them. So process 0
@@ -157,40 +157,42 @@ def meet(place: Place, seconds: float) -> dict[int, socket.socket]:
     Raises:
       MachineryError: if a process did not arrive within `seconds`; names it.
     """
-    host, _, port = place.coordinator.rpartition(":")
+    host, _, port = rank.coordinator.rpartition(":")
     deadline = time.monotonic() + seconds
-    if place.index == 0:
-        return receive(place, int(port), deadline, seconds)
-    return {0: report_to(host.strip("[]"), int(port), place, deadline, seconds)}
+    if rank.index == 0:
+        return _receive_ranks(rank, int(port), deadline, seconds)
+    return {0: _report_to(host.strip("[]"), int(port), rank, deadline, seconds)}
 
 
-def receive(place: Place, port: int, deadline: float, seconds: float) -> dict[int, socket.socket]:
+def _receive_ranks(
+    rank: Rank, port: int, deadline: float, seconds: float
+) -> dict[int, socket.socket]:
     """Process 0's part: waits for each of the others to send its number."""
     arrived: dict[int, socket.socket] = {}
-    with listening(port, place.count, deadline) as server:
-        while len(arrived) < place.count - 1:
+    with _listen_on(port, rank.count, deadline) as server:
+        while len(arrived) < rank.count - 1:
             server.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection, _ = server.accept()
                 connection.settimeout(5)
                 number = int(connection.recv(16))
-                if number in range(1, place.count):
+                if number in range(1, rank.count):
                     arrived[number] = connection
             except (TimeoutError, ValueError, OSError) as error:
                 if time.monotonic() < deadline:
                     continue
-                absent = sorted(set(range(1, place.count)) - arrived.keys())
+                absent = sorted(set(range(1, rank.count)) - arrived.keys())
                 raise MachineryError(
-                    f"of {place.count} processes, {', '.join(map(str, absent))} did not arrive "
+                    f"of {rank.count} processes, {', '.join(map(str, absent))} did not arrive "
                     f"within {seconds:.0f} s; see their logs, or whether they can reach "
-                    f"{place.coordinator}"
+                    f"{rank.coordinator}"
                 ) from error
     for connection in arrived.values():
-        connection.sendall(ALL_HERE)
+        connection.sendall(_ALL_HERE)
     return arrived
 
 
-def listening(port: int, count: int, deadline: float) -> socket.socket:
+def _listen_on(port: int, count: int, deadline: float) -> socket.socket:
     """A socket that listens on the port; waits if an earlier run still holds the port.
 
     Raises:
@@ -210,20 +212,20 @@ def listening(port: int, count: int, deadline: float) -> socket.socket:
             ) from error
 
 
-def report_to(host: str, port: int, place: Place, deadline: float, seconds: float) -> socket.socket:
+def _report_to(host: str, port: int, rank: Rank, deadline: float, seconds: float) -> socket.socket:
     """The other processes' part: sends its number to process 0, and waits for the reply."""
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection((host, port), timeout=5)
-            connection.sendall(str(place.index).encode())
+            connection.sendall(str(rank.index).encode())
             connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
-            if connection.recv(len(ALL_HERE)) == ALL_HERE:
+            if connection.recv(len(_ALL_HERE)) == _ALL_HERE:
                 return connection
         except OSError:
             pass
         time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
     raise MachineryError(
-        f"process {place.index} did not hear from process 0 at {place.coordinator} within "
+        f"process {rank.index} did not hear from process 0 at {rank.coordinator} within "
         f"{seconds:.0f} s; see its log, or whether that address can be reached from here"
     )
 
@@ -239,7 +241,7 @@ def wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
-def first_told(text: str | None) -> str | None:
+def first_text(text: str | None) -> str | None:
     """The text of the first process that has one, on all processes; None if none has."""
     if not are_several():
         return text
@@ -251,7 +253,7 @@ def first_told(text: str | None) -> str | None:
     return next(filter(None, texts), None)
 
 
-def first_then_others(work: Callable[[bool], Result], what: str) -> Result:
+def run_in_turn(work: Callable[[bool], Result], what: str) -> Result:
     """The result of `work(is_first)`, which runs on process 0 first, then on the others."""
     if jax.process_index() != 0:
         wait_for_all(what)

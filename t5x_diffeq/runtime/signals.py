@@ -27,11 +27,11 @@ class StopSignals:
         self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
-    def after_step(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to stop after this step; every process must call it in every step."""
         if self.agreement is None:
             return self.reason is not None
-        if not self.agreement.reached():
+        if not self.agreement.count_step():
             return False
         self.reason = self.agreement.reason
         return True
@@ -40,7 +40,6 @@ class StopSignals:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
         interrupted = number == signal.SIGINT
         name = "Ctrl-C" if interrupted else "SIGTERM"
         reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)

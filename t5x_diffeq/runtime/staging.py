@@ -18,23 +18,23 @@ from typing import IO
 
 import google_crc32c
 
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
+    atomic_file,
     bucket_failure,
     bucket_files,
+    describe_error,
     digest,
     file_digest,
     is_in_bucket,
-    told,
-    whole,
     write_whole,
 )
 
-FOLDER = "~/.cache/t5x_diffeq"
+_FOLDER = "~/.cache/t5x_diffeq"
 GIB = 20  # the tokens of OpenWebText are 17
-THREADS = 8
+_THREADS = 8
 IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with an open, locked file
 
 
@@ -71,7 +71,7 @@ class Copy:
         return self.folder / "sha256"
 
 
-def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
+def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
     """Local paths of the files; those in buckets are copied once.
 
     Args:
@@ -86,25 +86,25 @@ def staged(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> lis
     """
     hashes: Sequence[str | None] = sha256 or [None] * len(paths)
     copies = [
-        copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
+        _copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
     ]
     if not copies:
         return list(paths)
-    with cache_held():  # other processes on this machine then find the copies
-        missing = [copy for copy in copies if not is_good(copy)]
-        make_room(copies, missing)
+    with _lock_cache():  # other processes on this machine then find the copies
+        missing = [copy for copy in copies if not _is_good(copy)]
+        _make_room(copies, missing)
         if missing:
-            size = count(sum(copy.size for copy in missing))
+            size = format_count(sum(copy.size for copy in missing))
             say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(fetch, missing))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(_fetch, missing))
         for copy in copies:
             use(copy)
     files = {copy.source: copy.file for copy in copies}
     return [files.get(path, path) for path in paths]
 
 
-def copy_of(path: AnyPath, sha256: str | None) -> Copy:
+def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
     """The description of an object's copy, before it is made.
 
     Raises:
@@ -124,10 +124,10 @@ def copy_of(path: AnyPath, sha256: str | None) -> Copy:
 
 def cache_folder() -> Path:
     """The folder of the cache."""
-    return Path(os.environ.get("T5X_DIFFEQ_CACHE") or FOLDER).expanduser()
+    return Path(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER).expanduser()
 
 
-def cache_bytes() -> int:
+def _cache_bytes() -> int:
     """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk.
 
     Raises:
@@ -135,7 +135,7 @@ def cache_bytes() -> int:
     """
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
-        held = sum(size_of(folder) for folder in entries())
+        held = sum(_size_of(folder) for folder in _cache_entries())
         return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + held) // 2)
     try:
         return int(float(value) * 2**30)
@@ -143,64 +143,62 @@ def cache_bytes() -> int:
         raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
 
 
-def entries() -> list[Path]:
+def _cache_entries() -> list[Path]:
     """The folders of all copies, least recently used first."""
     folders = [folder for folder in cache_folder().iterdir() if folder.is_dir()]
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 @contextmanager
-def cache_held() -> Iterator[None]:
+def _lock_cache() -> Iterator[None]:
     """Locks the cache; waits for other processes to release it."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         file = (cache_folder() / ".lock").open("w")
     except OSError as error:
         raise InputError(
-            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written: {told(error)}; name another"
+            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written: {describe_error(error)}; name "
+            f"another"
         ) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def is_good(copy: Copy) -> bool:
-    """Whether the copy exists and has the right hash."""
+def _is_good(copy: Copy) -> bool:
     if not (copy.hash_file.exists() and copy.file.exists()):
         return False
     expected = copy.hash_file.read_text()
     return copy.sha256 in (None, expected) and file_digest(copy.file) == expected
 
 
-def make_room(copies: list[Copy], missing: list[Copy]) -> None:
+def _make_room(copies: list[Copy], missing: list[Copy]) -> None:
     """Deletes the least recently used copies until the missing ones fit.
 
     Raises:
       NoRoomError: if they can't fit.
     """
     wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
-    room = cache_bytes() - wanted - sum(map(size_of, entries()))
+    room = _cache_bytes() - wanted - sum(map(_size_of, _cache_entries()))
     keep = {copy.folder for copy in copies}
-    for folder in entries():
-        if room < 0 and folder not in keep and not is_used(folder):
-            room += size_of(folder)
+    for folder in _cache_entries():
+        if room < 0 and folder not in keep and not _is_used(folder):
+            room += _size_of(folder)
             shutil.rmtree(folder)
     if room < 0:
         raise NoRoomError(
             f"{copies[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
             f"{cache_folder()}, {-room / 2**30:.2f} more than fit into "
-            f"T5X_DIFFEQ_CACHE_GIB={cache_bytes() / 2**30:g}; raise it, name a folder on a larger "
+            f"T5X_DIFFEQ_CACHE_GIB={_cache_bytes() / 2**30:g}; raise it, name a folder on a larger "
             "disk as T5X_DIFFEQ_CACHE, or mount the bucket"
         )
 
 
-def size_of(folder: Path) -> int:
-    """The size of a copy in bytes."""
+def _size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def is_used(folder: Path) -> bool:
-    """Whether a live process uses the copy."""
+def _is_used(folder: Path) -> bool:
     try:
         with (folder / "sha256").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,21 +217,14 @@ def use(copy: Copy) -> None:
         fcntl.flock(IN_USE[copy.folder], fcntl.LOCK_SH)
 
 
-def fetch(copy: Copy) -> None:
-    """Downloads an object.
-
-    Raises:
-      InputError: if it doesn't match its hash.
-      RunError: if it can't be copied.
-      MachineryError: if the bucket does not answer, or the copy was damaged in transit.
-    """
-    with whole(copy.file) as partial:
+def _fetch(copy: Copy) -> None:
+    with atomic_file(copy.file) as partial:
         try:
             bucket_files().get_file(str(copy.source), str(partial))
         except Exception as error:  # from any library below
             what = f"{copy.source} can't be copied to {copy.folder}"
             raise bucket_failure(error, what, RunError) from error
-        if crc32c_of(partial) != copy.crc32c:
+        if _crc32c_of(partial) != copy.crc32c:
             raise MachineryError(f"{copy.source} was damaged on the way; start again")
         found = file_digest(partial)
     if copy.sha256 not in (None, found):
@@ -244,7 +235,7 @@ def fetch(copy: Copy) -> None:
     write_whole(copy.hash_file, found.encode())
 
 
-def crc32c_of(file: Path) -> str:
+def _crc32c_of(file: Path) -> str:
     """A file's CRC-32C, the checksum that Google Cloud Storage keeps for every object."""
     checksum = google_crc32c.Checksum()
     with file.open("rb") as opened:

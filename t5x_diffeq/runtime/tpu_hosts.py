@@ -20,50 +20,50 @@ from collections.abc import Mapping
 
 from t5x_diffeq.runtime.errors import InputError, RunError
 
-PORT = "8482"  # JAX's port on TPU; libtpu itself uses 8471 to 8476
-TRIES = 6  # to reach the metadata server, which may start later than this process
+_PORT = "8482"  # JAX's port on TPU; libtpu itself uses 8471 to 8476
+_TRIES = 6  # to reach the metadata server, which may start later than this process
 
 
-def place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     """(process 0's host:port, count, own number); None on one host alone or without a TPU.
 
     Raises:
       InputError: if the variables contradict each other.
       RunError: if this is a Cloud TPU whose metadata can't be read.
     """
-    if on_gke(environment):
-        told = dict(environment)
-    elif on_cloud_tpu(environment):
-        told = from_metadata(environment.get("GCE_METADATA_IP", "metadata.google.internal"))
+    if _is_on_gke(environment):
+        variables = dict(environment)
+    elif _is_on_cloud_tpu(environment):
+        variables = _read_metadata(environment.get("GCE_METADATA_IP", "metadata.google.internal"))
     else:
         return None
-    hosts = (told.get("TPU_PROCESS_ADDRESSES") or told["TPU_WORKER_HOSTNAMES"]).split(",")
-    slices = number(told, "MEGASCALE_NUM_SLICES", "1")
+    hosts = (variables.get("TPU_PROCESS_ADDRESSES") or variables["TPU_WORKER_HOSTNAMES"]).split(",")
+    slices = _parse_number(variables, "MEGASCALE_NUM_SLICES", "1")
     if len(hosts) * slices == 1:
         return None
-    index = number(told, "TPU_WORKER_ID", None)
-    index += number(told, "MEGASCALE_SLICE_ID", "0") * len(hosts)
+    index = _parse_number(variables, "TPU_WORKER_ID", None)
+    index += _parse_number(variables, "MEGASCALE_SLICE_ID", "0") * len(hosts)
     if index >= len(hosts) * slices:
         raise InputError(
-            f"TPU_WORKER_ID={told['TPU_WORKER_ID']} is too large: the environment names "
+            f"TPU_WORKER_ID={variables['TPU_WORKER_ID']} is too large: the environment names "
             f"{slices} slice(s) of {len(hosts)} host(s)"
         )
-    first = (told.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]).split(":")[0]
-    port = environment.get("JAX_COORDINATOR_PORT") or PORT
+    first = (variables.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]).split(":")[0]
+    port = environment.get("JAX_COORDINATOR_PORT") or _PORT
     return f"{first}:{port}", len(hosts) * slices, index
 
 
-def is_told(environment: Mapping[str, str]) -> bool:
+def lists_hosts(environment: Mapping[str, str]) -> bool:
     """Whether GKE or a metadata server lists hosts."""
-    return on_gke(environment) or on_cloud_tpu(environment)
+    return _is_on_gke(environment) or _is_on_cloud_tpu(environment)
 
 
-def on_gke(environment: Mapping[str, str]) -> bool:
+def _is_on_gke(environment: Mapping[str, str]) -> bool:
     """Whether the environment lists hosts, as GKE's does."""
     return "TPU_WORKER_HOSTNAMES" in environment or "TPU_PROCESS_ADDRESSES" in environment
 
 
-def on_cloud_tpu(environment: Mapping[str, str]) -> bool:
+def _is_on_cloud_tpu(environment: Mapping[str, str]) -> bool:
     """Whether to ask the metadata server: if the environment names it, or there are TPU chips."""
     if environment.get("GCE_METADATA_IP"):
         return True
@@ -73,13 +73,8 @@ def on_cloud_tpu(environment: Mapping[str, str]) -> bool:
     return bool(chips and wanted and importlib.util.find_spec("libtpu"))
 
 
-def number(told: Mapping[str, str], name: str, default: str | None) -> int:
-    """The value of a numeric variable.
-
-    Raises:
-      InputError: if it is not a number.
-    """
-    value = told.get(name) or default
+def _parse_number(variables: Mapping[str, str], name: str, default: str | None) -> int:
+    value = variables.get(name) or default
     if value is None or not value.isdecimal():
         raise InputError(
             f"the environment names a TPU's hosts, but {name}={value!r} is not a number"
@@ -87,29 +82,26 @@ def number(told: Mapping[str, str], name: str, default: str | None) -> int:
     return int(value)
 
 
-def from_metadata(server: str) -> dict[str, str]:
+def _read_metadata(server: str) -> dict[str, str]:
     """The values of GKE's variables, from the metadata server."""
     # An endpoint is a host's name or address, or the older name:number:address.
-    endpoints = read(server, "worker-network-endpoints").split(",")
-    values = dict(re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", read(server, "tpu-env"), re.MULTILINE))
+    endpoints = _read_attribute(server, "worker-network-endpoints").split(",")
+    values = dict(
+        re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", _read_attribute(server, "tpu-env"), re.MULTILINE)
+    )
     several = {name: value for name, value in values.items() if name.startswith("MEGASCALE_")}
     return {
         **several,
         "TPU_WORKER_HOSTNAMES": ",".join(endpoint.split(":")[-1] for endpoint in endpoints),
-        "TPU_WORKER_ID": read(server, "agent-worker-number").strip(),
+        "TPU_WORKER_ID": _read_attribute(server, "agent-worker-number").strip(),
     }
 
 
-def read(server: str, name: str) -> str:
-    """An attribute of this machine.
-
-    Raises:
-      RunError: if the server doesn't answer.
-    """
+def _read_attribute(server: str, name: str) -> str:
     address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
     request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
     problem: OSError | None = None
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.read().decode()

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 import jax
 
 from t5x_diffeq.runtime import processes
-from t5x_diffeq.runtime.files import AnyPath, told, write_whole
+from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
 from t5x_diffeq.runtime.peers import EXIT_MACHINERY, LAST_WORD, Failure
 
-SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what hangs
+_SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what hangs
 
 
 class Watchdog:
     """A context whose thread checks that what the run waits for finishes in time.
 
     If it doesn't, every process writes the stacks of all its threads into the workdir, says so in
-    one line, and ends with status 175. Nothing is watched until `expect` or `during` is called.
+    one line, and ends with status 175. Nothing is watched until `expect` or `limit` is called.
 
     Args:
       workdir: the stacks go to its `stacks/process_<n>.txt`.
@@ -47,15 +47,14 @@ class Watchdog:
             self.changed.notify()
 
     @contextmanager
-    def during(self, what: str, seconds: float | None) -> Iterator[None]:
+    def limit(self, what: str, seconds: float | None) -> Iterator[None]:
         """A context in which `what` is expected; then what was before, its limit starting again."""
         before = self.what, self.seconds
         self.expect(what, seconds)
         yield
         self.expect(*before)
 
-    def watch(self) -> None:
-        """The watching thread."""
+    def _watch(self) -> None:
         with self.changed:
             while not self.ended:
                 left = self.deadline - time.monotonic()
@@ -64,12 +63,12 @@ class Watchdog:
                 self.changed.wait(None if left == float("inf") else left)
             if self.ended:
                 return
-        end_hanging(self.file, f"{self.what} was not done within {self.seconds:g} s")
+        _end_hanging(self.file, f"{self.what} was not done within {self.seconds:g} s")
 
     def __enter__(self) -> "Watchdog":
         if processes.peers:
-            processes.peers.at_hang = lambda: write_stacks(self.file)
-        threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
+            processes.peers.at_hang = lambda: _write_stacks(self.file)
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -78,7 +77,7 @@ class Watchdog:
             self.changed.notify()
 
 
-def end_hanging(file: AnyPath, what: str) -> None:
+def _end_hanging(file: AnyPath, what: str) -> None:
     """Ends all processes after each has written its stacks."""
     failure = Failure(
         jax.process_index(),
@@ -87,26 +86,26 @@ def end_hanging(file: AnyPath, what: str) -> None:
         f"{file.parent}; the same command continues the run",
         hang=True,
     )
-    write_stacks(file)
+    _write_stacks(file)
     if processes.peers:
         processes.peers.tell(failure)
     LAST_WORD.say(failure)
     os._exit(failure.status)
 
 
-def write_stacks(file: AnyPath) -> None:
+def _write_stacks(file: AnyPath) -> None:
     """Writes the stack of every thread, or warns that it can't; takes bounded time."""
-    writing = threading.Thread(target=try_to_write_stacks, args=(file,), daemon=True)
+    writing = threading.Thread(target=_try_to_write_stacks, args=(file,), daemon=True)
     writing.start()
-    writing.join(SECONDS_TO_WRITE)
+    writing.join(_SECONDS_TO_WRITE)
 
 
-def try_to_write_stacks(file: AnyPath) -> None:
-    """`write_stacks` without a time limit."""
+def _try_to_write_stacks(file: AnyPath) -> None:
+    """`_write_stacks` without a time limit."""
     try:
         with tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)
             stacks.seek(0)
             write_whole(file, stacks.read())
     except Exception as error:  # from any library below; the process must end anyway
-        print(f"warning: {file} can't be written: {told(error)}", flush=True)
+        print(f"warning: {file} can't be written: {describe_error(error)}", flush=True)

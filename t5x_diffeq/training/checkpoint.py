@@ -15,30 +15,31 @@ import orbax.checkpoint as ocp
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
-from t5x_diffeq.runtime.files import AnyPath, absolute, is_in_bucket, told
-from t5x_diffeq.runtime.processes import are_several, first_told, wait_for_all
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error, is_in_bucket
+from t5x_diffeq.runtime.processes import are_several, first_text, wait_for_all
 from t5x_diffeq.training import checksums
-from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy, whole_steps
+from t5x_diffeq.training.checkpoint_folder import ASIDE, set_aside, tidy_checkpoints, whole_steps
 from t5x_diffeq.training.state import TrainState
 
 ITEMS = ("state", "data")
-FULL = "No space left on device"
-SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
+_FULL = "No space left on device"
+_SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 
 
-class Restored(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """What a checkpoint holds.
 
     Attributes:
       state: the train state.
       step: the optimizer step after which it was saved.
-      places: the position of each batch row in its documents, if batches are made in the loop.
+      stream_positions: the position of each batch row in its documents, if batches are made in the
+        loop.
       reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
     """
 
     state: TrainState
     step: int
-    places: list | None
+    stream_positions: list | None
     reports: int | None
 
 
@@ -52,12 +53,12 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: AnyPath, keep: int, verify: bool = True):
-        self.folder = absolute(workdir) / "checkpoints"  # Orbax takes no relative path
+        self.folder = absolute_path(workdir) / "checkpoints"  # Orbax takes no relative path
         self.options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         self.verify = verify
         self.saving: int | None = None  # the step whose save may not have finished
         if jax.process_index() == 0:
-            tidy(self.folder)
+            tidy_checkpoints(self.folder)
         wait_for_all("the checkpoints are tidy")
         self.manager = self.open()
 
@@ -80,7 +81,7 @@ class Checkpoints:
         step: int,
         state: TrainState,
         fingerprint: str,
-        places: list | None = None,
+        stream_positions: list | None = None,
         reports: int | None = None,
     ) -> None:
         """Starts to save, once the previous save has finished.
@@ -94,7 +95,7 @@ class Checkpoints:
         data_state = {
             "step": step,
             "fingerprint": fingerprint,
-            "places": places,
+            "places": stream_positions,
             "reports": reports,
         }
         with self._explain():
@@ -128,14 +129,14 @@ class Checkpoints:
             there = [step for step in whole_steps(self.folder) if step != self.saving]
             raise kind(
                 f"checkpoint {self.saving} can't be written to {self.folder}: "
-                f"{FULL if is_full(self.folder) else reason(error)}; "
+                f"{_FULL if is_full(self.folder) else _root_cause(error)}; "
                 f"nothing that was saved before is lost: once this is mended, the same command "
                 f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
             ) from error
 
     # -------------------------------------------------------------------------- restoring
 
-    def restore(self, abstract_state: TrainState, fingerprint: str) -> Restored | None:
+    def restore(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint | None:
         """The newest checkpoint that is undamaged; None if there never was one.
 
         Once an older one has been read, damaged ones are moved to `unreadable_checkpoints/` with a
@@ -163,7 +164,7 @@ class Checkpoints:
                 )
             self._set_aside(failures)
             data = restored.data
-            return Restored(restored.state, step, data.get("places"), data.get("reports"))
+            return RestoredCheckpoint(restored.state, step, data.get("places"), data.get("reports"))
         if failures:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read (of {max(failures)}: "
@@ -185,8 +186,8 @@ class Checkpoints:
                 folder / "state", args=ocp.args.StandardRestore(abstract_state)
             )
         except Exception as error:
-            failure = explain(error, folder)
-        failure = first_told(failure)
+            failure = _explain(error, folder)
+        failure = first_text(failure)
         return failure or ocp.args.Composite(state=state, data=data)
 
     def _set_aside(self, failures: dict[int, str]) -> None:
@@ -217,7 +218,7 @@ class Checkpoints:
         # The save may wait for a process that waits for this one, or fail for the same reason.
         closing = threading.Thread(target=_close_quietly, args=(self.manager,), daemon=True)
         closing.start()
-        closing.join(SECONDS_AFTER_FAILURE if are_several() else None)
+        closing.join(_SECONDS_AFTER_FAILURE if are_several() else None)
 
 
 def _close_quietly(manager: ocp.CheckpointManager) -> None:
@@ -232,20 +233,19 @@ def _find_damage(folder: AnyPath, verify: bool) -> str | None:
         return None
     try:
         failure = unverified = None
-        if checksums.are_in(folder):
+        if checksums.has_checksums(folder):
             part, parts = jax.process_index(), jax.process_count()
-            failure = checksums.damage(folder, ITEMS, part, parts)
+            failure = checksums.find_damage(folder, ITEMS, part, parts)
         else:
             unverified = f"checkpoint {folder.name} has no checksums, and is taken as it is"
     except Exception as error:
-        failure = explain(error, folder)
-    if unverified := first_told(unverified):
+        failure = _explain(error, folder)
+    if unverified := first_text(unverified):
         say(unverified)
-    return first_told(failure)
+    return first_text(failure)
 
 
 def _read_data(folder: AnyPath, step: int) -> dict:
-    """The data state of a checkpoint."""
     data = json.loads((folder / "data" / "metadata").read_text())
     if not (isinstance(data, dict) and data.get("step") == step and "fingerprint" in data):
         raise ValueError(f"data/metadata is not that of step {step}")
@@ -267,15 +267,15 @@ def restore_params(
       InputError: if there is none, or it can't be read.
       MachineryError: if the bucket or a process doesn't answer.
     """
-    folder = absolute(workdir) / "checkpoints"
-    step = chosen_step(workdir, step)
+    folder = absolute_path(workdir) / "checkpoints"
+    step = find_step(workdir, step)
     params, failure = None, _find_damage(folder / str(step), verify)
     if not failure:
         try:
             params = _read_params(folder / str(step), abstract_params)["params"]
         except Exception as error:
-            failure = explain(error, folder / str(step))
-        failure = first_told(failure)
+            failure = _explain(error, folder / str(step))
+        failure = first_text(failure)
     if failure:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {failure}; choose another one, of "
@@ -284,7 +284,7 @@ def restore_params(
     return params, step
 
 
-def chosen_step(workdir: AnyPath, step: int | None) -> int:
+def find_step(workdir: AnyPath, step: int | None) -> int:
     """The step of the requested checkpoint; nothing is read from it.
 
     Args:
@@ -294,7 +294,7 @@ def chosen_step(workdir: AnyPath, step: int | None) -> int:
     Raises:
       InputError: if there is no such checkpoint.
     """
-    steps = whole_steps(absolute(workdir) / "checkpoints")
+    steps = whole_steps(absolute_path(workdir) / "checkpoints")
     if not steps:
         raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
     if step is not None and step not in steps:
@@ -319,7 +319,7 @@ def _read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
     return ocp.PyTreeCheckpointHandler().restore(checkpoint / "state", args=args)
 
 
-def explain(error: Exception, checkpoint: AnyPath) -> str:
+def _explain(error: Exception, checkpoint: AnyPath) -> str:
     """Why a checkpoint can't be read, if it is the checkpoint's fault.
 
     Raises:
@@ -329,11 +329,11 @@ def explain(error: Exception, checkpoint: AnyPath) -> str:
     damaged = "DATA_LOSS" in str(error)  # TensorStore's word for what it can't decode
     if is_of_machinery(error) and not damaged:
         raise MachineryError(
-            f"checkpoint {checkpoint} can't be reached: {reason(error)}"
+            f"checkpoint {checkpoint} can't be reached: {_root_cause(error)}"
         ) from error
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         raise error
-    return reason(error)
+    return _root_cause(error)
 
 
 def is_full(folder: AnyPath) -> bool:
@@ -344,10 +344,10 @@ def is_full(folder: AnyPath) -> bool:
     return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
 
 
-def reason(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     """The root cause of an error, on one line."""
-    text = told(error)
-    for known in (FULL, "Disk quota exceeded"):
+    text = describe_error(error)
+    for known in (_FULL, "Disk quota exceeded"):
         cause: BaseException | None = error
         while cause is not None:
             if known in str(cause):

@@ -14,7 +14,7 @@ from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, move_f
 
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
-UNFINISHED = ".orbax-checkpoint-tmp"
+_UNFINISHED = ".orbax-checkpoint-tmp"
 ASIDE = "unreadable_checkpoints"
 
 
@@ -46,7 +46,7 @@ def _was_committed(step: AnyPath) -> bool | None:
         return None
 
 
-def tidy(folder: AnyPath) -> None:
+def tidy_checkpoints(folder: AnyPath) -> None:
     """Deletes interrupted saves, and adds the marker file to complete checkpoints that lack it.
 
     Only one process may call it. Folders of unknown state are moved to `unreadable_checkpoints/`.
@@ -54,7 +54,7 @@ def tidy(folder: AnyPath) -> None:
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if UNFINISHED in path.name:
+        if _UNFINISHED in path.name:
             _remove(path)
     for step in steps_in(folder):
         if (step / MARKER).exists():

@@ -22,30 +22,30 @@ from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"
-CHUNK = 2**22
-THREADS = 8
-HASHING = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+_CHUNK = 2**22
+_THREADS = 8
+_HASHING = ThreadPoolExecutor(1, thread_name_prefix="checksums")
 
 
-class Sum(NamedTuple):
+class Checksum(NamedTuple):
     """A file's size in bytes, and its CRC-32C in base64."""
 
     size: int
     crc32c: str
 
 
-class WithChecksums(ocp.AsyncCheckpointHandler):
+class ChecksumMixin(ocp.AsyncCheckpointHandler):
     """A mixin for an Orbax handler that saves checksums with the item."""
 
     async def async_save(self, directory: AnyPath, *args: object, **kwargs: object) -> list:
         """Saves, with one more future that is done when this process's files are hashed."""
         futures = await super().async_save(directory, *args, **kwargs) or []
-        return [*futures, HASHING.submit(save_own, plain(directory), futures)]
+        return [*futures, _HASHING.submit(save_own, _plain_path(directory), futures)]
 
     def finalize(self, directory: AnyPath) -> None:
         """Finalizes, on process 0 when all processes have written; then hashes the rest."""
         super().finalize(directory)
-        directory = plain(directory)
+        directory = _plain_path(directory)
         listed = {REST}
         for name in names_in(directory):
             if name.startswith(f"{FOLDER}/process_"):
@@ -53,19 +53,19 @@ class WithChecksums(ocp.AsyncCheckpointHandler):
         save_sums(directory, REST, [name for name in names_in(directory) if name not in listed])
 
 
-class StateHandler(WithChecksums, ocp.StandardCheckpointHandler):
+class StateHandler(ChecksumMixin, ocp.StandardCheckpointHandler):
     """Saves a train state and its checksums."""
 
     typestr = ocp.StandardCheckpointHandler.typestr  # any program with Orbax can read it
 
 
-class DataHandler(WithChecksums, ocp.JsonCheckpointHandler):
+class DataHandler(ChecksumMixin, ocp.JsonCheckpointHandler):
     """Saves a JSON object and its checksum."""
 
     typestr = ocp.JsonCheckpointHandler.typestr
 
 
-def plain(path: epath.Path) -> AnyPath:
+def _plain_path(path: epath.Path) -> AnyPath:
     """An Orbax path as this package's kind: a local epath doesn't list folders."""
     return path if is_in_bucket(path) else Path(path)
 
@@ -88,9 +88,9 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
     path.write_text(json.dumps(sums_of(directory, names)))
 
 
-def _read_sums(path: AnyPath) -> dict[str, Sum]:
+def _read_sums(path: AnyPath) -> dict[str, Checksum]:
     try:
-        return {name: Sum(*values) for name, values in json.loads(path.read_text()).items()}
+        return {name: Checksum(*values) for name, values in json.loads(path.read_text()).items()}
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no checksums") from error
 
@@ -98,12 +98,12 @@ def _read_sums(path: AnyPath) -> dict[str, Sum]:
 # ------------------------------------------------------------------------------ comparing
 
 
-def are_in(folder: AnyPath) -> bool:
+def has_checksums(folder: AnyPath) -> bool:
     """Whether a checkpoint was saved with checksums; those from before 0.2 were not."""
     return any(f"/{FOLDER}/" in name for name in names_in(folder))
 
 
-def damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
+def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
     """What is wrong with the files of a checkpoint that was saved with checksums, or None.
 
     Args:
@@ -130,14 +130,14 @@ def damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1)
     return f"{wrong[0]} has changed since it was written" if wrong else None
 
 
-def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
+def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Checksum]:
     """The checksums of all files of the items.
 
     Raises:
       FileNotFoundError: if a checksum file is missing.
       ValueError: if one is damaged.
     """
-    expected: dict[str, Sum] = {}
+    expected: dict[str, Checksum] = {}
     for item in items:
         rest = _read_sums(folder / item / REST)
         listed = {name: rest[name] for name in rest}
@@ -151,21 +151,21 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Sum]:
 # ------------------------------------------------------------------------------ hashing
 
 
-def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Sum]:
+def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Checksum]:
     """Size and hash of files in a folder."""
     if is_in_bucket(folder):
         facts = _object_facts(folder)
-        return {name: Sum(int(facts[name]["size"]), facts[name]["crc32c"]) for name in names}
-    with ThreadPoolExecutor(THREADS) as pool:
+        return {name: Checksum(int(facts[name]["size"]), facts[name]["crc32c"]) for name in names}
+    with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(lambda name: _sum_of(folder / name), names), strict=True))
 
 
-def _sum_of(path: AnyPath) -> Sum:
+def _sum_of(path: AnyPath) -> Checksum:
     crc, size = 0, 0
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(_CHUNK):
             crc, size = google_crc32c.extend(crc, chunk), size + len(chunk)
-    return Sum(size, base64.b64encode(crc.to_bytes(4, "big")).decode())
+    return Checksum(size, base64.b64encode(crc.to_bytes(4, "big")).decode())
 
 
 def names_in(folder: AnyPath) -> list[str]:
@@ -174,7 +174,6 @@ def names_in(folder: AnyPath) -> list[str]:
 
 
 def _sizes_in(folder: AnyPath) -> dict[str, int]:
-    """The size of each file below a folder, by its relative path."""
     if is_in_bucket(folder):
         return {name: int(facts["size"]) for name, facts in _object_facts(folder).items()}
     return {

@@ -13,7 +13,7 @@ import numpy as np
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
-DRAW = 0xDE97  # distinguishes this use of the seed from others
+_DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
 def check_depths(config: Config) -> None:
@@ -46,7 +46,7 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
-    draw = np.random.default_rng((DRAW, config.seed, step))
+    draw = np.random.default_rng((_DRAW, config.seed, step))
     left: list[int] = list(train.depths)
     drawn: list[int] = []
     while len(drawn) < train.depths_per_step:

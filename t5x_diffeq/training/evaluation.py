@@ -47,7 +47,7 @@ def make_adaptive_eval_step(
     return eval_step
 
 
-def evaluate(
+def evaluate_loss(
     eval_step: Callable[[dict, Batch], EvalMetrics], params: dict, batches: Iterator[Batch]
 ) -> dict[str, float]:
     """Mean next-token cross entropy in nats, its exponential, and the number of tokens.

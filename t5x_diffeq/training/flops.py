@@ -71,14 +71,14 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         mlp=3 * mlp,
         head=3 * head,
         hypernetwork=3 * _hypernetwork_flops(config),
-        recomputed=2 * tokens * _kernels_again(config)
-        + _attention_again(config) * attention
+        recomputed=2 * tokens * _recomputed_kernels(config)
+        + _recomputed_attention(config) * attention
         + head,
         attention_kernels=attention * _kernel_work(config),
     )
 
 
-def _kernels_again(config: ModelConfig) -> float:
+def _recomputed_kernels(config: ModelConfig) -> float:
     """Entries of the kernels whose products `model.remat` recomputes, summed over solver steps.
 
     The gradient doesn't need the result of a product that is added to the residual stream, unless
@@ -104,7 +104,7 @@ def _kernels_again(config: ModelConfig) -> float:
     return sum(size * (f if path[0] == "attention" else g) for path, size in sizes.items())
 
 
-def _attention_again(config: ModelConfig) -> int:
+def _recomputed_attention(config: ModelConfig) -> int:
     """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
 
     A GPU's kernel has to, even if its output is saved: the softmax's sums are internal to it.
@@ -115,7 +115,7 @@ def _attention_again(config: ModelConfig) -> int:
 
 def _kernel_work(config: ModelConfig) -> float:
     """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
-    again = _attention_again(config)
+    again = _recomputed_attention(config)
     if not config.attention.startswith("splash"):
         # Two products forward, five backward: two for each of those, and the scores again.
         return 1 + again + 5 / 2

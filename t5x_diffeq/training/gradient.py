@@ -24,8 +24,8 @@ from t5x_diffeq.training.losses import token_losses
 
 Batch = dict[str, jax.Array]
 Params = dict
-Part = tuple[tuple[Params, Weights], Array]  # gradients of the rest and of the weights, and loss
-MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
+_Part = tuple[tuple[Params, Weights], Array]  # gradients of the rest and of the weights, and loss
+_MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
 def make_gradient(
@@ -54,9 +54,9 @@ def make_gradient(
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
         make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
-        makers = {name: part for name, part in training.items() if name in MAKERS}
-        rest = {name: part for name, part in training.items() if name not in MAKERS}
-        frozen = {name: params[name] for name in MAKERS if name in params and not trains(name)}
+        makers = {name: part for name, part in training.items() if name in _MAKERS}
+        rest = {name: part for name, part in training.items() if name not in _MAKERS}
+        frozen = {name: params[name] for name in _MAKERS if name in params and not trains(name)}
         fixed, _ = make(params, frozen) if frozen else ({}, {})
         weights, pull_back, embeddings = jax.vjp(partial(make, params), makers, has_aux=True)
 
@@ -75,7 +75,7 @@ def make_gradient(
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
             return loss + train.z_loss * z, loss
 
-        of_part: Callable[[Batch, Array], Part] = partial(
+        of_part: Callable[[Batch, Array], _Part] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
         )
         (d_rest, d_weights), mean = (
@@ -110,8 +110,8 @@ def _maker_of(name: str) -> str:
 
 
 def _accumulate(
-    of_part: Callable[[Batch, Array], Part], batch: Batch, key: Array, parts: int
-) -> Part:
+    of_part: Callable[[Batch, Array], _Part], batch: Batch, key: Array, parts: int
+) -> _Part:
     """Sums over the microbatches, in float32; each has its own dropout.
 
     Row r goes to microbatch r modulo `parts`, so that every device keeps its own rows.
@@ -120,7 +120,7 @@ def _accumulate(
     def split(leaf: Array) -> Array:
         return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
 
-    def add(total: Part, part: tuple[Batch, Array]) -> tuple[Part, None]:
+    def add(total: _Part, part: tuple[Batch, Array]) -> tuple[_Part, None]:
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, of_part(*part)), None
 
     inputs = jax.tree.map(split, batch), jax.random.split(key, parts)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Num
 from t5x_diffeq.array_types import State, Tokens
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards
 
-Axes = tuple[str, ...]
+_Axes = tuple[str, ...]
 
 
 def token_losses(
@@ -71,9 +71,9 @@ def _on_device(
     head: Float[Array, "v d"],
     targets: Tokens,
     *,
-    rows: Axes,
-    vocab: Axes,
-    width: Axes,
+    rows: _Axes,
+    vocab: _Axes,
+    width: _Axes,
     vocab_size: int,
     chunk: int,
 ) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
@@ -101,7 +101,7 @@ def _on_device(
 def _losses_of_chunk(
     head: Float[Array, "v D"],
     first: Array | int,
-    vocab: Axes,
+    vocab: _Axes,
     vocab_size: int,
     tokens: tuple[Float[Array, "chunk D"], Array],
 ) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
@@ -121,7 +121,7 @@ def _losses_of_chunk(
 def _choices_of_chunk(
     head: Float[Array, "v D"],
     first: Array | int,
-    vocab: Axes,
+    vocab: _Axes,
     vocab_size: int,
     tokens: tuple[Float[Array, "chunk D"], Array],
 ) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
@@ -143,7 +143,7 @@ def _logits_of_chunk(
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
 
 
-def _vary(x: Float[Array, "..."], over: Axes, already: Axes) -> Float[Array, "..."]:
+def _vary(x: Float[Array, "..."], over: _Axes, already: _Axes) -> Float[Array, "..."]:
     """x as a value that may vary over the mesh axes `over`; it already varies over `already`."""
     missing = tuple(axis for axis in over if axis not in already)
     return jax.lax.pcast(x, missing, to="varying") if missing else x

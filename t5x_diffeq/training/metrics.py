@@ -11,13 +11,13 @@ from etils import epath
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, Growing, is_in_bucket, told
+from t5x_diffeq.runtime.files import AnyPath, GrowingFile, describe_error, is_in_bucket
 
 if TYPE_CHECKING:
     import tensorboardX
 
-METRICS_FILE = "metrics.jsonl"
-ON_DISK = "disk"  # tensorboardX chooses our writer by the prefix before a colon
+_METRICS_FILE = "metrics.jsonl"
+_ON_DISK = "disk"  # tensorboardX chooses our writer by the prefix before a colon
 
 
 class MetricWriter:
@@ -33,16 +33,16 @@ class MetricWriter:
     """
 
     def __init__(self, workdir: AnyPath, step: int):
-        self.file: Growing | None = None  # process 0 only, as are the events
+        self.file: GrowingFile | None = None  # process 0 only, as are the events
         self.reports = 0  # lines in the file
         if jax.process_index() != 0:
             return
-        path = workdir / METRICS_FILE
+        path = workdir / _METRICS_FILE
         kept = _lines_up_to(path, step if step > 0 else -1)
-        self.file, self.reports = Growing(path, kept), kept.count(b"\n")
+        self.file, self.reports = GrowingFile(path, kept), kept.count(b"\n")
         folder = str(workdir / "events")
         self.events = _event_writer(
-            folder if is_in_bucket(workdir) else f"{ON_DISK}:{folder}",
+            folder if is_in_bucket(workdir) else f"{_ON_DISK}:{folder}",
             purge_step=step + 1,
             filename_suffix=f".{step}",  # else files begun within one second would share a name
         )
@@ -70,7 +70,7 @@ class MetricWriter:
             self.events.close()
 
 
-class EventsInBuckets(Growing):
+class _BucketEventFile(GrowingFile):
     """An event file in a bucket; tensorboardX's own class uploads it again when Python exits."""
 
     def __init__(self, path: str):
@@ -78,21 +78,21 @@ class EventsInBuckets(Growing):
 
     def flush(self) -> None:
         """Uploads it, or warns: an error in tensorboardX's thread would block the run for ever."""
-        self.try_flush()
+        self._try_flush()
 
     @staticmethod
     def directory_check(path: str) -> None:
         """Does nothing: a bucket has no folders to make."""
 
 
-class EventsOnDisk:
+class _LocalEventFile:
     """A local event file. A full disk ends it with a warning, as it only duplicates the metrics.
 
     An error in tensorboardX's thread would block the run for ever.
     """
 
     def __init__(self, path: str):
-        self.path, self.file = Path(path.removeprefix(f"{ON_DISK}:")), None
+        self.path, self.file = Path(path.removeprefix(f"{_ON_DISK}:")), None
         with self._warn_instead():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("wb", buffering=0)
@@ -104,7 +104,7 @@ class EventsOnDisk:
             yield
         except OSError as error:
             self.file = None
-            say(f"warning: {self.path} can't be written: {told(error)}; it ends here")
+            say(f"warning: {self.path} can't be written: {describe_error(error)}; it ends here")
 
     def write(self, content: bytes) -> None:
         """Appends to the file."""
@@ -126,10 +126,10 @@ class EventsOnDisk:
         """Does nothing: the folder is made with the file."""
 
 
-class Opening:
+class _EventFileOpener:
     """The interface with which tensorboardX opens files: `open` and `directory_check`."""
 
-    def __init__(self, kind: type[EventsInBuckets] | type[EventsOnDisk]):
+    def __init__(self, kind: type[_BucketEventFile] | type[_LocalEventFile]):
         self.open, self.directory_check = kind, kind.directory_check
 
 
@@ -138,8 +138,8 @@ def _event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter
     from tensorboardX import SummaryWriter
     from tensorboardX.record_writer import register_writer_factory
 
-    register_writer_factory("gs", Opening(EventsInBuckets))
-    register_writer_factory(ON_DISK, Opening(EventsOnDisk))
+    register_writer_factory("gs", _EventFileOpener(_BucketEventFile))
+    register_writer_factory(_ON_DISK, _EventFileOpener(_LocalEventFile))
     return SummaryWriter(folder, **options)
 
 
@@ -152,10 +152,10 @@ def _lines_of(path: AnyPath) -> list[bytes]:
     try:
         return path.read_bytes().splitlines(keepends=True) if path.exists() else []
     except OSError as error:
-        raise InputError(f"{path} can't be read: {told(error)}; move it away") from error
+        raise InputError(f"{path} can't be read: {describe_error(error)}; move it away") from error
 
 
-def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
+def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
     """Warns if the metrics have fewer lines than when checkpoint `step` was saved.
 
     Args:
@@ -163,10 +163,10 @@ def say_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
       step: the checkpoint's step.
       reports: the number of lines at that time; None if the checkpoint doesn't record it.
     """
-    there = _lines_up_to(workdir / METRICS_FILE, step).count(b"\n")
+    there = _lines_up_to(workdir / _METRICS_FILE, step).count(b"\n")
     if reports is not None and there < reports:
         say(
-            f"warning: {workdir / METRICS_FILE} has {there} of the {reports} lines that it had at "
+            f"warning: {workdir / _METRICS_FILE} has {there} of the {reports} lines that it had at "
             f"checkpoint {step}: it was cut or replaced; training continues, those lines are lost"
         )
 
@@ -181,5 +181,5 @@ def _step_of(line: bytes) -> float:
 
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports in a workdir, oldest first."""
-    lines = _lines_of(workdir / METRICS_FILE)
+    lines = _lines_of(workdir / _METRICS_FILE)
     return [json.loads(line) for line in lines if _step_of(line) < float("inf")]

@@ -17,11 +17,12 @@ from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
-# A config can't change these: the loss is summed over `BATCH`, and the attention kernel of a device
+_BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
+# A config can't change these: the loss is summed over `_BATCH`, and the attention kernel of a
+# device
 # needs whole sequences and heads.
-FIXED_RULES = {"batch": BATCH, "length": None, "head_dim": None}
-LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
+_FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
+_LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
 
 def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -41,7 +42,7 @@ def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | N
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(mesh, batch_size, devices)
-    return arrange(sizes, devices[: prod(sizes.values())])
+    return arrange_mesh(sizes, devices[: prod(sizes.values())])
 
 
 def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
@@ -59,17 +60,17 @@ def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[
     if sizes["data"] is None:
         sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
     if any(size < 1 and size != -1 for size in sizes.values()):
-        raise InputError(f"mesh axes are {describe(sizes)}; each is at least 1, or -1 to fill")
+        raise InputError(f"mesh axes are {describe_mesh(sizes)}; each is at least 1, or -1 to fill")
     filled = [axis for axis, size in sizes.items() if size == -1]
     if len(filled) > 1:
         raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
     if filled:
-        sizes[filled[0]] = _fill(sizes, filled[0], batch_size, devices)
+        sizes[filled[0]] = _fill_axis(sizes, filled[0], batch_size, devices)
     _check_mesh(sizes, batch_size, devices)
     return sizes
 
 
-def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
+def arrange_mesh(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """A mesh whose neighbours are near each other on the network of the devices.
 
     On a TPU a mesh axis may use part of a dimension of the torus: `fsdp=16` on 4x4x4 chips uses
@@ -89,7 +90,8 @@ def arrange(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
             )
     except (NotImplementedError, ValueError, AssertionError) as error:
         raise InputError(
-            f"mesh {describe(sizes)} can't be laid out on the network of {len(devices)} devices of "
+            f"mesh {describe_mesh(sizes)} can't be laid out on the network of {len(devices)} "
+            f"devices of "
             f"kind {devices[0].device_kind} ({error}); change mesh.data, mesh.fsdp or mesh.tensor"
         ) from error
     automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
@@ -118,13 +120,13 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     fsdp = gcd(sizes["fsdp"], slices // data)
     if data * fsdp != slices:
         raise InputError(
-            f"mesh {describe(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
+            f"mesh {describe_mesh(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
             f"mesh.tensor must stay within one; set mesh.data={slices}"
         )
     return {"data": data, "fsdp": fsdp, "tensor": 1}
 
 
-def _fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
+def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
     On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
@@ -136,7 +138,7 @@ def _fill(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[A
     others = prod(size for size in sizes.values() if size != -1)
     if len(devices) % others:
         raise InputError(
-            f"mesh {describe(sizes)}: {len(devices)} devices are not divisible by the "
+            f"mesh {describe_mesh(sizes)}: {len(devices)} devices are not divisible by the "
             f"{others} of the other axes; change one of them"
         )
     size = len(devices) // others
@@ -157,7 +159,7 @@ def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.De
     needed, present = prod(sizes.values()), len(devices)
     if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
-            f"mesh {describe(sizes)} has {needed} places and there are {present} devices; "
+            f"mesh {describe_mesh(sizes)} needs {needed} devices and there are {present}; "
             "set one axis to -1 to fill it"
         )
     shards = batch_shards(sizes)
@@ -170,10 +172,10 @@ def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.De
 
 def batch_shards(sizes: Mapping[str, int]) -> int:
     """The number of parts that a batch is divided into, given the sizes of the mesh axes."""
-    return prod(sizes[axis] for axis in BATCH)
+    return prod(sizes[axis] for axis in _BATCH)
 
 
-def describe(sizes: dict[str, int]) -> str:
+def describe_mesh(sizes: dict[str, int]) -> str:
     """`data 1 x fsdp 4 x tensor 2`."""
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
 
@@ -184,7 +186,7 @@ def logical_rules(mesh: MeshKeys) -> Rules:
     Raises:
       InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
     """
-    rules = [*FIXED_RULES.items()]
+    rules = [*_FIXED_RULES.items()]
     for rule in mesh.rules:
         if not _is_rule(rule):
             raise InputError(
@@ -193,11 +195,12 @@ def logical_rules(mesh: MeshKeys) -> Rules:
             )
         logical, target = rule
         target = tuple(target) if isinstance(target, list) else target
-        if logical in FIXED_RULES and target == FIXED_RULES[logical]:
+        if logical in _FIXED_RULES and target == _FIXED_RULES[logical]:
             continue  # older runs have these in their config.json
-        if logical not in LOGICAL_AXES:
+        if logical not in _LOGICAL_AXES:
             raise InputError(
-                f"mesh.rules has {rule!r}; it can set {', '.join(LOGICAL_AXES)}: leave this one out"
+                f"mesh.rules has {rule!r}; it can set {', '.join(_LOGICAL_AXES)}: leave this one "
+                f"out"
             )
         for axis in axes_of(target):
             if axis not in AXES:
@@ -219,7 +222,7 @@ def _is_rule(rule: object) -> bool:
 
 
 @contextlib.contextmanager
-def sharded(mesh: Mesh, rules: Rules) -> Iterator[None]:
+def mesh_context(mesh: Mesh, rules: Rules) -> Iterator[None]:
     """A context in which logical axes stand for mesh axes.
 
     It is not `with mesh:`, under which every Linen constraint is silently ignored.

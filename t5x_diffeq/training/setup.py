@@ -69,7 +69,7 @@ class Setup:
 
     def context(self) -> AbstractContextManager:
         """A context in which arrays are sharded over the mesh by the rules."""
-        return partitioning.sharded(self.mesh, self.rules)
+        return partitioning.mesh_context(self.mesh, self.rules)
 
     def init_state(self) -> TrainState:
         """A new state, each array created with its sharding; call within `context`."""

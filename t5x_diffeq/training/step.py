@@ -33,7 +33,7 @@ class EvalMetrics(clu_metrics.Collection):
     loss: clu_metrics.Average.from_output("loss")  # type: ignore[valid-type]
 
 
-def make_train_step(
+def _make_train_step(
     setup: Setup, depths: tuple[int, ...] | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
@@ -64,7 +64,7 @@ def lower_train_step(
     """The train step as a program for the setup's shardings; it donates the state."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
     step = jax.jit(
-        make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
+        _make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
     )
     return step.lower(setup.abstract_state, setup.abstract_batch(batch_size))
 

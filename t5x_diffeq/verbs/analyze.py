@@ -15,19 +15,19 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, absolute
+from t5x_diffeq.runtime.files import AnyPath, absolute_path
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
-OPENING = 24  # tokens of the validation text that form the prompt if none is given
-EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
+_OPENING = 24  # tokens of the validation text that form the prompt if none is given
+_EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> float:
     """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
-    return evaluate_split(run.at_depth(num_steps), corpus, EVAL_BATCH_SIZE)["perplexity"]
+    return evaluate_split(run.at_depth(num_steps), corpus, _EVAL_BATCH_SIZE)["perplexity"]
 
 
-def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
+def _encode_prompt(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
     """A prompt's tokens.
 
     Raises:
@@ -44,14 +44,13 @@ def encode(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
     return tokens.tolist()
 
 
-def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+def _split_pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     """The text that each token adds to the tokens before it."""
     texts = [tokenizer.decode(tokens[:end]) for end in range(len(tokens) + 1)]
     return [after[len(before) :] for before, after in pairwise(texts)]
 
 
-def spectra(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
-    """The section on spectra."""
+def _make_spectra_section(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
     model = run.setup.model
@@ -62,20 +61,18 @@ def spectra(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Sectio
         return spectra_section(model, params, flags.times, perplexities)
 
 
-def lyapunov(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
-    """The section on Lyapunov exponents."""
+def _make_lyapunov_section(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
     from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
 
-    prompts = prompts_of(corpus, run, flags.prompt)
-    texts = [pieces(corpus.tokenizer, prompt) for prompt in prompts]
+    prompts = _prompts_of(corpus, run, flags.prompt)
+    texts = [_split_pieces(corpus.tokenizer, prompt) for prompt in prompts]
     return lyapunov_section(run.setup.model, params, prompts, texts, flags.convention, flags.memory)
 
 
-def prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:
-    """The prompts' tokens."""
+def _prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:
     limit = run.setup.model.config.max_length
-    opening = corpus.parts[0].validation[0][: min(OPENING, limit)]
-    return [encode(corpus.tokenizer, text, limit) for text in given or ()] or [
+    opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
+    return [_encode_prompt(corpus.tokenizer, text, limit) for text in given or ()] or [
         [int(token) for token in opening]
     ]
 
@@ -98,14 +95,14 @@ def analyze(
         vocab_size = corpus.tokenizer.vocab_size
         run = load_run(workdir, vocab_size, batch_size=1, checkpoint=flags.checkpoint)
         run = run.at_depth(flags.num_steps)
-        facts |= facts_of(workdir, run)
+        facts |= _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
             say("spectra")
-            sections.append(spectra(corpus, run, params, flags))
+            sections.append(_make_spectra_section(corpus, run, params, flags))
         if "lyapunov" in kinds:
             say("Lyapunov exponents")
-            sections.append(lyapunov(corpus, run, params, flags))
+            sections.append(_make_lyapunov_section(corpus, run, params, flags))
     if "clustering" in kinds:
         from t5x_diffeq.analysis.clustering_section import clustering_section
 
@@ -116,11 +113,10 @@ def analyze(
     print(write_report(folder, page, f"Analysis: {flags.what}", facts, sections), flush=True)
 
 
-def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
-    """The facts of the run that is analysed."""
+def _facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
     c = run.setup.model.config
     return {
-        "run": str(absolute(workdir)),
+        "run": str(absolute_path(workdir)),
         "checkpoint": run.step,
         "model": f"{c.architecture}, {c.weights} weights, {c.num_steps} steps of {c.scheme}, "
         f"step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",

@@ -18,7 +18,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
-from t5x_diffeq.runtime.console import Progress, aligned, count, say, tracked
+from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import (
     Setup,
@@ -30,10 +30,10 @@ from t5x_diffeq.training.setup import (
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, lower_train_step
 
-WARM_UP = 2  # rounds that are not counted
+_WARM_UP_STEPS = 2  # rounds that are not counted
 
 
-class Contestant:
+class _Contestant:
     """A model with its compiled optimizer step, its train state and a batch."""
 
     def __init__(self, name: str, config: Config):
@@ -44,11 +44,10 @@ class Contestant:
         with self.setup.context(), Progress(f"compiling the step of {name}"):
             self.compiled = compile_train_step(self.setup, self.batch_size)
             self.state: TrainState = self.setup.init_state()
-            self.batch: Batch = self.random_batch()
+            self.batch: Batch = self._random_batch()
         self.seconds: list[float] = []
 
-    def random_batch(self) -> Batch:
-        """A batch of uniformly random tokens."""
+    def _random_batch(self) -> Batch:
         shapes = self.setup.abstract_batch(self.batch_size)
         rng = np.random.default_rng(0)
         tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
@@ -77,11 +76,11 @@ class Contestant:
             "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
             "state_bytes": memory.argument_size_in_bytes,
             "temporary_bytes": memory.temp_size_in_bytes,
-            "flops": self.count_flops(),
+            "flops": self._count_flops(),
             "bytes_accessed": program_cost(program).memory_bytes,
         }
 
-    def count_flops(self) -> int:
+    def _count_flops(self) -> int:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
         whole = replace(self.setup, model=plain)  # outside its context, the step isn't divided
@@ -90,29 +89,31 @@ class Contestant:
         return product_flops(text)
 
 
-def compare(config: Config, rounds: int) -> list[dict]:
+def compare_models(config: Config, rounds: int) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
     It is compared with its per-layer baseline, and with microbatches also with itself on the whole
     batch at once. A model with frozen parts, as in LoRA, is compared with the same model without
     adapters, in which everything trains.
     """
-    contestants = [Contestant("model", config)]
+    contestants = [_Contestant("model", config)]
     if config.train.trainable:
         contestants.append(
-            Contestant("full", config.with_values({"train.trainable": (), "model.adapter_rank": 0}))
+            _Contestant(
+                "full", config.with_values({"train.trainable": (), "model.adapter_rank": 0})
+            )
         )
     else:
-        contestants.append(Contestant("baseline", baseline_of(config)))
+        contestants.append(_Contestant("baseline", baseline_of(config)))
     if config.train.microbatches > 1:
         whole = config.with_values({"train.microbatches": 1})
-        contestants.append(Contestant("whole batch", whole))
-    for _ in tracked(range(WARM_UP), "warming up", WARM_UP, "rounds"):
+        contestants.append(_Contestant("whole batch", whole))
+    for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()
     for contestant in contestants:
         contestant.seconds.clear()
-    for _ in tracked(range(rounds), "timing the steps", rounds, "rounds"):
+    for _ in track(range(rounds), "timing the steps", rounds, "rounds"):
         for contestant in contestants:
             contestant.step()
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
@@ -151,7 +152,7 @@ def show_data(config: Config, rounds: int) -> None:
         rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
     for name, tokens in rates.items():
         ratio = tokens / rates["plain_grain"]
-        say(f"{name:<18}{count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
+        say(f"{name:<18}{format_count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
     print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
 
 
@@ -170,11 +171,11 @@ def show_generation(config: Config, rounds: int) -> None:
 
 def show_comparison(config: Config, rounds: int) -> None:
     """Prints a table with a column per model and per ratio."""
-    results = compare(config, rounds)
+    results = compare_models(config, rounds)
     lines = [["", *(result["name"] for result in results)]]
     for key in (key for key in results[0] if key != "name"):
-        cells = (f"{r[key]:.3f}" if "/" in r["name"] else count(r[key]) for r in results)
+        cells = (f"{r[key]:.3f}" if "/" in r["name"] else format_count(r[key]) for r in results)
         lines.append([key, *cells])
-    say(*aligned(lines))
+    say(*align(lines))
     for result in results:
         print(json.dumps(result), flush=True)

@@ -9,7 +9,7 @@ from absl.flags import FlagValues
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.exchange.folder import check_new, local, need_safetensors
+from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_safetensors
 from t5x_diffeq.exchange.from_pretrained import (
     check_vocabulary,
     pretrained_params,
@@ -22,14 +22,14 @@ from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import Progress, say, table
+from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.verbs.evaluate import evaluate_split
 
-ROWS, BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
+_ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 
 
-def load(config: Config, folder: Path, flags: FlagValues) -> tuple[Config, Tokenizer, dict]:
+def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config, Tokenizer, dict]:
     """The config with the folder's model, the tokenizer and the parameters.
 
     Raises:
@@ -57,7 +57,7 @@ def load(config: Config, folder: Path, flags: FlagValues) -> tuple[Config, Token
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
     """The perplexity on the first sequences of the validation split with N solver steps."""
-    values = evaluate_split(run.at_depth(num_steps), corpus, ROWS, limit=BATCHES)
+    values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
     return f"{values['perplexity']:.2f}"
 
 
@@ -73,12 +73,12 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     Raises:
       InputError: if the folder can't be used, or the workdir can't be made.
     """
-    folder, workdir = local(source, "input"), local(to, "workdir")
+    folder, workdir = local_path(source, "input"), local_path(to, "workdir")
     need_safetensors("convert")
-    check_new(workdir, "workdir")
+    check_new_folder(workdir, "workdir")
     check_data(config.data)
     with Progress(f"converting {folder}"):
-        config, tokenizer, params = load(config, folder, flags)
+        config, tokenizer, params = load_folder(config, folder, flags)
         write_run(config, tokenizer, params, workdir)
     layers = config.model.num_steps
     others = [max(1, layers // 2), 2 * layers] if flags.to_ode else []
@@ -88,4 +88,4 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
     found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
     say(f"converted to {workdir}")
-    table(f"perplexity on up to {ROWS * BATCHES} sequences of the validation text", found)
+    print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)

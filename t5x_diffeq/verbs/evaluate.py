@@ -15,10 +15,10 @@ from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, place, write_whole
-from t5x_diffeq.training.evaluation import evaluate, make_adaptive_eval_step
+from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
+from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
 from t5x_diffeq.training.step import make_eval_step
 
@@ -32,11 +32,11 @@ def load(workdir: AnyPath, tokenizer: Tokenizer, flags: FlagValues) -> Run:
         tokenizer.vocab_size,
         batch_size=jax.device_count(),
         checkpoint=flags.checkpoint,
-        adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
+        adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
 
-def evaluate_grid(
+def _evaluate_grid(
     run: Run, corpus: Corpus, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
     """Loss and perplexity on the validation split with N steps of the scheme."""
@@ -76,10 +76,10 @@ def evaluate_split(
         if adaptive:
             check_adaptive(setup.model.config, adaptive)
             eval_step = make_adaptive_eval_step(setup, adaptive)
-        return evaluate(eval_step, run.params, batches)
+        return evaluate_loss(eval_step, run.params, batches)
 
 
-def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
+def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
     """Prints a line per grid, and draws the figure if one is asked for.
 
     Args:
@@ -91,22 +91,17 @@ def show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) 
     for values in results:
         say(
             f"{values['scheme']:<12}{values['num_steps']:>6}"
-            f"{count(values['flops_per_token']):>13}{values['eval/loss']:>9.4f}"
+            f"{format_count(values['flops_per_token']):>13}{values['eval/loss']:>9.4f}"
             f"{values['eval/perplexity']:>12.2f}"
         )
     if plot:
-        path = place(plot, "--plot")
-        figure = plots().perplexity_over_depth(results, trained)
-        write_whole(path, plots().image(figure, path.suffix[1:]))
+        path = parse_path(plot, "--plot")
+        figure = _import_plots().perplexity_over_depth(results, trained)
+        write_whole(path, _import_plots().render_image(figure, path.suffix[1:]))
         say(f"figure in {path}")
 
 
-def plots() -> ModuleType:
-    """The plotting module.
-
-    Raises:
-      InputError: if matplotlib isn't installed.
-    """
+def _import_plots() -> ModuleType:
     try:
         return importlib.import_module("t5x_diffeq.analysis.plots")
     except ImportError as error:
@@ -124,11 +119,11 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     if tokenizer is None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
-    folder = place(flags.output, "--output") if flags.output else workdir / "lm_eval"
+    folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
     run = load(workdir, tokenizer, flags)
     for scheme, num_steps in grids:
         on_grid = run.at_depth(num_steps, scheme)
-        values = harness.evaluate_run(on_grid, tokenizer, flags.batch_size, tasks, folder)
+        values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
 
@@ -136,12 +131,12 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
 def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
     if flags.plot:
-        plots()
+        _import_plots()
     corpus = load_corpus(workdir)
     run = load(workdir, corpus.tokenizer, flags)
     results = []
     for scheme, num_steps in grids:
-        values = evaluate_grid(run, corpus, num_steps, scheme, flags)
+        values = _evaluate_grid(run, corpus, num_steps, scheme, flags)
         results.append(values)
         steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
@@ -150,4 +145,4 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     fixed = "num_steps" in results[0]
     if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
         model = read_config(workdir).model
-        show_table(results, flags.plot, (model.scheme, model.num_steps))
+        _show_table(results, flags.plot, (model.scheme, model.num_steps))

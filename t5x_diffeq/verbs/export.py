@@ -1,11 +1,11 @@
 """A run as a Hugging Face folder."""
 
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.exchange.folder import local, need_safetensors
+from t5x_diffeq.exchange.folder import local_path, need_safetensors
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.console import Progress, count, say, table
+from t5x_diffeq.runtime.console import Progress, format_count, print_table, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.metrics import read_metrics
@@ -26,7 +26,7 @@ def export(
     Raises:
       InputError: if the run can't be exported, or the folder can't be used.
     """
-    output = local(to, "output")
+    output = local_path(to, "output")
     need_safetensors("export")
     as_run = read_config(workdir)
     tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
@@ -41,6 +41,6 @@ def export(
         "checkpoint": str(run.step),
         "class": summary.model_class,
         "layers": str(run.setup.model.config.num_steps),
-        "parameters": count(summary.parameters),
+        "parameters": format_count(summary.parameters),
     }
-    table(f"exported to {output}", facts)
+    print_table(f"exported to {output}", facts)

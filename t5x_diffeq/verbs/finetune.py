@@ -8,20 +8,20 @@ from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.adapter_files import save_adapters
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runs.pretrained import Pretrained, begin
+from t5x_diffeq.runs.pretrained import PretrainedRun, init_from_pretrained
 from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config, flatten
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, place
-from t5x_diffeq.runtime.processes import first_then_others
-from t5x_diffeq.training.checkpoint import chosen_step
+from t5x_diffeq.runtime.files import AnyPath, parse_path
+from t5x_diffeq.runtime.processes import run_in_turn
+from t5x_diffeq.training.checkpoint import find_step
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, trainable_parts
 from t5x_diffeq.verbs.train import train
 
-OF_TUNING = (
+_OF_TUNING = (
     "model.num_steps",
     "model.scheme",
     "model.weights",
@@ -30,16 +30,16 @@ OF_TUNING = (
     "model.adapter_alpha",
     "model.adapter_kernels",
 )
-OF_COMPUTING = (  # the run's own unless changed
+_OF_COMPUTING = (  # the run's own unless changed
     "model.dropout_rate",
     "model.dtype",
     "model.attention",
     "model.remat",
 )
-OF_TOKENIZER = ("data.tokenizer", "data.tokenizer_vocab_size", "data.end_of_text")
+_OF_TOKENIZER = ("data.tokenizer", "data.tokenizer_vocab_size", "data.end_of_text")
 
 
-def complete(given: Mapping[str, object], pretrained: Config) -> Config:
+def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     """The config with the model and the tokenizer of the pretrained run.
 
     Args:
@@ -52,13 +52,13 @@ def complete(given: Mapping[str, object], pretrained: Config) -> Config:
     """
     values, own, untouched = dict(given), pretrained.flat(), flatten(default_config())
     for key in (key for key in own if key.startswith("model.")):
-        if key in OF_TUNING and given[key] is not None:
+        if key in _OF_TUNING and given[key] is not None:
             continue
-        if key not in OF_COMPUTING or given[key] == untouched[key]:
-            refuse_other(key, given[key], own[key], untouched[key])
+        if key not in _OF_COMPUTING or given[key] == untouched[key]:
+            _refuse_other(key, given[key], own[key], untouched[key])
             values[key] = own[key]
-    for key in OF_TOKENIZER:
-        refuse_other(key, given[key], own[key], untouched[key])
+    for key in _OF_TOKENIZER:
+        _refuse_other(key, given[key], own[key], untouched[key])
         values[key] = own[key]
     length = "data.sequence_length"
     if given[length] == untouched[length]:
@@ -66,12 +66,8 @@ def complete(given: Mapping[str, object], pretrained: Config) -> Config:
     return pretrained.with_values(values)
 
 
-def refuse_other(key: str, given: object, own: object, untouched: object) -> None:
-    """Checks that a key that the pretrained run determines is untouched or has the run's value.
-
-    Raises:
-      InputError: if it has another value.
-    """
+def _refuse_other(key: str, given: object, own: object, untouched: object) -> None:
+    """Checks that a key that the pretrained run determines is untouched or has the run's value."""
     if given is not None and given not in (own, untouched):
         raise InputError(
             f"{key}={given} can't be chosen: model and tokenizer come from init_from, where it is "
@@ -79,23 +75,23 @@ def refuse_other(key: str, given: object, own: object, untouched: object) -> Non
         )
 
 
-def take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
+def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there.
 
     Raises:
       InputError: if the pretrained run can't be used, or not with this config.
     """
     if (workdir / CONFIG_FILE).exists():
-        return complete(given, read_config(workdir))
-    source = place(str(given["init_from"]), "config.init_from")
-    config = complete(given, read_config(source))
+        return complete_config(given, read_config(workdir))
+    source = parse_path(str(given["init_from"]), "config.init_from")
+    config = complete_config(given, read_config(source))
     tokenizer = load_tokenizer(source / "tokenizer")
     if tokenizer is None:
         raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
-    chosen_step(source, config.init_step)
+    find_step(source, config.init_step)
     length = config.data.sequence_length
     asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
-    Pretrained.of(source, tokenizer.vocab_size).check(asked)
+    PretrainedRun.of(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:
@@ -103,7 +99,7 @@ def take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Con
     return config
 
 
-def keep_adapters(config: Config, workdir: AnyPath) -> None:
+def _keep_adapters(config: Config, workdir: AnyPath) -> None:
     """Writes what was trained, the adapters, to small files."""
     vocab_size = load_corpus(workdir).tokenizer.vocab_size
     params = load_run(workdir, vocab_size, batch_size=config.train.batch_size).params
@@ -124,18 +120,20 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """
     if not given["init_from"]:
         raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")
-    config = first_then_others(
-        lambda first: take_over(given, workdir, first), "the tokenizer is taken over"
+    config = run_in_turn(
+        lambda first: _take_over(given, workdir, first), "the tokenizer is taken over"
     )
 
-    def begun(setup: Setup) -> TrainState:
-        source = place(str(config.init_from), "config.init_from")
+    def make_state(setup: Setup) -> TrainState:
+        source = parse_path(str(config.init_from), "config.init_from")
         vocab_size = setup.model.config.vocab_size
-        state, step = begin(setup, Pretrained.of(source, vocab_size, config.init_step))
+        state, step = init_from_pretrained(
+            setup, PretrainedRun.of(source, vocab_size, config.init_step)
+        )
         say(f"begins with the weights of {source} at its step {step}")
         return state
 
-    status = train(config, workdir, begun)
+    status = train(config, workdir, make_state)
     if status == 0 and config.model.adapter_rank:
-        keep_adapters(config, workdir)
+        _keep_adapters(config, workdir)
     return status

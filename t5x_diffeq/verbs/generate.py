@@ -11,14 +11,14 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.runs.load import Run, load_run
-from t5x_diffeq.runtime.console import say, tracked
+from t5x_diffeq.runtime.console import say, track
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, place
+from t5x_diffeq.runtime.files import AnyPath, parse_path
 
-OPENING = 16  # tokens of the validation text that form the prompt if none is given
+_OPENING = 16  # tokens of the validation text that form the prompt if none is given
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
+def _encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
     """The prompt's tokens.
 
     Raises:
@@ -36,13 +36,13 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]
     return tokens.tolist()
 
 
-def continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
+def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
     """Adds tokens to the rows until all have ended; prints the rates, without compilation."""
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
     generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
-    for _ in grow(rows, tracked(generated, "generating", max_tokens, "tokens")):
+    for _ in grow(rows, track(generated, "generating", max_tokens, "tokens")):
         times.append(time.perf_counter())
     if len(times) > 4:  # the first compiles the prompts' program, the second the step's
         rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
@@ -61,18 +61,19 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
         tokenizer.vocab_size,
         batch_size=1,
         checkpoint=flags.checkpoint,
-        adapters=place(flags.adapters, "--adapters") if flags.adapters else None,
+        adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     ).at_depth(flags.num_steps)
     limit = run.setup.model.config.max_length
-    opening = corpus.parts[0].validation[0][: min(OPENING, limit // 2)]
+    opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]
     rows = [
-        Continuation(tokenizer, encode_prompt(tokenizer, text, limit), flags.stop) for text in texts
+        Continuation(tokenizer, _encode_prompt(tokenizer, text, limit), flags.stop)
+        for text in texts
     ]
     room = limit - max(len(row.prompt) for row in rows)
     if flags.max_tokens > room:
         say(f"--max_tokens={flags.max_tokens} is more than fits: {room} follow the prompt")
     with run.setup.context():
-        continue_rows(rows, run, min(flags.max_tokens, room), flags)
+        _continue_rows(rows, run, min(flags.max_tokens, room), flags)
     for row in rows:
         print(row.text() if len(rows) == 1 else json.dumps({"text": row.text()}), flush=True)

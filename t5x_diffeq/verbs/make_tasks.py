@@ -7,14 +7,14 @@ import numpy as np
 
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.data.tokenizer import Tokenizer, TokenRow
+from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
-PASSAGES, CHOICES, FEWEST_WORDS = 1000, 4, 4
-TASKS = {
+_PASSAGES, _CHOICES, _FEWEST_WORDS = 1000, 4, 4
+_TASKS = {
     "own_ending": """
 output_type: multiple_choice
 doc_to_text: "{{beginning}}"
@@ -33,10 +33,10 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 }
 
 
-def passage(tokens: TokenRow, tokenizer: Tokenizer) -> list[str] | None:
+def passage(tokens: TokenSequence, tokenizer: Tokenizer) -> list[str] | None:
     """A window's whole words with the whitespace before each but the first; None if too few."""
     words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
-    return [words[0].lstrip(), *words[1:]] if len(words) >= FEWEST_WORDS else None
+    return [words[0].lstrip(), *words[1:]] if len(words) >= _FEWEST_WORDS else None
 
 
 def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
@@ -45,10 +45,10 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
     made = []
     for number, words in enumerate(passages):
         middle = len(words) * 2 // 3
-        drawn = random.choice(len(passages) - 1, CHOICES - 1, replace=False)
+        drawn = random.choice(len(passages) - 1, _CHOICES - 1, replace=False)
         others = [passages[other + (other >= number)] for other in drawn]
         endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
-        label = int(random.integers(CHOICES))
+        label = int(random.integers(_CHOICES))
         endings.insert(label, "".join(words[middle:]))
         made.append(
             {
@@ -71,20 +71,20 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
     data = read_config(workdir).data
     corpus = load_corpus(workdir)
     (windows, *_) = eval_examples(data, corpus)
-    chosen = np.random.default_rng(0).permutation(len(windows))[:PASSAGES]
+    chosen = np.random.default_rng(0).permutation(len(windows))[:_PASSAGES]
     rows = (windows[int(number)]["inputs"] for number in sorted(chosen))
     passages = [words for row in rows if (words := passage(row, corpus.tokenizer))]
-    if len(passages) < CHOICES:
+    if len(passages) < _CHOICES:
         raise InputError(
             f"workdir {workdir}: of its validation text only {len(passages)} windows have "
-            f"{FEWEST_WORDS} words; take a larger text or data.sequence_length"
+            f"{_FEWEST_WORDS} words; take a larger text or data.sequence_length"
         )
     lines = [json.dumps(document) for document in documents(passages)]
     write_whole(output / "documents.jsonl", ("\n".join(lines) + "\n").encode())
-    for name, fields in TASKS.items():
+    for name, fields in _TASKS.items():
         source = (
             f"task: {name}\ndataset_path: json\ntest_split: test\ndataset_kwargs: "
             f"{json.dumps({'data_files': {'test': str(output / 'documents.jsonl')}})}\n"
         )
         write_whole(output / f"{name}.yaml", (source + fields.lstrip()).encode())
-    say(f"{len(passages)} passages in {output}: {', '.join(TASKS)}")
+    say(f"{len(passages)} passages in {output}: {', '.join(_TASKS)}")

@@ -6,17 +6,17 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
 from t5x_diffeq.planner.search import as_flags, remedies
-from t5x_diffeq.planner.sweep import Sweep
-from t5x_diffeq.planner.tables import record, show, show_ranked
+from t5x_diffeq.planner.sweep import PlanSearch
+from t5x_diffeq.planner.tables import plan_record, print_plans, show_ranked
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.chips import GIB
-from t5x_diffeq.training.partitioning import describe
+from t5x_diffeq.training.partitioning import describe_mesh
 from t5x_diffeq.training.setup import expected_vocab_size
 
-SECONDS_BETWEEN_LINES = 10
+_SECONDS_BETWEEN_LINES = 10
 
 
 def make_plan(name: str, config: Config, where: Topology) -> Plan:
@@ -25,17 +25,17 @@ def make_plan(name: str, config: Config, where: Topology) -> Plan:
     begun = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, where)
     took = f"compiled in {time.perf_counter() - begun:.0f} s"
-    say(f"{name}: {describe(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
+    say(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
     return plan
 
 
-def make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
+def _make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
     """Makes plans by name, one after the other; prints a line every few seconds."""
     begun, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
     with ThreadPoolExecutor(max_workers=1) as pool:
         made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
-        while pending := wait(made.values(), SECONDS_BETWEEN_LINES).not_done:
+        while pending := wait(made.values(), _SECONDS_BETWEEN_LINES).not_done:
             left = ", ".join(name for name, future in made.items() if future in pending)
             say(f"compiling {left}: {time.perf_counter() - begun:.0f} s")
         plans = {name: future.result() for name, future in made.items()}
@@ -43,17 +43,16 @@ def make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
     return plans
 
 
-def compare(config: Config, where: Topology) -> dict[str, Plan]:
+def _compare_plans(config: Config, where: Topology) -> dict[str, Plan]:
     """Plans of the model and, unless it is a baseline itself, of its baseline."""
     configs = {"model": config}
     if config.model.weights != "per_layer":
         configs["baseline"] = baseline_of(config)
-    return make_plans(configs, where)
+    return _make_plans(configs, where)
 
 
-def tell(name: str, plan: Plan) -> None:
-    """Prints a plan on standard output."""
-    print(json.dumps({"name": name, **record(plan)}), flush=True)
+def _print_plan(name: str, plan: Plan) -> None:
+    print(json.dumps({"name": name, **plan_record(plan)}), flush=True)
 
 
 def advise(config: Config, plan: Plan, where: Topology) -> None:
@@ -73,12 +72,12 @@ def advise(config: Config, plan: Plan, where: Topology) -> None:
 def sweep(config: Config, where: Topology) -> None:
     """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
 
-    def compiled(title: str, other: Config) -> Plan:
-        (plan,) = make_plans({title: other}, where).values()
-        tell("model", plan)
+    def compile_plan(title: str, other: Config) -> Plan:
+        (plan,) = _make_plans({title: other}, where).values()
+        _print_plan("model", plan)
         return plan
 
-    search = Sweep(config, expected_vocab_size(config), where, compiled)
+    search = PlanSearch(config, expected_vocab_size(config), where, compile_plan)
     found = [(as_flags(keys), plan) for keys, plan in search.run()]
     show_ranked(found)
     say(f"{search.skipped} more can't fit or can't be faster, and were not compiled", "fastest:")
@@ -87,9 +86,9 @@ def sweep(config: Config, where: Topology) -> None:
 
 def show_plans(config: Config, where: Topology) -> None:
     """Prints plans of the model and its baseline, and what would fit if the model doesn't."""
-    plans = compare(config, where)
-    show(plans)
+    plans = _compare_plans(config, where)
+    print_plans(plans)
     for name, plan in plans.items():
-        tell(name, plan)
+        _print_plan(name, plan)
     if plans["model"].memory.fits is False:
         advise(config, plans["model"], where)

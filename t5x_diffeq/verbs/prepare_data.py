@@ -3,13 +3,13 @@
 import json
 
 from t5x_diffeq.data.manifest import SPLITS
-from t5x_diffeq.data.preparation import prepare
+from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import count, say
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.files import AnyPath, digest
-from t5x_diffeq.runtime.locks import held
+from t5x_diffeq.runtime.locks import hold_lock
 
 
 def prepare_data(
@@ -25,14 +25,14 @@ def prepare_data(
       part: (i, n), the i-th of n parts.
     """
     lock = folder / f".lock-{part[0]}-of-{part[1]}"
-    with held(lock, f"--output={folder}"):
+    with hold_lock(lock, f"--output={folder}"):
         source = load_source(data)
         text = digest([source.fingerprint.encode()])
         tokenizer = tokenizer_in(folder / "tokenizer", data, source.train, text)
-        manifest = prepare(source, tokenizer, folder, shards, workers, part)
+        manifest = prepare_shards(source, tokenizer, folder, shards, workers, part)
     if manifest is not None:
         say(
-            *(f"{s}: {count(manifest[s]['tokens'])} tokens" for s in SPLITS),
+            *(f"{s}: {format_count(manifest[s]['tokens'])} tokens" for s in SPLITS),
             f"train with --config.data.source=tokens --config.data.path={folder}",
         )
         print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)

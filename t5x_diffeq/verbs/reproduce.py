@@ -11,12 +11,18 @@ from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.paper import PAPER
-from t5x_diffeq.experiments.present import markdown, scores
-from t5x_diffeq.experiments.runs import Run, StoppedError, carry_out, part_of, read_results
-from t5x_diffeq.experiments.tokenizers import KEY, OWN, check_tokenizers, remark
+from t5x_diffeq.experiments.present import add_task_scores, format_markdown
+from t5x_diffeq.experiments.runs import (
+    ExperimentRun,
+    StoppedError,
+    carry_out,
+    part_of,
+    read_results,
+)
+from t5x_diffeq.experiments.tokenizers import KEY, OWN, check_tokenizer_files, remark
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, files_matching, place, write_whole
+from t5x_diffeq.runtime.files import AnyPath, files_matching, parse_path, write_whole
 
 EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
 
@@ -46,40 +52,33 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
             found[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
     for name, keys in found.items():
         if keys["data.source"] == "text_files":
-            check_text(name, keys["data.path"])
+            _check_text(name, keys["data.path"])
     return found
 
 
-def check_text(name: str, path: str) -> None:
-    """Checks that there is a text at the path.
-
-    Raises:
-      InputError: if there is no such file or folder.
-    """
-    file = place(path, f"--text={name}")
+def _check_text(name: str, path: str) -> None:
+    file = parse_path(path, f"--text={name}")
     if not (file.exists() or files_matching(file)):
         raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
 
 
-def seeds_of(experiment: Experiment, seeds: int | None) -> range:
-    """The seeds of the trainings.
-
-    Raises:
-      InputError: if --seeds isn't a positive number.
-    """
+def _seeds_of(experiment: Experiment, seeds: int | None) -> range:
     if seeds is not None and seeds < 1:
         raise InputError(f"--seeds={seeds} must be at least 1")
     return range(seeds or experiment.seeds)
 
 
-def todo(runs: list[Run], output: AnyPath) -> list[Run]:
-    """The runs that have no outcome yet."""
+def _remaining_runs(runs: list[ExperimentRun], output: AnyPath) -> list[ExperimentRun]:
     done = read_results(output)
     return [run for run in runs if run.name not in done]
 
 
 def present(
-    experiment: Experiment, runs: list[Run], output: AnyPath, folder: AnyPath, caveats: list[str]
+    experiment: Experiment,
+    runs: list[ExperimentRun],
+    output: AnyPath,
+    folder: AnyPath,
+    caveats: list[str],
 ) -> None:
     """Prints the tables; writes tables, figures and the outcomes that they show to `folder`.
 
@@ -94,13 +93,13 @@ def present(
     done = read_results(output)
     # An outcome may come from another experiment, so it is given this one's labels.
     every = [{**done[run.name], **run.labels} for run in runs]
-    outcomes = scores([each for each, run in zip(every, runs, strict=True) if run.labels])
-    tables = [f"{each.value}\n\n{markdown(outcomes, each)}" for each in experiment.layouts]
+    outcomes = add_task_scores([each for each, run in zip(every, runs, strict=True) if run.labels])
+    tables = [f"{each.value}\n\n{format_markdown(outcomes, each)}" for each in experiment.tables]
     notes = [*experiment.notes(every, output), *caveats]
     write_whole(folder / "tables.md", "\n\n".join([*tables, *notes, ""]).encode())
     write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
-    for number, layout in enumerate(experiment.layouts, 1):
-        draw(outcomes, layout, folder / f"figure{number}", output, comparable=not caveats)
+    for number, table in enumerate(experiment.tables, 1):
+        draw(outcomes, table, folder / f"figure{number}", output, comparable=not caveats)
     print(*tables, *notes, sep="\n\n")
 
 
@@ -113,20 +112,20 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
       flags: the verb's flags.
     """
     experiment = EXPERIMENTS[flags.scale][flags.experiment]
-    of_texts, seeds, (i, n) = texts(flags), seeds_of(experiment, flags.seeds), part
+    of_texts, seeds, (i, n) = texts(flags), _seeds_of(experiment, flags.seeds), part
     runs = experiment.runs(of_texts, seeds, read_results(output))
     if flags.dry_run:
         print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
         return 0
-    check_tokenizers(runs)
+    check_tokenizer_files(runs)
     results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
-    while todo(runs, output):
+    while _remaining_runs(runs, output):
         try:
             carry_out(part_of(runs, i, n), output, results)
         except StoppedError as stopped:
             say("stopped, saved; the same command continues")
             return stopped.status
-        if others := todo(runs, output):
+        if others := _remaining_runs(runs, output):
             say(
                 f"this part is done; {len(others)} runs of other parts are not; once they are, the "
                 "same command makes tables and figures"

@@ -10,22 +10,22 @@ import jax
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
-from t5x_diffeq.data.streams import gathered
-from t5x_diffeq.inference.downstream import Downstream
+from t5x_diffeq.data.streams import gather_positions
+from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runs.workdir import check_config, save_config
-from t5x_diffeq.runtime.compilation_cache import keep_compiled
+from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.locks import held
-from t5x_diffeq.runtime.processes import first_then_others
+from t5x_diffeq.runtime.locks import hold_lock
+from t5x_diffeq.runtime.processes import run_in_turn
 from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
-from t5x_diffeq.training.evaluation import evaluate
-from t5x_diffeq.training.metrics import MetricWriter, say_if_lost
+from t5x_diffeq.training.evaluation import evaluate_loss
+from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
@@ -39,14 +39,14 @@ from t5x_diffeq.training.step import (
 def train(
     config: Config,
     workdir: AnyPath,
-    begun: Callable[[Setup], TrainState] = Setup.init_state,
+    make_state: Callable[[Setup], TrainState] = Setup.init_state,
 ) -> int:
     """Trains to `config.train.total_steps`.
 
     Args:
       config: the run's config.
       workdir: a new workdir, or one whose run is resumed.
-      begun: makes the train state of a run that has none yet.
+      make_state: makes the train state of a run that has none yet.
 
     Returns:
       The exit status: 0 if done, 42 or 130 if stopped and saved.
@@ -64,8 +64,8 @@ def train(
         check_new(config)
     check_depths(config)
     check_data(config.data)
-    downstream = Downstream(config.tasks)
-    corpus = first_then_others(
+    downstream = DownstreamTasks(config.tasks)
+    corpus = run_in_turn(
         lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
         "the data is prepared",
     )
@@ -83,11 +83,11 @@ def train(
         checkpoints = stack.enter_context(
             Checkpoints(workdir, limits.keep_checkpoints, limits.verify_checkpoints)
         )
-        cache = keep_compiled()
+        cache = enable_cache()
         with Progress("making or restoring the train state"):
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-            state, start, first_places, reports = restored or (begun(setup), 0, None, None)
-        say_if_lost(workdir, start, reports)
+            state, start, first_positions, reports = restored or (make_state(setup), 0, None, None)
+        warn_if_lost(workdir, start, reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
         progress.write_overview(setup.abstract_state.params, workdir)
@@ -113,7 +113,7 @@ def train(
         writer = stack.enter_context(MetricWriter(workdir, start))
         clock = progress.Clock(total_steps, batch_size * length, start)
 
-        def due(step: int, every: int) -> bool:
+        def is_due(step: int, every: int) -> bool:
             return step % every == 0 or step == total_steps
 
         def report(step: int, metrics: TrainMetrics) -> None:
@@ -123,7 +123,7 @@ def train(
             if step == start + 1:
                 save_config(config, workdir)  # from here on the workdir belongs to this config
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
-            if due(step, config.train.log_every):
+            if is_due(step, config.train.log_every):
                 rate = clock.rate(step)
                 if config.train.depths:
                     values["num_steps"] = fmean(depths_of(config, step))
@@ -132,56 +132,58 @@ def train(
                 say(clock.line(step, values["loss"], rate))
 
         def evaluate_now(step: int) -> None:
-            evaluation = watchdog.during(f"evaluation at step {step}", limits.eval_timeout)
-            with clock.paused(), evaluation:
+            evaluation = watchdog.limit(f"evaluation at step {step}", limits.eval_timeout)
+            with clock.pause(), evaluation:
                 rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
                 title = f"evaluating at step {step}"
                 batches = eval_batches(eval_parts, rows, setup.rows, limit, title)
-                values = evaluate(eval_step, state.params, batches)
+                values = evaluate_loss(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
 
-        def tasks_now(step: int) -> None:
-            with clock.paused(), watchdog.during(f"tasks at step {step}", limits.eval_timeout):
+        def run_tasks_now(step: int) -> None:
+            with clock.pause(), watchdog.limit(f"tasks at step {step}", limits.eval_timeout):
                 rows = config.train.eval_batch_size
                 values = downstream.run(setup, state.params, corpus.tokenizer, rows)
                 writer.write(step, values)
 
         def save_now(step: int) -> None:
-            saving = watchdog.during(f"saving checkpoint {step}", limits.save_timeout)
-            with clock.paused(), saving:
+            saving = watchdog.limit(f"saving checkpoint {step}", limits.save_timeout)
+            with clock.pause(), saving:
                 writer.flush()
                 reports = writer.reports
-                checkpoints.save(step, state, corpus.fingerprint, gathered(places), reports)
+                checkpoints.save(
+                    step, state, corpus.fingerprint, gather_positions(positions), reports
+                )
 
         # -------------------------------------------------------------- loop
         threads = config.data.read_threads
         batches = train_batches(
-            examples, batch_size, config.seed, start, setup.rows, threads, first_places
+            examples, batch_size, config.seed, start, setup.rows, threads, first_positions
         )
         if start == 0:
             evaluate_now(0)
         watchdog.expect(f"step {start + 1}", limits.hang_timeout)
         in_flight = None
         for step in range(start + 1, total_steps + 1):
-            batch, places = next(batches)
+            batch, positions = next(batches)
             state, metrics = train_steps[depths_of(config, step)](state, batch)
             if in_flight:
                 report(*in_flight)  # the previous step, while this one runs
             in_flight = (step, metrics)
-            stopping = stop.after_step()
-            evaluating = due(step, config.train.eval_every)
-            on_tasks = downstream and due(step, downstream.every) and not stopping
-            saving = due(step, config.train.checkpoint_every) or stopping
+            stopping = stop.should_stop()
+            evaluating = is_due(step, config.train.eval_every)
+            on_tasks = downstream and is_due(step, downstream.every) and not stopping
+            saving = is_due(step, config.train.checkpoint_every) or stopping
             if evaluating or on_tasks or saving:
                 report(*in_flight)  # check it and write its metrics before the state is saved
                 in_flight = None
             if evaluating:
                 evaluate_now(step)
             if on_tasks:
-                tasks_now(step)
+                run_tasks_now(step)
             if saving:
                 save_now(step)
             if stopping:
@@ -207,5 +209,5 @@ def sole_writer(workdir: AnyPath) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if jax.process_index() == 0:
-            stack.enter_context(held(workdir / ".lock", f"--workdir={workdir}"))
+            stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
         yield
