@@ -83,7 +83,6 @@ def _check_flags() -> None:
 
 
 def _output_folder() -> AnyPath:
-    """Where to write: --output, or a folder of the run."""
     if _OUTPUT.value:
         return command_line.parse_folder(_OUTPUT, "analyze")
     return command_line.parse_folder(_WORKDIR, "analyze") / "analysis"

@@ -115,11 +115,7 @@ def _check_plot() -> None:
 
 
 def _parse_num_steps(values: list[str] | None) -> list[int | None]:
-    """The numbers of `--num_steps`; [None] for the trained one.
-
-    Raises:
-      InputError: if one isn't a number of steps.
-    """
+    """The numbers of `--num_steps`; [None] for the trained one."""
     for value in values or ():
         if not (value.isdecimal() and 1 <= int(value) <= STEPS):
             raise InputError(f"--num_steps={value!r} is not a number of steps, from 1 to {STEPS}")

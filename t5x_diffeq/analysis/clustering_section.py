@@ -100,7 +100,6 @@ def _clustering_drawings(
 
 
 def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
-    """A row for each choice, a column for each power."""
     choices: dict[tuple, dict[int, str]] = {}
     for row in rows:
         key = (row["scale"], row["horizon"], row["half_range"])

@@ -221,7 +221,6 @@ def _check_arguments(
     convention: str,
     memory: float,
 ) -> None:
-    """Checks that the exponents are defined for this model and these arguments."""
     length = tokens.shape[1]
     if convention not in CONVENTIONS:
         raise InputError(

@@ -98,7 +98,6 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
 
 
 def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
-    """The prompt in HTML, shaded by one measure."""
     words = [f"token {k}: {value:.3g}" for k, value in enumerate(values)]
     span = f"{np.nanmin(values):.3g} (white) to {np.nanmax(values):.3g}"
     heading = f"Prompt {p + 1}, {title}, from {span}"

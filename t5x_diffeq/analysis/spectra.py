@@ -95,7 +95,6 @@ def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...
 def _smaller_product(
     A: Float[np.ndarray, "times D F"], B: Float[np.ndarray, "times F D"]
 ) -> Float[np.ndarray, "times M M"]:
-    """A B or B A, whichever is smaller."""
     return A @ B if A.shape[1] <= A.shape[2] else B @ A
 
 

@@ -148,6 +148,5 @@ def _tokenise_with_grain(
 
 
 def _tokenise_over_and_over(documents: Documents, tokenizer: Tokenizer) -> Work:
-    """Documents tokenised on all cores, over and over."""
     for tokens in tokenise_documents(cycle(documents), tokenizer, Counter()):
         yield len(tokens)

@@ -28,11 +28,7 @@ _DAMAGE = (
 
 @contextmanager
 def _report_damage(path: str, kind: str) -> Iterator[None]:
-    """A context in which the file is read.
-
-    Raises:
-      InputError: if the file turns out to be damaged or of another kind.
-    """
+    """A context in which the file is read."""
     try:
         yield
     except _DAMAGE as error:

@@ -121,11 +121,7 @@ def prepare_corpus(
 
 
 def _check_one_by_one(source: Source) -> None:
-    """Checks that the source's documents can be read in any order.
-
-    Raises:
-      InputError: if reading one would mean reading many others.
-    """
+    """Checks that the source's documents can be read in any order."""
     if not source.one_by_one:
         raise InputError(
             f"data.tokenize=in_loop reads documents in random order, and those of {source.name} "
@@ -185,7 +181,6 @@ def _make_corpus(
 def _tokenise(
     source: Source, tokenizer: Tokenizer, folder: AnyPath, splits: tuple[str, ...]
 ) -> dict:
-    """Prepares splits of a source; returns the manifest."""
     _discard_other_shards(folder, fingerprint_of(source, tokenizer))
     tokenizer.save(folder / "tokenizer")
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
@@ -205,11 +200,7 @@ def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
 
 
 def _shard_folder(data: DataKeys) -> AnyPath:
-    """The folder that `prepare_data` made.
-
-    Raises:
-      InputError: if `data.path` is not set.
-    """
+    """The folder that `prepare_data` made."""
     if not data.path:
         raise InputError(
             "data.path is not set; data.source=tokens needs --config.data.path=DIR, a folder that "

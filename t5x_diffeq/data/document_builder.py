@@ -76,11 +76,7 @@ class DocumentBuilder(  # tfds has no types
 
     @abstractmethod
     def _check_archive(self, root: Path) -> None:
-        """Checks that the archive or folder can be opened and begins as it should.
-
-        Raises:
-          InputError: if it can't be opened, or holds something else.
-        """
+        """Checks that the archive or folder can be opened and begins as it should."""
 
     def _raw_path(self, dl_manager: tfds.download.DownloadManager) -> Path:
         """The archive or folder, downloaded if need be; tfds keeps downloads in the data_dir."""

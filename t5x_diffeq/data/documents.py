@@ -140,7 +140,6 @@ def _is_by_line(chunk: Chunk) -> bool:
 
 
 def _chunks_of(path: Path) -> Iterator[Chunk]:
-    """The chunks of a file, before their documents are counted."""
     if _kind_of(path) in _ROWS:
         groups = _open_parquet(path).num_row_groups
         yield from (Chunk(path, group, group + 1) for group in range(groups))
@@ -163,7 +162,6 @@ def _line_chunks(path: Path) -> Iterator[Chunk]:
 
 
 def _count_contents(chunk: Chunk, field: str) -> Chunk:
-    """The chunk with its counts of documents and characters."""
     texts = _read_chunk(chunk, field)
     return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
 
@@ -179,9 +177,6 @@ def _read_chunk(chunk: Chunk, field: str) -> list[str]:
 
     Bytes that are not UTF-8 become lone surrogates: such a document is skipped, and counted, when
     it is tokenised.
-
-    Raises:
-      InputError: if the file is not what its name says; names it and the line or row.
     """
     kind = _kind_of(chunk.path)
     if kind in _ROWS:
@@ -210,11 +205,7 @@ def read_bytes(chunk: Chunk) -> bytes:
 
 
 def _decompress_zstd(content: bytes) -> bytes:
-    """The decompressed content of all frames.
-
-    Raises:
-      EOFError: if a frame is damaged or truncated, which the library by itself would ignore.
-    """
+    """The content of all frames; a truncated one, which the library ignores, is an EOFError."""
     zstandard = _import_optional("zstandard", ".zst files")
     parts = []
     while content:

@@ -38,7 +38,6 @@ def damage_error(folder: AnyPath, fault: str) -> str:
 
 
 def _fault_of(manifest: object) -> str | None:
-    """What is wrong with a manifest; None if it is valid."""
     if not isinstance(manifest, dict):
         return f"it is a {type(manifest).__name__}, not a JSON object"
     if fault := _fault_of_keys(manifest, _FACTS):

@@ -90,11 +90,7 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
 
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
-    """Whether the shard is complete.
-
-    Raises:
-      InputError: if it was made from other data.
-    """
+    """Whether the shard is complete."""
     found = read_shard_facts(folder, name)
     if found is not None and found["fingerprint"] != facts["fingerprint"]:
         raise InputError(
@@ -128,11 +124,7 @@ def _make_shards(
 
 
 def _check_worker(future: Future, pool: ProcessPoolExecutor) -> None:
-    """Raises what a worker raised, after cancelling the shards not yet started.
-
-    Raises:
-      RunError: if a worker died.
-    """
+    """Raises what a worker raised, after cancelling the shards not yet started."""
     try:
         future.result()
     except (RunError, InputError):

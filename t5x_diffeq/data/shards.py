@@ -250,11 +250,7 @@ class ShardedDocuments:
         return np.concatenate([self._record(number) for number in range(self.first_records[-1])])
 
     def _record(self, number: int) -> TokenArray:
-        """The tokens of a record.
-
-        Raises:
-          InputError: if it is damaged; names the shard and the record.
-        """
+        """The tokens of a record."""
         try:
             return np.frombuffer(self.records[number], self.dtype)
         except (RuntimeError, ValueError) as error:

@@ -208,11 +208,7 @@ def own_builder(data: DataKeys) -> Source:
 
 
 def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
-    """The splits of a built dataset.
-
-    Raises:
-      InputError: if it lacks a split or the field.
-    """
+    """The splits of a built dataset."""
     info = builder.info
     if data.text_field not in info.features:
         raise InputError(

@@ -97,11 +97,7 @@ class RowStreams:
                 yield from ready
 
     def _initial_positions(self, step: int, positions: Sequence | None) -> StreamPositions:
-        """The positions to start from: those of a checkpoint, or the initial ones.
-
-        Raises:
-          InputError: if the checkpoint lacks them, or they don't match the rows.
-        """
+        """The positions to start from: those of a checkpoint, or the initial ones."""
         if step == 0:
             return np.zeros((self.batch_size, 2), np.int64)
         found = np.array([] if positions is None else positions, np.int64)

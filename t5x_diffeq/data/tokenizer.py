@@ -217,7 +217,6 @@ class HuggingFaceTokenizer:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts' lines, with long lines split into pieces."""
     for text in texts:
         for line in text.splitlines():
             for start in range(0, len(line), _LINE_CHARACTERS):
@@ -273,11 +272,7 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
 
 
 def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
-    """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model.
-
-    Raises:
-      InputError: if the file is neither.
-    """
+    """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
     try:
         if path.suffix == ".json":
             return HuggingFaceTokenizer(path.read_bytes(), end_of_text)

@@ -104,7 +104,6 @@ def _read_stamp(stamp: Path | None) -> _CheckedFiles:
 
 
 def _write_stamp(stamp: Path | None, checked: _CheckedFiles) -> None:
-    """Records what was checked; if it can't, the next start checks again."""
     if stamp is None:
         return
     try:
@@ -114,16 +113,11 @@ def _write_stamp(stamp: Path | None, checked: _CheckedFiles) -> None:
 
 
 def _shard_files(name: str) -> tuple[str, str]:
-    """A shard's files: its records, and its documents' lengths."""
     return f"{name}.array_record", f"{name}.lengths.npy"
 
 
 def _facts_now(folder: AnyPath, split: str, manifest: dict) -> _CheckedFiles:
-    """Each file's size and modification time, and what the manifest says about it.
-
-    Raises:
-      InputError: if a shard is missing; names it.
-    """
+    """Each file's size and modification time, and what the manifest says about it."""
     facts, made = {}, manifest[split]
     of_lengths = made.get("lengths_sha256") or [None] * len(made["names"])
     for name, *hashes in zip(made["names"], made["sha256"], of_lengths, strict=True):

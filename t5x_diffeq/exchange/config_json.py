@@ -135,7 +135,6 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
 
 
 def _shape_keys(config: ModelConfig) -> dict:
-    """The model's shapes under the library's usual names."""
     return {
         "hidden_size": config.embed_dim,
         "intermediate_size": config.mlp_dim,
@@ -187,12 +186,7 @@ def _check_numbers(found: Mapping[str, object], numbers: Mapping[str, type]) -> 
 
 
 def _llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
-    """The `config.model` keys and the number of positions of a Llama.
-
-    Raises:
-      InputError: if its heads or rotary positions differ from ours.
-      KeyError: if a key is missing.
-    """
+    """The `config.model` keys and the number of positions of a Llama."""
     width, heads = found["hidden_size"], found["num_attention_heads"]
     if (found.get("head_dim") or width // heads) * heads != width:
         raise InputError(
@@ -227,11 +221,7 @@ def _check_rotary(found: Mapping[str, object]) -> None:
 
 
 def _gpt2_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
-    """The `config.model` keys and the number of positions of a GPT-2.
-
-    Raises:
-      KeyError: if a key is missing.
-    """
+    """The `config.model` keys and the number of positions of a GPT-2."""
     eps = found.get("layer_norm_epsilon", 1e-5)
     return {
         "architecture": "gpt",

@@ -183,7 +183,6 @@ def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
 def _to_torch(
     leaf: Float[np.ndarray, "..."], declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
-    """Converts a leaf of one layer from our form to the folder's."""
     matrix = leaf.reshape(_matrix_shape(declared))
     return matrix.T if transposed else matrix
 
@@ -191,7 +190,6 @@ def _to_torch(
 def _from_torch(
     read: ReadTensor, name: str, declared: Parameter, transposed: bool
 ) -> Float[np.ndarray, "..."]:
-    """Reads a leaf of one layer and converts it to our form."""
     shape = _matrix_shape(declared)
     matrix = read(name, shape[::-1] if transposed else shape)
     return (matrix.T if transposed else matrix).reshape(declared.value.shape)

@@ -75,7 +75,6 @@ def _describe_model(c: ModelConfig) -> str:
 
 
 def _training_facts(step: int, as_run: Config) -> dict[str, str]:
-    """How long and on how many tokens it was trained."""
     train, data = as_run.train, as_run.data
     return {
         "optimizer steps": f"{step} of {train.total_steps}",
@@ -85,7 +84,6 @@ def _training_facts(step: int, as_run: Config) -> dict[str, str]:
 
 
 def _evaluation(reports: list[dict], step: int) -> dict[str, str]:
-    """The run's last evaluation up to this checkpoint."""
     last = [each for each in reports if "eval/loss" in each and each["step"] <= step][-1:]
     return {
         f"validation at step {each['step']}": f"loss {each['eval/loss']:.4f} nats per token, "

@@ -47,11 +47,7 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
 
 
 def _check_tree(params: dict, expected: dict) -> None:
-    """Checks that the parameters have the paths and shapes of the model's.
-
-    Raises:
-      ValueError: if they have not, which is a bug in this package.
-    """
+    """Checks that the parameters have the paths and shapes of the model's."""
     shapes = [jax.tree.map(lambda x: x.shape, tree) for tree in (params, expected)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"parameters {shapes[0]} are not the model's {shapes[1]}")

@@ -70,7 +70,6 @@ def _end_of_text(tokenizer: Tokenizer) -> str | None:
 
 @singledispatch
 def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
-    """The tokenizer in Hugging Face's forms."""
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
@@ -190,7 +189,6 @@ def _merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
 
 
 def _bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
-    """The `model` section of `tokenizer.json`."""
     return {
         "type": "BPE",
         "dropout": None,

@@ -63,7 +63,6 @@ def _tasks_run(trained: ExperimentRun, name: str, shots: int, *arguments: str) -
 
 
 def _own_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
-    """Runs that make the tasks of a run's own text and evaluate on them."""
     needs = trained.name
     tasks = f"{needs}-tasks"
     folder = f"{{output}}/{tasks}"
@@ -76,7 +75,6 @@ def _own_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
 
 
 def _papers_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
-    """Runs that evaluate on the paper's tasks, zero-shot and five-shot."""
     return [
         _tasks_run(
             trained,

@@ -46,14 +46,12 @@ def draw(
 def _write_figure(
     plots: ModuleType, lines: dict[str, Line], across: str, up: str, log: bool, path: AnyPath
 ) -> None:
-    """Writes both files of a figure."""
     figure = plots.means_with_errors(lines, across, up, log)
     for kind in ("png", "pdf"):
         write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
 
 
 def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
-    """A line for each row of the table."""
     found = cells(outcomes, table)
     columns = order_columns(found)
     return {

@@ -142,12 +142,7 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
 
 
 def _run_command(run: ExperimentRun, output: Path) -> str:
-    """Runs the command, with its messages in a log; returns its standard output.
-
-    Raises:
-      RunError: if it fails.
-      StoppedError: if it was stopped.
-    """
+    """Runs the command, with its messages in a log; returns its standard output."""
     log = output / f"{run.name}.log"
     with log.open("ab") as words:
         ended = subprocess.run(run.command(output), stdout=subprocess.PIPE, stderr=words)

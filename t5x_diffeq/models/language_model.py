@@ -112,15 +112,7 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "LanguageModel":
-        """The same model, with the same parameters, on another grid.
-
-        Args:
-          num_steps: the number of solver steps; None for the model's own.
-          scheme: the scheme; None for the model's own.
-
-        Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own.
-        """
+        """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return LanguageModel(self.config.at_depth(num_steps, scheme))
 
     def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:

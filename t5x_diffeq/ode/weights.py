@@ -205,7 +205,6 @@ class TimeDependentWeights(nn.Module):
         return unflatten_dict(generated), embeddings
 
     def _layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
-        """The block's linears and norms: each module's path, and its leaves by name."""
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]

@@ -180,7 +180,6 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def _read_instruction(name: str, definition: str, root: bool) -> Instruction:
-    """Parses an instruction from the text after its `=`."""
     definition = re.sub(r"/\*.*?\*/", "", definition)
     type, rest = _split_at_close(definition) if definition[0] == "(" else definition.split(" ", 1)
     opcode, _, rest = rest.strip().partition("(")

@@ -119,7 +119,6 @@ def _is_ring(extent: int, extents: tuple[int, ...]) -> bool:
 
 
 def _coordinates_of(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
-    """A device's slice, or its machine of eight, and its coordinates there."""
     coords = getattr(device, "coords", None)
     if coords is None:
         return number // 8, (number % 8,)

@@ -133,7 +133,6 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
 
 
 def _bytes_per_device(arrays: object) -> int:
-    """Bytes of a tree of sharded shapes on each device."""
     return sum(
         prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays)
     )
@@ -146,7 +145,6 @@ def state_bytes(setup: Setup) -> tuple[int, int]:
 
 
 def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> DeviceMemory:
-    """The memory of a compiled step."""
     analysis = compiled.memory_analysis()
     assert analysis is not None  # XLA's programs have one
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

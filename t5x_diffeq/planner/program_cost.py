@@ -114,12 +114,10 @@ def _is_in_main_memory(shape: Shape) -> bool:
 
 
 def _bytes_in_main_memory(type: str) -> int:
-    """Bytes of a type's arrays in main memory."""
     return sum(shape.bytes for shape in shapes(type) if _is_in_main_memory(shape))
 
 
 def _bytes_read(program: Program, it: Instruction, computation: Computation) -> int:
-    """Bytes of the operands that an instruction reads."""
     sizes = [_bytes_in_main_memory(computation[name].type) for name in it.operands]
     if it.opcode in _PART_OF_FIRST:
         return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
@@ -132,7 +130,6 @@ def _bytes_read(program: Program, it: Instruction, computation: Computation) -> 
 
 
 def _bytes_read_inside(program: Program, name: str, number: int) -> int:
-    """Bytes that a fusion reads of its operand `number`."""
     computation = program.computations[name]
     parameter = next(
         i for i in computation.values() if i.opcode == "parameter" and i.literal == str(number)
@@ -141,7 +138,6 @@ def _bytes_read_inside(program: Program, name: str, number: int) -> int:
 
 
 def _bytes_used(program: Program, computation: Computation, source: Instruction) -> int:
-    """Bytes of `source` that the other instructions inside a fusion use, at most its size."""
     total = 0
     for it in computation.values():
         for position, name in enumerate(it.operands):
@@ -159,7 +155,6 @@ def _bytes_used(program: Program, computation: Computation, source: Instruction)
 
 
 def _bytes_written(program: Program, it: Instruction, computation: Computation) -> int:
-    """Bytes of the result that an instruction writes."""
     if it.opcode == "dynamic-update-slice":
         return min(
             _bytes_in_main_memory(it.type), _bytes_in_main_memory(computation[it.operands[1]].type)

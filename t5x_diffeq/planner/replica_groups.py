@@ -56,5 +56,4 @@ def _arrange(shape: str, order: str | None) -> np.ndarray:
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
-    """`1,2` as numbers."""
     return tuple(int(n) for n in text.split(",") if n)

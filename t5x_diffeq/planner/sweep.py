@@ -111,7 +111,6 @@ class PlanSearch:
         return lower_bound(setup, other.train.batch_size, figures) if figures else Bound(0, 0)
 
     def _is_hopeless(self, bound: Bound) -> bool:
-        """Whether a candidate can't fit, or can't be faster than the best so far."""
         figures = self.topology.figures
         if figures and bound.bytes > figures.memory_bytes:
             return True

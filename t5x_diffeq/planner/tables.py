@@ -36,7 +36,6 @@ def plan_record(plan: Plan) -> dict[str, object]:
 
 
 def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
-    """The table's lines, by unit."""
     m, f, t = plan.memory, plan.flops, plan.times
     moved = plan.traffic or {}
     return {
@@ -98,7 +97,6 @@ def print_plans(plans: dict[str, Plan]) -> None:
 
 
 def _cell(value: float | None, unit: str) -> str:
-    """A number of the table with its unit; empty if it is unknown."""
     if value is None:
         return ""
     if unit == "bytes":
@@ -137,7 +135,6 @@ def _step_range(times: StepTimes) -> str:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """What the user should know about its collectives, copies and memory."""
     compiled = {} if plan.topology.cpus else plan.traffic or {}
     told = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
     return [line for line in (*told, _describe_replication(plan), memory_share(plan)) if line]

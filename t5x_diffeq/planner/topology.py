@@ -84,11 +84,7 @@ def make_topology(name: str, slices: int = 1) -> Topology:
 
 
 def _cpu_devices(name: str, size: str) -> list[jax.Device]:
-    """Virtual devices of this machine.
-
-    Raises:
-      InputError: if `size` is not a count, or JAX has started with fewer devices.
-    """
+    """Virtual devices of this machine."""
     if not size.isdecimal() or int(size) < 1:
         raise InputError(f"--topology={name}: give a count of devices, as in cpu:8 or h100:8")
     flags = os.environ.get("XLA_FLAGS", "")
@@ -105,11 +101,7 @@ def _cpu_devices(name: str, size: str) -> list[jax.Device]:
 
 
 def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
-    """The devices of TPU slices (for a TPU7x, two devices per chip).
-
-    Raises:
-      InputError: if libtpu isn't installed or has no such topology.
-    """
+    """The devices of TPU slices (for a TPU7x, two devices per chip)."""
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             f"--topology={name} needs the TPU's compiler, which runs without a TPU: "

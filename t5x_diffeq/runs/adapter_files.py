@@ -103,7 +103,6 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
 
 def _norms(params: dict) -> dict[str, float]:
-    """The norm of each array of the weights that adapters are added to."""
     frozen = flatten_dict({"source": params["source"]}, sep="/")
     of_each = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
     return {name: float(norm) for name, norm in of_each(frozen).items()}

@@ -131,7 +131,6 @@ def say_account(
 
 
 def _memory_row() -> dict[str, str]:
-    """The summary's row about the allocator, if it was configured."""
     if not allocator.is_configured:
         return {}
     return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
@@ -158,7 +157,6 @@ def _describe_slices(mesh: Mesh) -> str:
 
 
 def _describe_model(c: ModelConfig) -> str:
-    """The three choices that define the model, and its size."""
     source = {
         "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
         "per_layer": "one set of weights per layer",
@@ -192,7 +190,6 @@ def _describe_parameters(setup: Setup) -> str:
 
 
 def _format_shares(sizes: dict[str, int]) -> str:
-    """`1.24M: source 983.0k, ...`."""
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return f"{format_count(sum(sizes.values()))}: " + ", ".join(
         f"{n} {format_count(size)}" for n, size in largest

@@ -83,7 +83,6 @@ def may_change(key: str) -> bool:
 
 
 def _differences(before: dict, now: dict) -> dict[str, tuple]:
-    """The dotted keys whose values differ, with the old and the new value."""
     old, new = flatten_dict(before, sep="."), flatten_dict(now, sep=".")
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return {key: (old.get(key), new.get(key)) for key in keys}
@@ -133,9 +132,6 @@ def _check_saved_values(config: dict) -> dict:
 
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
     may differ in that key, it doesn't affect the model, and gets its default.
-
-    Raises:
-      InputError: if this version doesn't have a key, or can't use its value; names it.
     """
     defaults = flatten(default_config())
     for section in _SECTIONS:

@@ -92,11 +92,7 @@ def _lease_content(me: dict, number: int) -> bytes:
 
 
 def _take_lease(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
-    """Returns when the lease is ours; the bucket guarantees that only one process creates it.
-
-    Raises:
-      InputError: if another process holds it and is alive.
-    """
+    """Returns when the lease is ours; the bucket guarantees that only one process creates it."""
     while True:
         try:
             bucket_files().pipe_file(str(lock), mine, mode="create")

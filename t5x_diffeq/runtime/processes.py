@@ -84,11 +84,7 @@ def initialise() -> None:
 
 
 def _find_rank(environment: Mapping[str, str]) -> Rank | None:
-    """The rank of this process among several; None if it is alone.
-
-    Raises:
-      InputError: if the environment gives only part of what is needed.
-    """
+    """The rank of this process among several; None if it is alone."""
     rank = rank_in(environment)
     if rank is None and (told := tpu_hosts.host_rank(environment)):
         return Rank(*told)
@@ -153,9 +149,6 @@ def _meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
 
     JAX's own service ends a process whose peers don't arrive without naming them. So process 0
     listens on the coordinator's port before that service does.
-
-    Raises:
-      MachineryError: if a process did not arrive within `seconds`; names it.
     """
     host, _, port = rank.coordinator.rpartition(":")
     deadline = time.monotonic() + seconds
@@ -193,11 +186,7 @@ def _receive_ranks(
 
 
 def _listen_on(port: int, count: int, deadline: float) -> socket.socket:
-    """A socket that listens on the port; waits if an earlier run still holds the port.
-
-    Raises:
-      MachineryError: if the port isn't free in time.
-    """
+    """A socket that listens on the port; waits if an earlier run still holds the port."""
     while True:
         try:
             return socket.create_server(("", port), backlog=count)

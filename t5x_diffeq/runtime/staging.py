@@ -105,12 +105,7 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
 
 
 def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
-    """The description of an object's copy, before it is made.
-
-    Raises:
-      InputError: if the object does not exist, or the bucket refuses access.
-      MachineryError: if the bucket does not answer.
-    """
+    """The description of an object's copy, before it is made."""
     try:
         facts = bucket_files().info(str(path))
     except FileNotFoundError as error:
@@ -128,11 +123,7 @@ def cache_folder() -> Path:
 
 
 def _cache_bytes() -> int:
-    """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk.
-
-    Raises:
-      InputError: if the variable is not a number.
-    """
+    """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk."""
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
         held = sum(_size_of(folder) for folder in _cache_entries())
@@ -151,7 +142,6 @@ def _cache_entries() -> list[Path]:
 
 @contextmanager
 def _lock_cache() -> Iterator[None]:
-    """Locks the cache; waits for other processes to release it."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         file = (cache_folder() / ".lock").open("w")
@@ -173,11 +163,7 @@ def _is_good(copy: Copy) -> bool:
 
 
 def _make_room(copies: list[Copy], missing: list[Copy]) -> None:
-    """Deletes the least recently used copies until the missing ones fit.
-
-    Raises:
-      NoRoomError: if they can't fit.
-    """
+    """Deletes the least recently used copies until the missing ones fit."""
     wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
     room = _cache_bytes() - wanted - sum(map(_size_of, _cache_entries()))
     keep = {copy.folder for copy in copies}

@@ -222,7 +222,6 @@ class Checkpoints:
 
 
 def _close_quietly(manager: ocp.CheckpointManager) -> None:
-    """Waits for the save; the reason of a failure has already been reported."""
     with suppress(Exception):
         manager.close()
 
@@ -320,12 +319,7 @@ def _read_params(checkpoint: AnyPath, abstract_params: dict) -> dict:
 
 
 def _explain(error: Exception, checkpoint: AnyPath) -> str:
-    """Why a checkpoint can't be read, if it is the checkpoint's fault.
-
-    Raises:
-      MachineryError: if it is a bucket, link or device that doesn't answer.
-      MemoryError, JaxRuntimeError: if there isn't enough memory for it.
-    """
+    """Why a checkpoint can't be read, if it is the checkpoint's fault."""
     damaged = "DATA_LOSS" in str(error)  # TensorStore's word for what it can't decode
     if is_of_machinery(error) and not damaged:
         raise MachineryError(
@@ -345,7 +339,6 @@ def is_full(folder: AnyPath) -> bool:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The root cause of an error, on one line."""
     text = describe_error(error)
     for known in (_FULL, "Disk quota exceeded"):
         cause: BaseException | None = error

@@ -172,7 +172,6 @@ def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; infinite if the line is incomplete."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):

@@ -131,9 +131,6 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
 
     On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
     must also divide what the other axes leave.
-
-    Raises:
-      InputError: if the other axes alone don't divide the devices.
     """
     others = prod(size for size in sizes.values() if size != -1)
     if len(devices) % others:

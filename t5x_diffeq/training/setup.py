@@ -56,15 +56,7 @@ class Setup:
     attention_reason: str
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Setup":
-        """The setup of the same model, with the same parameters, on another grid.
-
-        Args:
-          num_steps: the number of solver steps; None for the model's own.
-          scheme: the scheme; None for the model's own.
-
-        Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own.
-        """
+        """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, model=self.model.at_depth(num_steps, scheme))
 
     def context(self) -> AbstractContextManager:

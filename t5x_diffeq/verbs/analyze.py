@@ -28,11 +28,7 @@ def perplexity(run: Run, corpus: Corpus, num_steps: int) -> float:
 
 
 def _encode_prompt(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
-    """A prompt's tokens.
-
-    Raises:
-      InputError: if there are none, or more than the model's length.
-    """
+    """A prompt's tokens."""
     try:
         (tokens,) = tokenizer.encode([text])
     except UnicodeEncodeError as error:
@@ -45,7 +41,6 @@ def _encode_prompt(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
 
 
 def _split_pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """The text that each token adds to the tokens before it."""
     texts = [tokenizer.decode(tokens[:end]) for end in range(len(tokens) + 1)]
     return [after[len(before) :] for before, after in pairwise(texts)]
 

@@ -39,7 +39,6 @@ def load(workdir: AnyPath, tokenizer: Tokenizer, flags: FlagValues) -> Run:
 def _evaluate_grid(
     run: Run, corpus: Corpus, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
-    """Loss and perplexity on the validation split with N steps of the scheme."""
     solver = scheme if scheme in SOLVERS else None
     run = run.at_depth(num_steps, None if solver else scheme)
     model = run.setup.model.config

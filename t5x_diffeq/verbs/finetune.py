@@ -76,11 +76,7 @@ def _refuse_other(key: str, given: object, own: object, untouched: object) -> No
 
 
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
-    """The completed config; for a new workdir it is checked, and the tokenizer is copied there.
-
-    Raises:
-      InputError: if the pretrained run can't be used, or not with this config.
-    """
+    """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
     if (workdir / CONFIG_FILE).exists():
         return complete_config(given, read_config(workdir))
     source = parse_path(str(given["init_from"]), "config.init_from")
@@ -100,7 +96,6 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
 
 
 def _keep_adapters(config: Config, workdir: AnyPath) -> None:
-    """Writes what was trained, the adapters, to small files."""
     vocab_size = load_corpus(workdir).tokenizer.vocab_size
     params = load_run(workdir, vocab_size, batch_size=config.train.batch_size).params
     trains = trainable_parts(config.train.trainable, params)

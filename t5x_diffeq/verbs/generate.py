@@ -19,11 +19,7 @@ _OPENING = 16  # tokens of the validation text that form the prompt if none is g
 
 
 def _encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
-    """The prompt's tokens.
-
-    Raises:
-      InputError: if they leave no room for new tokens within the model's length.
-    """
+    """The prompt's tokens."""
     try:
         (tokens,) = tokenizer.encode([text])
     except UnicodeEncodeError as error:

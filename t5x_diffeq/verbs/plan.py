@@ -44,7 +44,6 @@ def _make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
 
 
 def _compare_plans(config: Config, where: Topology) -> dict[str, Plan]:
-    """Plans of the model and, unless it is a baseline itself, of its baseline."""
     configs = {"model": config}
     if config.model.weights != "per_layer":
         configs["baseline"] = baseline_of(config)
