@@ -1,4 +1,4 @@
-"""A time embedding whose values at N nodes are as well conditioned a basis as possible.
+"""A time embedding whose values at the nodes of N steps are as well conditioned a basis as possible.
 
     e(t) = Linear2(SiLU(Linear1(gamma(t)))),   gamma(t) = [t, sin(pi t), cos(pi t)]
 
@@ -51,7 +51,7 @@ class TimeBasis(NamedTuple):
 
 
 def make_time_basis(num_nodes: int, width: int) -> TimeBasis:
-    """The basis for N nodes.
+    """The basis for the nodes of N steps.
 
     Args:
       num_nodes: number of nodes N.
