@@ -185,9 +185,9 @@ def verb(words):
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_trainings_are_the_papers(printed, name):
+def test_trainings_are_the_papers(paper_commands, name):
     texts = ["--text=openwebtext=openwebtext:/o", "--text=wikitext103=wikitext103:/w"]
-    commands = printed(name, *(texts if name == "figure5" else texts[:1]))
+    commands = paper_commands(name, *(texts if name == "figure5" else texts[:1]))
     left = [settings(words) for words in commands if verb(words) == "train"]
     for size, variant, changes in TRAININGS[name]:
         expected = expected_settings(size, variant, changes)
@@ -212,8 +212,8 @@ def expected_settings(size, variant, changes):
     return {key: value for key, value in expected.items() if key not in generated}
 
 
-def test_wikitext_of_appendix_e_is_that_of_table_1(printed):
-    commands = printed("appendixE", "--text=wikitext103=wikitext103:/w")
+def test_wikitext_of_appendix_e_is_that_of_table_1(paper_commands):
+    commands = paper_commands("appendixE", "--text=wikitext103=wikitext103:/w")
     found = [settings(words) for words in commands if verb(words) == "train"]
     assert [(size, variant) for size, variant, _ in found] == [
         (size, variant) for size in ("gpt_small", "gpt_medium") for variant in ("ode", "baseline")
@@ -223,9 +223,9 @@ def test_wikitext_of_appendix_e_is_that_of_table_1(printed):
     assert {each[T] for size, v, each in found if (size, v) == ("gpt_medium", "ode")} == {48}
 
 
-def test_tunings_are_the_papers(printed):
+def test_tunings_are_the_papers(paper_commands):
     texts = ["--text=openwebtext=openwebtext:/o", "--text=wikitext103=wikitext103:/w"]
-    tunings = [settings(w) for w in printed("figure5", *texts) if verb(w) == "finetune"]
+    tunings = [settings(w) for w in paper_commands("figure5", *texts) if verb(w) == "finetune"]
     grids = [(method, found["model.num_steps"]) for _, method, found in tunings]
     ode = [(method, n) for method in ("lora", "full", "hypernetwork") for n in (9, 12, 18, 24)]
     assert grids == 2 * [*ode, ("lora", 24), ("full", 24)]
@@ -239,16 +239,16 @@ def test_tunings_are_the_papers(printed):
         assert found["optimizer.decay"] == ("embeddings" if method == "hypernetwork" else "all")
 
 
-def test_costs_are_those_of_gpt_medium_at_all_of_table_6(printed):
-    found = [settings(words) for words in printed("figure15")]
+def test_costs_are_those_of_gpt_medium_at_all_of_table_6(paper_commands):
+    found = [settings(words) for words in paper_commands("figure15")]
     assert {size for size, _, _ in found} == {"gpt_medium"}
     assert {each["train.batch_size"] for _, _, each in found} == {256}  # figure 16
     assert [each[T] for _, _, each in found] == [20, 48, 72, 96, 120, 144]
 
 
 @pytest.mark.parametrize("name", ["table4", "table5"])
-def test_tasks_without_and_with_five_examples(printed, name):
-    commands = printed(name, "--text=openwebtext=openwebtext:/o")
+def test_tasks_without_and_with_five_examples(paper_commands, name):
+    commands = paper_commands(name, "--text=openwebtext=openwebtext:/o")
     asked = [words for words in commands if verb(words) == "evaluate"]
     assert [[w for w in words if "few" in w or "tasks" in w] for words in asked] == 2 * [
         ["--tasks=paper", "--num_fewshot=0"],
@@ -256,15 +256,15 @@ def test_tasks_without_and_with_five_examples(printed, name):
     ]
 
 
-def test_the_paper_trains_once_and_seeds_can_be_asked_for(printed):
+def test_the_paper_trains_once_and_seeds_can_be_asked_for(paper_commands):
     text = "--text=openwebtext=openwebtext:/o"
-    assert len(printed("figure8", text)) == 2
-    seeds = [settings(words)[2]["seed"] for words in printed("figure8", text, "--seeds=3")]
+    assert len(paper_commands("figure8", text)) == 2
+    seeds = [settings(words)[2]["seed"] for words in paper_commands("figure8", text, "--seeds=3")]
     assert seeds == 2 * [0, 1, 2]
 
 
-def test_shards_are_named_by_their_tokenizer(printed):
-    commands = printed("table2", "--text=openwebtext=tokens:/shards/{tokenizer}")
+def test_shards_are_named_by_their_tokenizer(paper_commands):
+    commands = paper_commands("table2", "--text=openwebtext=tokens:/shards/{tokenizer}")
     found = [settings(words) for words in commands]
     assert {(size, each["data.path"]) for size, _, each in found} == {
         *((f"gpt_{size}", "/shards/gpt2") for size in ("small", "medium", "large")),

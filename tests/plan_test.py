@@ -11,7 +11,7 @@ import sys
 
 import jax
 import pytest
-from helpers import ROOT, call, mesh_of
+from helpers import ROOT, call
 
 from configs import default
 from t5x_diffeq import plan as verb
@@ -26,6 +26,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, GIB
 from t5x_diffeq.training.flops import step_flops
+from t5x_diffeq.training.partitioning import make_mesh
 from t5x_diffeq.verbs import plan
 
 SMALL = {
@@ -192,7 +193,7 @@ def one_setup():
 
 def quick_setup(config, *_):
     """One setup, on the mesh of a config."""
-    mesh = mesh_of(config, config.train.batch_size, EIGHT.devices)
+    mesh = make_mesh(config.mesh, config.train.batch_size, EIGHT.devices)
     return dataclasses.replace(one_setup(), mesh=mesh)
 
 
@@ -225,7 +226,7 @@ def fake_sweep(monkeypatch, seconds, bounds):
     return search.run(), fake.compiled, search.skipped
 
 
-MESHES = [{"mesh__data": n, "mesh__fsdp": 8 // n, "mesh__tensor": 1} for n in (1, 2, 4, 8)]
+MESHES = [{"mesh.data": n, "mesh.fsdp": 8 // n, "mesh.tensor": 1} for n in (1, 2, 4, 8)]
 
 
 def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
@@ -238,7 +239,7 @@ def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
         (data, remat) for data in (2, 4) for remat in REMATS if remat != "full"
     }
     assert [c for c in compiled if c[2] > 1] == [(4, "none", 2)]  # of the best alone
-    assert found[0][0] == MESHES[2] | {"model__remat": "none"}
+    assert found[0][0] == MESHES[2] | {"model.remat": "none"}
     assert skipped == 1
 
 
