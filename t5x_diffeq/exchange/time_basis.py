@@ -1,4 +1,4 @@
-"""A time embedding whose values at the nodes of N steps are a basis as well conditioned as possible.
+"""A time embedding whose values at N steps' nodes are as well conditioned a basis as possible.
 
     e(t) = Linear2(SiLU(Linear1(gamma(t)))),   gamma(t) = [t, sin(pi t), cos(pi t)]
 
