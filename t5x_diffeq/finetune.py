@@ -28,8 +28,8 @@ def main() -> int:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
-    from t5x_diffeq.verbs.finetune import finetune  # JAX and the rest take seconds
-    from t5x_diffeq.verbs.train import sole_writer
+    from t5x_diffeq.runs.workdir import sole_writer  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.finetune import finetune
 
     with sole_writer(workdir):
         return finetune(flatten(CONFIG.value), workdir)

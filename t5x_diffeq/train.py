@@ -31,7 +31,8 @@ def main() -> int:
         )
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
-    from t5x_diffeq.verbs.train import sole_writer, train  # JAX and the rest take seconds
+    from t5x_diffeq.runs.workdir import sole_writer  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.train import train
 
     with sole_writer(workdir):
         return train(Config.of(CONFIG.value), workdir)

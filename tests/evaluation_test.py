@@ -34,8 +34,10 @@ def perplexity(tmp_path_factory):
         setup, params = model_on(devices)
         with setup.context():
             step = make_eval_step(setup)
-            rows = setup.eval_rows(batch_size)
-            batches = eval_batches(eval_examples(Config.of(config).data, corpus), rows, setup.rows)
+            rows = setup.eval_batch_size(batch_size)
+            batches = eval_batches(
+                eval_examples(Config.of(config).data, corpus), rows, setup.batch_sharding
+            )
             return evaluate_loss(step, params, batches)
 
     return of

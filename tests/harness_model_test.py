@@ -217,7 +217,9 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
     windows = Windows(row, LENGTH, "validation", ragged=True, end_of_text=0)
     with lm.setup.context():
         eval_step = make_eval_step(lm.setup)
-        ours = evaluate_loss(eval_step, lm.params, eval_batches([windows], 2, lm.setup.rows))
+        ours = evaluate_loss(
+            eval_step, lm.params, eval_batches([windows], 2, lm.setup.batch_sharding)
+        )
     assert ours["tokens"] == len(text)
     np.testing.assert_allclose(total, -ours["loss"] * ours["tokens"], rtol=1e-6)
 

@@ -14,7 +14,7 @@ from helpers import ROOT
 
 from t5x_diffeq import reproduce
 from t5x_diffeq.experiments.paper import PAPER
-from t5x_diffeq.runtime.config_files import config_of, flatten
+from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError
 
 ADAM = {
@@ -164,7 +164,7 @@ def settings(words):
     """Every key of the config that a command makes, and its variant."""
     of_config = next(word for word in words if word.startswith("--config="))
     file, _, variant = of_config.removeprefix("--config=configs/").partition(":")
-    found = flatten(config_of(file, variant or "ode"))
+    found = values_of(file, variant or "ode")
     for word in words:
         if given := re.fullmatch(r"--config\.([\w.]+)=(.*)", word):
             key, value = given.groups()

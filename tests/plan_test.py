@@ -19,7 +19,7 @@ from t5x_diffeq.planner import planning, sweep, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
 from t5x_diffeq.planner.estimate import StepTimes
 from t5x_diffeq.planner.planning import plan_setup
-from t5x_diffeq.planner.search import REMATS, meshes, remedies
+from t5x_diffeq.planner.search import POLICIES, meshes, remedies
 from t5x_diffeq.planner.sweep import PlanSearch
 from t5x_diffeq.planner.topology import Topology, make_topology
 from t5x_diffeq.runtime.config import Config
@@ -152,7 +152,7 @@ def test_sweep_on_one_device(capsys):
     plan.sweep(config, CPU)
     told = capsys.readouterr()
     tried = [json.loads(line) for line in told.out.splitlines()]
-    assert {line["remat"] for line in tried} == set(REMATS)
+    assert {line["remat"] for line in tried} == set(POLICIES)
     assert {line["microbatches"] for line in tried} == {1, 2}
     best = min(tried, key=bytes_moved)
     flags = told.err.splitlines()[-1].split()
@@ -236,7 +236,7 @@ def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
     assert compiled[1:3] == [(2, "full", 1), (8, "full", 1)]  # 9 is beyond any
     rest = compiled[3:]
     assert {(data, remat) for data, remat, parts in rest if parts == 1} == {
-        (data, remat) for data in (2, 4) for remat in REMATS if remat != "full"
+        (data, remat) for data in (2, 4) for remat in POLICIES if remat != "full"
     }
     assert [c for c in compiled if c[2] > 1] == [(4, "none", 2)]  # of the best alone
     assert found[0][0] == MESHES[2] | {"model.remat": "none"}

@@ -32,10 +32,10 @@ from t5x_diffeq.models.block import vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.ode.integrate import step_function, step_inputs
+from t5x_diffeq.runtime.config_keys import CONVENTIONS
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 
-CONVENTIONS = ("pair", "official", "full")
 GIB = 2**30
 
 

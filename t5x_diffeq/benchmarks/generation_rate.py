@@ -55,7 +55,7 @@ def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(min(rounds, length - _PROMPT - _WARM_UP_TOKENS - 1)):
         for name, token in ways.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             token()
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(time.perf_counter() - start)
     return {name: 1 / statistics.median(times) for name, times in seconds.items()}

@@ -75,13 +75,13 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
 
 def rate(work: Work) -> float:
     """Tokens per second over about `SECONDS`."""
-    begun, tokens = time.perf_counter(), 0
-    while time.perf_counter() - begun < LEAD_IN:
+    start, tokens = time.perf_counter(), 0
+    while time.perf_counter() - start < LEAD_IN:
         next(work)
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < SECONDS:
+    start = time.perf_counter()
+    while time.perf_counter() - start < SECONDS:
         tokens += next(work)
-    return tokens / (time.perf_counter() - begun)
+    return tokens / (time.perf_counter() - start)
 
 
 def _count_tokens(batches: Iterator[Mapping[str, Any]]) -> Work:

@@ -15,8 +15,7 @@ from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, token
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.models.config import check_vocab_size
-from t5x_diffeq.runtime.config import DataKeys
+from t5x_diffeq.runtime.config import DataKeys, check_vocab_size
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (

@@ -39,12 +39,12 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
       process: the index of the process; None: this one.
     """
     process = jax.process_index() if process is None else process
-    held = np.zeros(batch_size, bool)
+    ours = np.zeros(batch_size, bool)
     shares: Mapping[jax.Device, Any] = sharding.devices_indices_map((batch_size,))
     for device, (rows,) in shares.items():
         if device.process_index == process:
-            held[rows] = True
-    return np.flatnonzero(held)
+            ours[rows] = True
+    return np.flatnonzero(ours)
 
 
 @dataclass(frozen=True)

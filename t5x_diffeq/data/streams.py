@@ -133,7 +133,7 @@ class RowStreams:
     def _fill(self, own: list["StreamRow"], tokens: int) -> None:
         """Tokenises documents until each row holds this many tokens."""
         end = np.array([self.tokenizer.end_of_text], np.int32)
-        while lacking := [row for row in own if row.held < tokens]:
+        while lacking := [row for row in own if row.available < tokens]:
             wanted = (piece for row in lacking for piece in row.next_pieces(tokens))
             for batch in group_pieces(wanted):
                 encoded = _encode_evenly(self.tokenizer, [text for text, *_ in batch])
@@ -171,17 +171,17 @@ class StreamRow:
     Attributes:
       numbers: the numbers of the documents whose tokens are held.
       starts: where each starts, relative to the first token held; <= 0 for the first.
-      held: number of tokens held; negative while consumed tokens are tokenised again.
+      available: number of tokens held; negative while consumed tokens are tokenised again.
     """
 
     def __init__(self, texts: Iterator[tuple[int, str, bool]], number: int, consumed: int):
         self.texts, self.numbers, self.starts = texts, [number], [-consumed]
         self.tokens: list[np.ndarray] = []
-        self.held = -consumed
+        self.available = -consumed
 
     def next_pieces(self, tokens: int) -> Iterator[tuple[str, bool, int, "StreamRow"]]:
         """The next pieces, about as many as are needed to hold this many tokens."""
-        missing = min((tokens - self.held) * _CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
+        missing = min((tokens - self.available) * _CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
         while missing > 0:
             number, text, is_last = next(self.texts)
             yield text, is_last, number, self
@@ -191,9 +191,9 @@ class StreamRow:
         """Adds a piece of document `number`, except for what was already consumed."""
         if number != self.numbers[-1]:
             self.numbers.append(number)
-            self.starts.append(self.held)
-        self.tokens.append(tokens[max(0, -self.held) :])
-        self.held += len(tokens)
+            self.starts.append(self.available)
+        self.tokens.append(tokens[max(0, -self.available) :])
+        self.available += len(tokens)
 
     def take(
         self, steps: int, length: int
@@ -206,7 +206,7 @@ class StreamRow:
         positions = np.stack([numbers[at], after - starts[at]], axis=1)
         self.numbers = numbers[at[-1] :].tolist()
         self.starts = (starts[at[-1] :] - consumed).tolist()
-        self.tokens, self.held = [tokens[consumed:]], self.held - consumed
+        self.tokens, self.available = [tokens[consumed:]], self.available - consumed
         return tokens[: consumed + 1], positions
 
 

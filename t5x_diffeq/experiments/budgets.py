@@ -7,7 +7,7 @@ from t5x_diffeq.experiments.comparison import laptop_config, make_training
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
-from t5x_diffeq.runtime.config_files import config_of
+from t5x_diffeq.runtime.config_files import values_of
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Budgets(Experiment):
         made = []
         for text, keys in texts.items():
             config = self.config or laptop_config(text)
-            own = config_of(config, "ode")
+            own = values_of(config, "ode")
             made += [
                 make_training(
                     config,
                     text,
                     keys,
                     each.variant,
-                    {**each.keys, "train.total_steps": round(length * own.train.total_steps)},
+                    {**each.keys, "train.total_steps": round(length * own["train.total_steps"])},
                     seed,
                     each.name,
                 )
                 for seed in seeds
-                for each in _contenders(own.model.num_steps, own.model.time_embed_dim)
+                for each in _contenders(own["model.num_steps"], own["model.time_embed_dim"])
                 for length in each.lengths
             ]
         return made

@@ -6,8 +6,8 @@ from itertools import product
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
-from t5x_diffeq.experiments.tokenizers import with_tokenizer
-from t5x_diffeq.runtime.config_files import config_of, flatten
+from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
+from t5x_diffeq.runtime.config_files import values_of
 
 Choices = dict[str, tuple[Label, ...]]  # the values of each key in which runs differ
 
@@ -72,7 +72,7 @@ def make_training(
       seed: seed of the config.
       model: the model's name in tables, instead of the variant.
     """
-    own: Keys = flatten(config_of(config, variant))
+    own: Keys = values_of(config, variant)
     generated = own["model.weights"] == "time_dependent"
     chosen = {
         key: value
@@ -81,7 +81,7 @@ def make_training(
     }
     words = [f"{_last_word(key)}={_format_for_name(value)}" for key, value in chosen.items()]
     size = config.removesuffix(".py")
-    found = with_tokenizer(of_text, own["model.architecture"])
+    found = fill_in_tokenizer(of_text, own["model.architecture"])
     return ExperimentRun(
         "-".join([*dict.fromkeys((size, text)), variant, *words, f"seed={seed}"]),
         "train",

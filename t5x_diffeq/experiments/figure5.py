@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
-from t5x_diffeq.experiments.tokenizers import KEY, with_tokenizer
-from t5x_diffeq.runtime.config_files import config_of
+from t5x_diffeq.experiments.tokenizers import KEY, fill_in_tokenizer
+from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError
 
 _GRIDS = (9, 12, 18, 24)
@@ -55,8 +55,8 @@ class Figure5(Experiment):
         texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
         if len(texts) != 2:
             raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
-        architecture = config_of(self.config, "ode").model.architecture
-        texts = {name: with_tokenizer(keys, architecture) for name, keys in texts.items()}
+        architecture = values_of(self.config, "ode")["model.architecture"]
+        texts = {name: fill_in_tokenizer(keys, architecture) for name, keys in texts.items()}
         return [
             run
             for seed in seeds

@@ -26,7 +26,7 @@ _TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
-def with_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def fill_in_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """A text's keys, with the model's tokenizer substituted for the placeholders."""
     name, file = _NAMES[architecture], _FILES[architecture]
     return {

@@ -119,7 +119,7 @@ class DiffEqLM(TemplateLM):
         done = 0
         with Progress("generated", len(rows), "texts") as progress, self.setup.context():
             for (_, sampling), numbers in groups.items():
-                count = self.setup.eval_rows(min(self.batch_size, len(numbers)))
+                count = self.setup.eval_batch_size(min(self.batch_size, len(numbers)))
                 for first in range(0, len(numbers), count):
                     chosen = numbers[first : first + count]
                     self.continue_rows([rows[number] for number in chosen], count, sampling)

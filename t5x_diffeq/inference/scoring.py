@@ -115,7 +115,7 @@ class Scorer:
         for length in sorted(of_length, reverse=True):
             numbers = of_length[length]
             most = self.batch_size * limit // length
-            rows = self.setup.eval_rows(min(len(numbers), most))
+            rows = self.setup.eval_batch_size(min(len(numbers), most))
             for first in range(0, len(numbers), rows):
                 chosen = numbers[first : first + rows]
                 inputs, targets = self._shard_rows(
@@ -130,7 +130,7 @@ class Scorer:
             arrays[0, number, : len(tokens) - 1] = tokens[:-1]
             arrays[1, number, : len(tokens) - 1] = tokens[1:]
         return [
-            jax.make_array_from_callback(array.shape, self.setup.rows, array.__getitem__)
+            jax.make_array_from_callback(array.shape, self.setup.batch_sharding, array.__getitem__)
             for array in arrays
         ]
 

@@ -82,10 +82,10 @@ class Attention(nn.Module):
         rows = jnp.arange(len(q))[:, None]
 
         def own(name: str, new: Float[Array, "B L K G"]) -> Float[Array, "B length K G"]:
-            held: Array = self.get_variable(CACHE, name)
-            held = held.at[slot, rows, positions].set(new)
-            self.put_variable(CACHE, name, held)
-            return held[slot]
+            cached: Array = self.get_variable(CACHE, name)
+            cached = cached.at[slot, rows, positions].set(new)
+            self.put_variable(CACHE, name, cached)
+            return cached[slot]
 
         keys, values = own("keys", k), own("values", v)
         seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]

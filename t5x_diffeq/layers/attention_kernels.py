@@ -17,7 +17,6 @@ from t5x_diffeq.array_types import Segments
 from t5x_diffeq.layers.mesh import on_shards, spec_of
 from t5x_diffeq.runtime.errors import InputError
 
-KERNELS = ("xla", "cudnn", "splash")
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of it
 # Splash's fused backward pass writes a partial gradient of q per block of keys, each as large as q.
@@ -130,7 +129,7 @@ def causal_attention(
       q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
-      kernel: one of `KERNELS`, or splash with a block size, such as `splash:512`.
+      kernel: one of `config_keys.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
     """
     if kernel.startswith("splash"):
@@ -139,7 +138,7 @@ def causal_attention(
     if kernel == STAND_IN:
         return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), _KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    name = cast(Literal["xla", "cudnn"], kernel)  # the rest of `KERNELS`
+    name = cast(Literal["xla", "cudnn"], kernel)  # the two others
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
     return checkpoint_name(mixed, _KEPT)
 

@@ -16,10 +16,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.parameter import Parameter, declare
-from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.ode.weights import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
-
-_Path = tuple[str, ...]
 
 
 class Adapter(nn.Module):
@@ -105,7 +103,7 @@ class Adapters(nn.Module):
 
 def _kernels_to_adapt(
     block: nn.Module, inputs: tuple, names: tuple[str, ...]
-) -> dict[_Path, Parameter]:
+) -> dict[LeafPath, Parameter]:
     """The kernels that have an adapter, by the path of their linear."""
     kernels = {
         path[:-1]: leaf

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,11 @@ class Block(nn.Module):
         )
         # N residual additions with step size 1 make the stream grow; those with 1/N do not.
         output_std = 0.02 / sqrt(2 * c.num_steps) if c.step_size == "1" else 0.02
-        layer = {"use_bias": gpt, "output_std": output_std, "dtype": c.compute_dtype}
+        layer: dict[str, Any] = {
+            "use_bias": gpt,
+            "output_std": output_std,
+            "dtype": c.compute_dtype,
+        }
         self.attention_norm = norm()
         self.attention = Attention(
             c.embed_dim,
@@ -95,7 +100,7 @@ def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
 
 
 def cached_sub_fields(config: ModelConfig, places: Places) -> tuple[SubFieldWithMemory, SubField]:
-    """The block's f and g over a few new tokens, whose earlier tokens are in a cache.
+    """The block's f and g for new tokens, given a cache of the tokens before them.
 
     f takes the cache and a slot of it besides weights and state. Besides its value, it returns the
     cache with the new tokens' keys and values in this slot.

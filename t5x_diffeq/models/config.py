@@ -8,24 +8,11 @@ import numpy as np
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
 from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
 from t5x_diffeq.ode.solvers import grid
-from t5x_diffeq.runtime.config import ModelKeys, check_values
+from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the default
-
-
-def check_vocab_size(stated: int | None, vocab_size: int) -> None:
-    """Checks that `model.vocab_size`, if it is set, is the size of the tokenizer's vocabulary.
-
-    Raises:
-      InputError: if the sizes differ, naming both.
-    """
-    if stated not in (None, vocab_size):
-        raise InputError(
-            f"model.vocab_size is {stated}, and the tokenizer has {vocab_size} tokens; leave it "
-            "None to take the tokenizer's"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +72,9 @@ class ModelConfig(ModelKeys):
         if self.weights == "per_layer" and not np.array_equal(own, nodes):
             raise InputError(
                 f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
-                f"times than num_steps={self.num_steps} with scheme {self.scheme}, and this model "
-                "has one set per layer: it runs on its own grid alone (time_dependent and shared "
-                "on any)"
+                f"times than num_steps={self.num_steps} with scheme {self.scheme}, and per_layer "
+                "weights exist at their own times alone; leave both out, or take a run of "
+                "time_dependent or shared weights"
             )
         return other
 

@@ -1,5 +1,6 @@
 """The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,8 +88,8 @@ class LanguageModel(nn.Module):
     def setup(self):  # noqa: D102
         c = self.config
         gpt = c.architecture == "gpt"
-        dtypes = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
-        table = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
+        dtypes: dict[str, Any] = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
+        table: Callable[..., Embedding] = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
         self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if gpt else 1.0)
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
@@ -155,7 +156,7 @@ class LanguageModel(nn.Module):
         return merge(self.weights())
 
     def merged_weights_by_step(self) -> list[Weights]:
-        """The same, one tree per solver step: leaves `[nodes per step, ...]`."""
+        """`merged_weights`, as one tree per solver step: leaves `[nodes per step, ...]`."""
         return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
 
     def hidden(

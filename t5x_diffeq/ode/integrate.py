@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from t5x_diffeq.array_types import State, States, Weights
 from t5x_diffeq.ode.solvers import SCHEMES, SubField, VectorField
+from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
@@ -19,9 +20,8 @@ SubFieldWithMemory = Callable[[Weights, State, Memory, int], tuple[State, Memory
 StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[State, StepInputs], State]
 
-REMATS = ("none", "dots", "full")  # besides "every:k" and "keep:a,b"
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
-NAMES = ("qkv", "attention", "mlp")
+CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
 
 
 def integrate(
@@ -47,7 +47,7 @@ def integrate(
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
-        the values named a and b, each one of `NAMES`).
+        the values named a and b, each one of `CHECKPOINT_NAMES`).
       kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
         backward pass; None keeps the state's own.
       key: dropout key, or None.
@@ -56,8 +56,8 @@ def integrate(
       InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
-    # In other schemes sub-fields read states that depend on others' values: the backward pass
-    # would compute those once more.
+    # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
+    # backward pass would then compute once more.
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
@@ -93,10 +93,12 @@ def integrate_with_memory(
     scheme: str,
     step_size: float,
 ) -> tuple[State, Memory]:
-    """y(1) from y(0), with a memory that has a slot for each evaluation of f, and the memory at 1.
+    """y(1) from y(0) with a memory of one slot per evaluation of f; and the updated memory.
 
-    The steps are unrolled: for a token or two most of the time goes into reading weights, and a
-    scan would first copy the weights of each step.
+    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
+    memory, so this function keeps the memory from one evaluation of f to the next. The steps are
+    unrolled: for a token or two most of the time goes into reading weights, and a scan would first
+    copy the weights of each step.
 
     Args:
       f: one sub-field: from weights, state, memory and slot to its value and the updated memory.
@@ -142,7 +144,7 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
     """The same fields, of which the backward pass recomputes f and g one after the other.
 
-    So the gathered weights and the activations of both are never held at once.
+    The weights and activations of f and g are then never in memory together.
     """
     return lambda key: VectorField(*(jax.checkpoint(sub_field) for sub_field in field(key)))
 
@@ -222,14 +224,14 @@ def kept_names(remat: str) -> tuple[str, ...]:
     """a and b of "keep:a,b".
 
     Raises:
-      InputError: if one of them is not in `NAMES`.
+      InputError: if one of them is not in `CHECKPOINT_NAMES`.
     """
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
-        if name not in NAMES:
+        if name not in CHECKPOINT_NAMES:
             raise InputError(
-                f"model.remat={remat} keeps {name!r}; it can keep {', '.join(NAMES)}, as in "
-                f"keep:{','.join(NAMES)}"
+                f"model.remat={remat} keeps {name!r}; it can keep {', '.join(CHECKPOINT_NAMES)}, "
+                f"as in keep:{','.join(CHECKPOINT_NAMES)}"
             )
     return names
 
@@ -239,7 +241,7 @@ def _steps_per_checkpoint(remat: str) -> int:
     if name != "every" or not k.isdecimal() or int(k) < 1:
         raise InputError(
             f"remat is {remat!r}; it is {', '.join(REMATS)}, every:k with k >= 1, or keep: and "
-            f"some of {','.join(NAMES)}"
+            f"some of {','.join(CHECKPOINT_NAMES)}"
         )
     return int(k)
 

@@ -1,8 +1,8 @@
 """The three weight sources: t -> W(t), for any Linen block.
 
-A source reads the block's parameter tree, shapes, logical axes and roles from the block itself
-and returns, for the nodes, the same tree with a leading axis of nodes: the weights of a whole
-forward pass, made at once before the solver's loop and never inside it.
+A source reads shapes, logical axes and roles from the block itself. It returns the block's
+parameter tree with a leading axis of nodes: the weights of a whole forward pass, made at once
+before the solver's loop and never inside it.
 
     TimeDependentWeights   W(t) = W0 + P e(t)          the paper's hypernetwork
     LayerWeights           one set of weights per node  GPT, Llama; a discretised ODE
@@ -50,11 +50,11 @@ from t5x_diffeq.runtime.errors import InputError
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 _SILU_SECOND_MOMENT = 0.36
 
-Path = tuple[str, ...]
+LeafPath = tuple[str, ...]
 Embeddings = dict[str, Float[Array, "nodes T"]]  # e(t) by the name of the generated layer
 
 
-def block_parameters(block: nn.Module, inputs: tuple) -> dict[Path, Parameter]:
+def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
@@ -138,7 +138,7 @@ class GeneratedLayer(nn.Module):
     def __call__(
         self, features: Float[Array, "nodes features"], e: Float[Array, "nodes T"] | None
     ) -> tuple[dict[str, Float[Array, "nodes ..."]], Float[Array, "nodes T"]]:
-        """Its leaves at each time, and the e(t) that they come from: its own unless given."""
+        """Its leaves at each time, and the e(t) that they come from: `e`, or its own if None."""
         e = self.scales.embedding()(features) if e is None else e
         return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
@@ -204,18 +204,20 @@ class TimeDependentWeights(nn.Module):
             generated[path], embeddings[name] = layer(features, shared)
         return unflatten_dict(generated), embeddings
 
-    def _layers(self) -> list[tuple[Path, dict[str, Parameter]]]:
+    def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
 
 
-def _layer_name(path: Path) -> str:
+def _layer_name(path: LeafPath) -> str:
     """The name, in the source's parameters, of the block's linear or norm at `path`."""
     return ".".join(path)
 
 
-def projection_squares(d_weights: Weights, embeddings: Embeddings) -> dict[Path, Float[Array, ""]]:
+def projection_squares(
+    d_weights: Weights, embeddings: Embeddings
+) -> dict[LeafPath, Float[Array, ""]]:
     """|dP|^2 of each P, by its path in the parameters of `TimeDependentWeights`.
 
     They come from small matrices, so that P's gradient needn't be complete before they are used.
@@ -224,7 +226,7 @@ def projection_squares(d_weights: Weights, embeddings: Embeddings) -> dict[Path,
       d_weights: the gradient of the weights that the source has made.
       embeddings: the e(t) that they come from; empty for sources that have no P.
     """
-    squares: dict[Path, Array] = {}
+    squares: dict[LeafPath, Array] = {}
     for path, dW in flatten_dict(d_weights).items() if embeddings else ():
         layer = _layer_name(path[:-1])
         squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
@@ -298,7 +300,9 @@ def _init_block(block: nn.Module, inputs: tuple, key: jax.Array) -> Weights:
     return block.clone(parent=None, name=None).init(key, *zeros)["params"]
 
 
-def _cast_by_role(weights: Weights, declared: dict[Path, Parameter], dtype: DTypeLike) -> Weights:
+def _cast_by_role(
+    weights: Weights, declared: dict[LeafPath, Parameter], dtype: DTypeLike
+) -> Weights:
     """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
     flat = flatten_dict(weights)
     return unflatten_dict(

@@ -168,15 +168,15 @@ def read_program(text: str) -> Program:
 
 def _whole_lines(text: str) -> Iterator[str]:
     """The lines; an instruction whose attributes contain line breaks (a kernel's text) is one."""
-    held = ""
+    pending = ""
     for line in text.splitlines():
         if _INSTRUCTION.match(line) or _HEADER.match(line) or _END.match(line):
-            if held:
-                yield held
-            held = line
+            if pending:
+                yield pending
+            pending = line
         else:
-            held += f"\n{line}"
-    yield held
+            pending += f"\n{line}"
+    yield pending
 
 
 def _read_instruction(name: str, definition: str, root: bool) -> Instruction:

@@ -8,7 +8,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.
-REMATS = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
+POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
 _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
 _TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 
@@ -47,7 +47,7 @@ def with_meshes(config: Config, num_devices: int, slices: int = 1) -> list[Chang
 
 def with_remats(config: Config) -> list[Changes]:
     """The changes for each other remat policy."""
-    return [{"model.remat": remat} for remat in REMATS if remat != config.model.remat]
+    return [{"model.remat": remat} for remat in POLICIES if remat != config.model.remat]
 
 
 def with_details(config: Config, attention: str) -> list[Changes]:
@@ -81,7 +81,7 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
 def _candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
     """The changes of each remedy, whether or not the sizes are divisible."""
     kept, train = config.model.remat, config.train
-    for remat in REMATS[REMATS.index(kept) + 1 :] if kept in REMATS else ():
+    for remat in POLICIES[POLICIES.index(kept) + 1 :] if kept in POLICIES else ():
         yield {"model.remat": remat}
     full = {} if kept == "full" else {"model.remat": "full"}
     if data > 1:

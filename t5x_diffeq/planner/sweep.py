@@ -83,14 +83,14 @@ class PlanSearch:
             candidates = [keys | {"model.remat": remat} for keys in candidates]
         bounds = [(bound, keys) for keys in candidates if (bound := self._bound(keys))]
         order = sorted(bounds, key=lambda b: b[0].seconds)
-        begun, compiled = time.perf_counter(), 0
+        start, compiled = time.perf_counter(), 0
         for number, (bound, keys) in enumerate(order, start=1):
             if self._is_hopeless(bound):
                 self.skipped += 1
                 continue
             title = f"{name}, {number} of at most {len(order)}"
             if compiled:
-                mean = (time.perf_counter() - begun) / compiled
+                mean = (time.perf_counter() - start) / compiled
                 title += f", at most {format_duration(mean * (len(order) - number + 1))} left"
             plan = self.compile(title, self.config.with_values(keys))
             compiled += 1

@@ -136,8 +136,8 @@ def _step_range(times: StepTimes) -> str:
 
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.cpus else plan.traffic or {}
-    told = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    return [line for line in (*told, _describe_replication(plan), memory_share(plan)) if line]
+    lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
+    return [line for line in (*lines, _describe_replication(plan), memory_share(plan)) if line]
 
 
 def _describe_collectives(kind: str, moved: Traffic) -> str | None:
@@ -145,11 +145,11 @@ def _describe_collectives(kind: str, moved: Traffic) -> str | None:
     if not moved.executions:
         return None
     beside = moved.executions - moved.synchronous
-    told = f"{kind}: {moved.executions}, {moved.synchronous} waited for, {beside} beside other work"
+    line = f"{kind}: {moved.executions}, {moved.synchronous} waited for, {beside} beside other work"
     if not moved.padded:
-        return told
+        return line
     return (
-        f"{told}; {moved.padded} are no sums: the compiler gathers with them, through buffers of "
+        f"{line}; {moved.padded} are no sums: the compiler gathers with them, through buffers of "
         f"which {_cell(moved.padding, 'bytes')} are zeros; a smaller mesh.fsdp may gather at once"
     )
 

@@ -18,8 +18,9 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.checkpoint import restore_params
-from t5x_diffeq.training.setup import Setup, make_setup
-from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.partitioning import shard_shapes
+from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.state import TrainState, declared_params
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,11 @@ class PretrainedRun:
         """
         asked = setup.model.config
         self.check(asked)
-        here = replace(setup.config, model=self.config.model)  # on this run's devices
-        here = here.with_values({"train.trainable": ()})
-        trained = make_setup(here, self.vocab_size, setup.mesh.devices.flatten().tolist())
+        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         params, step = restore_params(
             self.workdir,
-            trained.abstract_state.params,
+            shard_shapes(declared, setup.mesh, setup.rules),
             self.checkpoint,
             self.config.train.verify_checkpoints,
         )

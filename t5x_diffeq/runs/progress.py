@@ -54,9 +54,9 @@ class Clock:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """A context whose time is not counted as training."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self.pauses += time.perf_counter() - begun
+        self.pauses += time.perf_counter() - start
 
     def rate(self, step: int) -> float:
         """Tokens per second of training since the last call."""

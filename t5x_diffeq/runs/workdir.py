@@ -1,21 +1,23 @@
 """The workdir of a run: its config, and whether another command may continue the run."""
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import jax
 from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict
 
 from t5x_diffeq import __version__
-from t5x_diffeq.runtime.config import KEYS, Config, check_values
-from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
+from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
+from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
-_SECTIONS = {"model", "data", "train", "optimizer", "mesh"}
+_SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
 
 
 def check_config(config: Config, workdir: AnyPath) -> bool:
@@ -88,15 +90,6 @@ def _differences(before: dict, now: dict) -> dict[str, tuple]:
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def _fill_defaults(config: dict, defaults: dict) -> dict:
-    return defaults | {
-        key: _fill_defaults(value, defaults[key])
-        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
-        else value
-        for key, value in config.items()
-    }
-
-
 def read_config(workdir: AnyPath) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
@@ -115,34 +108,42 @@ def read_config(workdir: AnyPath) -> Config:
     except (ValueError, OSError) as error:
         raise InputError(
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
-            f"new "
-            "--workdir"
+            "new --workdir"
         ) from error
     version = config.pop(_VERSION, "0.1.0 or earlier")
     try:
-        return Config.of(_check_saved_values(_fill_defaults(config, default_config().to_dict())))
+        return defaults().with_values(_usable_values(config))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
 
 
-def _check_saved_values(config: dict) -> dict:
-    """The config, after checking that every key can take its value.
+def _usable_values(config: dict) -> dict[str, object]:
+    """The values by dotted key, without those that get their defaults instead.
 
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
     may differ in that key, it doesn't affect the model, and gets its default.
     """
-    defaults = flatten(default_config())
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
-    for key, value in flatten(ConfigDict(config)).items():
-        if key not in defaults:
+    values = flatten_dict(config, sep=".")
+    for key in values:
+        if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")
-        if key in KEYS and may_change(key) and KEYS[key].fault(value):
-            section, _, name = key.rpartition(".")
-            config[section][name] = defaults[key]
-        else:
-            check_values({key: value})
-    return config
+    faulty = {key for key in values if may_change(key) and KEYS[key].fault(values[key])}
+    return {key: value for key, value in values.items() if key not in faulty}
+
+
+@contextmanager
+def sole_writer(workdir: AnyPath) -> Iterator[None]:
+    """A context in which no other run writes to the workdir.
+
+    Raises:
+      InputError: if another run writes to it, or if the workdir can't be written.
+    """
+    with ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
+        yield

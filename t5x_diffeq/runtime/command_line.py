@@ -35,7 +35,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq import __version__
 from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
-from t5x_diffeq.runtime.config import KEYS, check_values
+from t5x_diffeq.runtime.config import KEYS, check_complete, check_values
 from t5x_diffeq.runtime.config_files import config_file, default_config, flatten, offer_configs
 from t5x_diffeq.runtime.config_keys import Key
 from t5x_diffeq.runtime.errors import (
@@ -198,8 +198,11 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
         console.quiet = bool(own["quiet"].value)
         names = [name for name in own if config_flags.is_config_flag(own[name])]
         for config in (own[name].value for name in names if own[name].present or own[name].value):
-            check_complete(config)
-            check_values(flatten(config), unset=_FROM_INIT)
+            if config is None:
+                raise InputError("--config: its get_config() returns None, not a ConfigDict")
+            values = flatten(config)
+            check_complete(values.keys())
+            check_values(values, unset=_FROM_INIT)
     except flags.UnrecognizedFlagError as error:
         near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see --help"
@@ -324,17 +327,3 @@ def explain_parse_error(message: str) -> str:
         return f"--config={folder_named.group(1)} is a folder; name a config file"
     raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
     return f"{raised.group(1)}: {raised.group(2)}" if raised else message
-
-
-def check_complete(config: object) -> None:
-    """Checks that a config file returns a config with exactly the keys of `configs/default.py`.
-
-    Raises:
-      InputError: if it returns no config, or a key is missing or unknown.
-    """
-    if config is None:
-        raise InputError("--config: its get_config() returns None, not a ConfigDict")
-    known, given = KEYS.keys(), flatten(config).keys()
-    for key in sorted(known ^ given):
-        wrong = "is missing" if key in known else "does not exist"
-        raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")

@@ -1,17 +1,15 @@
 """The config of a run: every key with its type and the values that it can take, frozen.
 
 `configs/default.py` has the default of each key and says what it means. Config files return a
-ConfigDict, whose values the command line can change; `Config.of` makes it a `Config`, and nothing
-else takes a ConfigDict. A key is checked whether or not the run uses it.
+ConfigDict, whose values the command line can change. A verb makes it a `Config` at once, and only
+`config_files` and `command_line` know ConfigDicts. A key is checked whether or not the run uses it.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, get_type_hints
-
-from ml_collections import ConfigDict
+from typing import Annotated, Any, ClassVar, Protocol, get_type_hints, runtime_checkable
 
 from t5x_diffeq.runtime.config_keys import INT32, KERNELS, REMATS, SCHEMES, STEPS, THREADS, Key
 from t5x_diffeq.runtime.errors import InputError
@@ -40,25 +38,28 @@ Dtype = Annotated[str, _one_of("float32", "bfloat16")]
 Entries = Annotated[tuple, Key(tuple)]
 
 
+@runtime_checkable
+class NestedKeys(Protocol):
+    """A ConfigDict, or the dict that a `config.json` holds."""
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Keys with values, which for a section have items themselves."""
+
+
 @dataclass(frozen=True)
 class _Section:
-    """The keys of a section.
-
-    Raises:
-      InputError: if a key has a value that it can't take; names both, and what it can take.
-    """
+    """Raises an `InputError` if a key has a value that it can't take."""
 
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_values(
-            {f"{self.section}.{each.name}": getattr(self, each.name) for each in fields(self)}
-        )
+        keys = {f"{self.section}.{each.name}": getattr(self, each.name) for each in fields(self)}
+        check_values({key: value for key, value in keys.items() if key in KEYS})
 
 
 @dataclass(frozen=True)
 class ModelKeys(_Section):
-    """`config.model` as it is stated; `models.config.ModelConfig` adds what data determine."""
+    """`config.model`; `ModelConfig` adds the vocabulary size and the sequence length."""
 
     section = "model"
     architecture: Annotated[str, _one_of("gpt", "llama")]
@@ -96,7 +97,7 @@ class ModelKeys(_Section):
 
 @dataclass(frozen=True)
 class DataKeys(_Section):
-    """`config.data`."""
+    """`config.data`: the text, its tokenizer, and how examples are made of it."""
 
     section = "data"
     source: Text
@@ -119,7 +120,7 @@ class DataKeys(_Section):
 
 @dataclass(frozen=True)
 class TrainKeys(_Section):
-    """`config.train`."""
+    """`config.train`: the steps, their batches, and what happens between them."""
 
     section = "train"
     total_steps: Size
@@ -149,7 +150,7 @@ class TrainKeys(_Section):
 
 @dataclass(frozen=True)
 class TasksKeys(_Section):
-    """`config.tasks`."""
+    """`config.tasks`: tasks of lm-evaluation-harness while the model trains."""
 
     section = "tasks"
     names: Annotated[tuple[str, ...], Key(tuple, entry=Key(str))]
@@ -161,7 +162,7 @@ class TasksKeys(_Section):
 
 @dataclass(frozen=True)
 class OptimizerKeys(_Section):
-    """`config.optimizer`."""
+    """`config.optimizer`: AdamW, its schedule and its weight decay."""
 
     section = "optimizer"
     learning_rate: Positive
@@ -178,7 +179,7 @@ class OptimizerKeys(_Section):
 
 @dataclass(frozen=True)
 class MeshKeys(_Section):
-    """`config.mesh`."""
+    """`config.mesh`: the sizes of the mesh axes, and what lies on them."""
 
     section = "mesh"
     data: Annotated[int | None, Key(int, -1, INT32, optional=True)]
@@ -209,18 +210,19 @@ class Config:
         check_values({key: getattr(self, key) for key in ("seed", "init_from", "init_step")})
 
     @classmethod
-    def of(cls, values: ConfigDict | Mapping[str, Any]) -> "Config":
-        """The config of a ConfigDict, or of the content of a `config.json`, which has every key.
+    def of(cls, nested: NestedKeys) -> "Config":
+        """The config of a ConfigDict, or of the content of a `config.json`.
 
         Raises:
-          InputError: if a key has a value that it can't take; names both, and what it can take.
+          InputError: if a key is missing, doesn't exist, or has a value that it can't take.
         """
-        nested = values.to_dict() if isinstance(values, ConfigDict) else values
-        parts: dict[str, Any] = {}
-        for key, value in nested.items():
-            parts[key] = value
-            if key in SECTIONS:
-                parts[key] = SECTIONS[key](**{name: _frozen(each) for name, each in value.items()})
+        parts: dict[str, Any] = {
+            key: dict(value.items()) if key in SECTIONS else value for key, value in nested.items()
+        }
+        given = {f"{key}.{name}" for key in parts.keys() & SECTIONS.keys() for name in parts[key]}
+        check_complete(given | (parts.keys() - SECTIONS.keys()))
+        for key, section in SECTIONS.items():
+            parts[key] = section(**{name: _freeze(value) for name, value in parts[key].items()})
         return cls(**parts)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
@@ -232,7 +234,7 @@ class Config:
         of_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            of_section.setdefault(section, {})[name] = _frozen(value)
+            of_section.setdefault(section, {})[name] = _freeze(value)
         own = of_section.pop("", {})
         sections = {key: replace(getattr(self, key), **new) for key, new in of_section.items()}
         return replace(self, **own, **sections)
@@ -265,6 +267,30 @@ KEYS = _keys(Config) | {
 }
 
 
+def check_complete(given: Collection[str]) -> None:
+    """Checks that these are all keys of a config.
+
+    Raises:
+      InputError: if one is missing, or doesn't exist; names it.
+    """
+    for key in sorted(KEYS.keys() ^ given):
+        wrong = "is missing" if key in KEYS else "does not exist"
+        raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")
+
+
+def check_vocab_size(stated: int | None, vocab_size: int) -> None:
+    """Checks that `model.vocab_size`, if it is set, is the size of the tokenizer's vocabulary.
+
+    Raises:
+      InputError: if the sizes differ, naming both.
+    """
+    if stated not in (None, vocab_size):
+        raise InputError(
+            f"model.vocab_size is {stated}, and the tokenizer has {vocab_size} tokens; leave it "
+            "None to take the tokenizer's"
+        )
+
+
 def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> None:
     """Checks that each key has a value that it can take.
 
@@ -276,13 +302,11 @@ def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> N
       InputError: if one hasn't; names the key, its value and what it can be.
     """
     for key, value in values.items():
-        if key not in KEYS or (value is None and key in unset):
-            continue
-        fault = KEYS[key].fault(value)
+        fault = None if value is None and key in unset else KEYS[key].fault(value)
         if fault:
             raise InputError(f"{key} is {value!r}; {fault}")
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """The value with tuples for lists, which JSON has instead."""
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value

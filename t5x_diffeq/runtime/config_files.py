@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -30,6 +31,11 @@ def default_config() -> ConfigDict:
     return importlib.import_module("configs.default").get_config()
 
 
+def defaults() -> Config:
+    """The defaults of all keys."""
+    return Config.of(default_config())
+
+
 def baseline_of(config: Config) -> Config:
     """The same config with the weights, scheme and step size of the per-layer baseline."""
     offer_configs()
@@ -43,17 +49,17 @@ def config_file(name: str) -> Path:
     return own if own.exists() and not here.exists() else here
 
 
-def config_of(name: str, variant: str) -> ConfigDict:
-    """The config that `configs/NAME:variant` returns."""
+def values_of(name: str, variant: str) -> dict[str, Any]:
+    """The values, by dotted key, of the config that `configs/NAME:variant` returns."""
     offer_configs()
     spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
     assert spec and spec.loader  # there is none for a file that doesn't end in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.get_config(variant)
+    return flatten(module.get_config(variant))
 
 
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
     """The config's values by dotted key."""
     flat: dict[str, object] = {}
     for key in config:

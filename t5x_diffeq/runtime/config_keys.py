@@ -18,14 +18,14 @@ FLOAT32 = 3.4e38  # about the largest number of the type
 STEPS = 10_000  # solver steps
 THREADS = 1024
 MOST_SHARDS = 99_999  # of a split: their names have five digits
-NAMES = {
+_TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
     str: "a text",
     bool: "True or False",
     tuple: "a tuple",
 }
-TYPES = {int: int, float: int | float, str: str, bool: bool, tuple: tuple | list}  # JSON has lists
+_TYPES = {int: int, float: int | float, str: str, bool: bool, tuple: tuple | list}  # JSON has lists
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ class Key:
     def fault(self, value: object) -> str | None:
         """What is wrong with a value: `it must be at least 1`; None if nothing is."""
         if value is None:
-            return None if self.optional else f"it must be {NAMES[self.type]}"
-        if not isinstance(value, TYPES[self.type]) or isinstance(value, bool) > (self.type is bool):
-            return f"it must be {NAMES[self.type]}{' or None' if self.optional else ''}"
+            return None if self.optional else f"it must be {_TYPE_WORDS[self.type]}"
+        if not isinstance(value, _TYPES[self.type]) or isinstance(value, bool) > (
+            self.type is bool
+        ):
+            return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
         if isinstance(value, tuple | list):
             entry = self.entry or Key(str, choices=self.choices)
             faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()

@@ -86,8 +86,8 @@ def initialise() -> None:
 def _find_rank(environment: Mapping[str, str]) -> Rank | None:
     """The rank of this process among several; None if it is alone."""
     rank = rank_in(environment)
-    if rank is None and (told := tpu_hosts.host_rank(environment)):
-        return Rank(*told)
+    if rank is None and (of_tpu := tpu_hosts.host_rank(environment)):
+        return Rank(*of_tpu)
     if rank is None and cluster_in(environment):
         unset = (None, None, None, None, None)
         found = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
@@ -117,8 +117,8 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
         "JAX_PROCESS_ID": environment.get("JAX_PROCESS_ID")
         or environment.get("JOB_COMPLETION_INDEX"),
     }
-    told = cluster_in(environment) or tpu_hosts.lists_hosts(environment)
-    if told and all(value is None for value in values.values()):
+    has_cluster = cluster_in(environment) or tpu_hosts.lists_hosts(environment)
+    if has_cluster and all(value is None for value in values.values()):
         return None  # the cluster gives the others
     numbers = []
     for name, value in values.items():

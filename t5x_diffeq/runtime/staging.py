@@ -126,8 +126,8 @@ def _cache_bytes() -> int:
     """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk."""
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
-        held = sum(_size_of(folder) for folder in _cache_entries())
-        return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + held) // 2)
+        cached = sum(_size_of(folder) for folder in _cache_entries())
+        return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
     try:
         return int(float(value) * 2**30)
     except ValueError as error:

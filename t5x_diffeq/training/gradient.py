@@ -18,20 +18,22 @@ from jaxtyping import Array, Float
 from t5x_diffeq.array_types import Places, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.ode.weights import Embeddings, Path, projection_squares
+from t5x_diffeq.ode.weights import Embeddings, LeafPath, projection_squares
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.losses import token_losses
 
 Batch = dict[str, jax.Array]
 Params = dict
-_Part = tuple[tuple[Params, Weights], Array]  # gradients of the rest and of the weights, and loss
+_Gradients = tuple[
+    tuple[Params, Weights], Array
+]  # gradients of the rest and of the weights, and loss
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
 def make_gradient(
     model: LanguageModel,
     trains: Callable[[str], bool],
-    train: TrainKeys,
+    keys: TrainKeys,
     depths: tuple[int, ...] | None = None,
 ) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
     """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
@@ -44,7 +46,7 @@ def make_gradient(
     Args:
       model: the language model.
       trains: whether a part of the parameters, given its name, trains.
-      train: `config.train`: each device's rows must be divisible by its microbatches.
+      keys: `config.train`: each device's rows must be divisible by its microbatches.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
@@ -68,20 +70,20 @@ def make_gradient(
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
                 each_loss, normalisers = batch_losses(
-                    each, merged, batch, train.loss_chunk, own, key
+                    each, merged, batch, keys.loss_chunk, own, key
                 )
                 losses += (each_loss * batch["mask"]).sum()
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            return loss + train.z_loss * z, loss
+            return loss + keys.z_loss * z, loss
 
-        of_part: Callable[[Batch, Array], _Part] = partial(
+        of_part: Callable[[Batch, Array], _Gradients] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
         )
         (d_rest, d_weights), mean = (
             of_part(batch, key)
-            if train.microbatches == 1
-            else _accumulate(of_part, batch, key, train.microbatches)
+            if keys.microbatches == 1
+            else _accumulate(of_part, batch, key, keys.microbatches)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
         (d_makers,) = pull_back(d_weights)
@@ -96,7 +98,7 @@ def make_gradient(
 def _make_weights_of(
     model: LanguageModel, times: Times, params: Params, makers: Params
 ) -> tuple[Weights, Embeddings]:
-    """The weights that some parts of the parameters, `makers`, make, and the e(t) that they use."""
+    """The weights made by the parts of the parameters in `makers`, and their time embeddings."""
     variables = {"params": {**params, **makers}}
     make = nn.apply(LanguageModel.weights_and_embeddings, model)
     weights, embeddings = make(variables, times)
@@ -110,8 +112,8 @@ def _maker_of(name: str) -> str:
 
 
 def _accumulate(
-    of_part: Callable[[Batch, Array], _Part], batch: Batch, key: Array, parts: int
-) -> _Part:
+    of_part: Callable[[Batch, Array], _Gradients], batch: Batch, key: Array, parts: int
+) -> _Gradients:
     """Sums over the microbatches, in float32; each has its own dropout.
 
     Row r goes to microbatch r modulo `parts`, so that every device keeps its own rows.
@@ -120,7 +122,7 @@ def _accumulate(
     def split(leaf: Array) -> Array:
         return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
 
-    def add(total: _Part, part: tuple[Batch, Array]) -> tuple[_Part, None]:
+    def add(total: _Gradients, part: tuple[Batch, Array]) -> tuple[_Gradients, None]:
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, of_part(*part)), None
 
     inputs = jax.tree.map(split, batch), jax.random.split(key, parts)
@@ -129,7 +131,7 @@ def _accumulate(
     return jax.lax.scan(add, zeros, inputs)[0]
 
 
-def _norm(gradient: Params, squares: dict[Path, Float[Array, ""]]) -> Float[Array, ""]:
+def _norm(gradient: Params, squares: dict[LeafPath, Float[Array, ""]]) -> Float[Array, ""]:
     """The global norm of the gradient, given the squared norms of some of its leaves by path."""
     others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in squares)
     known = sum(squares.values(), start=jnp.zeros(()))

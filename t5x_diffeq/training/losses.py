@@ -44,7 +44,7 @@ def _by_chunk(
     vocab_size: int,
     chunk: int,
 ) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
-    """Two numbers per token from `of_chunk`, given part of the head and a chunk of the tokens.
+    """Applies `of_chunk`, which returns two numbers per token, to all tokens chunk by chunk.
 
     Each device gathers the head along its width once, then goes through its own tokens chunk by
     chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather

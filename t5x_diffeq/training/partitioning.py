@@ -141,7 +141,7 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
     size = len(devices) // others
     if axis == "tensor" or _on_many_machines(devices):
         return size
-    rest = prod(sizes[a] for a in ("data", "fsdp") if a != axis)
+    rest = prod(sizes[a] for a in _BATCH if a != axis)
     whole = devices[0].platform == "tpu"
     usable = (n for n in range(size, 0, -1) if size % n == 0 or not whole)
     return next((n for n in usable if batch_size % (n * rest) == 0), size)
@@ -191,7 +191,6 @@ def logical_rules(mesh: MeshKeys) -> Rules:
                 "different ones, or None"
             )
         logical, target = rule
-        target = tuple(target) if isinstance(target, list) else target
         if logical in _FIXED_RULES and target == _FIXED_RULES[logical]:
             continue  # older runs have these in their config.json
         if logical not in _LOGICAL_AXES:
@@ -260,6 +259,19 @@ def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) 
                 f"{path}: its axis {logical!r} of size {size} is not divisible by {shards} "
                 f"(mesh.{' x mesh.'.join(axes)}); change the model's size, the mesh or mesh.rules"
             )
+
+
+def shard_shapes(boxed: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Shape, dtype and sharding of each array of a tree with boxed parameters.
+
+    Raises:
+      InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.
+    """
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        unbox(boxed),
+        state_shardings(boxed, mesh, rules),
+    )
 
 
 def unbox(tree: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """What a config stands for: model, optimizer, mesh and the sharded shapes of the train state."""
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,10 +35,10 @@ class Setup:
       schedule: the learning rate schedule.
       mesh: the device mesh.
       rules: the rules from logical to mesh axes.
-      rows: the sharding of a batch.
+      batch_sharding: the sharding of a batch: its rows over devices.
       abstract_state: shape, dtype and sharding of each array of the train state.
-      dropout_key: determines dropout, together with the optimizer step.
       init_key: determines the initial parameters.
+      dropout_key: determines dropout, together with the optimizer step.
       attention_reason: why this attention kernel was chosen.
     """
 
@@ -49,7 +49,7 @@ class Setup:
     schedule: optax.Schedule
     mesh: Mesh
     rules: partitioning.Rules
-    rows: NamedSharding
+    batch_sharding: NamedSharding
     abstract_state: TrainState
     init_key: Array
     dropout_key: Array
@@ -57,7 +57,9 @@ class Setup:
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Setup":
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
-        return replace(self, model=self.model.at_depth(num_steps, scheme))
+        model = self.model.at_depth(num_steps, scheme)
+        grid = {"model.num_steps": model.config.num_steps, "model.scheme": model.config.scheme}
+        return replace(self, model=model, config=self.config.with_values(grid))
 
     def context(self) -> AbstractContextManager:
         """A context in which arrays are sharded over the mesh by the rules."""
@@ -66,11 +68,6 @@ class Setup:
     def init_state(self) -> TrainState:
         """A new state, each array created with its sharding; call within `context`."""
         return self.compiled_init(self.init_key)
-
-    @cached_property
-    def compiled_steps(self) -> dict[Hashable, jax.stages.Compiled]:
-        """What `step.compile_train_step` has compiled, by its other arguments."""
-        return {}
 
     @cached_property
     def compiled_init(self) -> Callable[[Array], TrainState]:
@@ -93,11 +90,11 @@ class Setup:
         if not self.config.data.cross_documents:
             dtypes |= {"segments": jnp.int32, "positions": jnp.int32}
         return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.rows)
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.batch_sharding)
             for name, dtype in dtypes.items()
         }
 
-    def eval_rows(self, batch_size: int) -> int:
+    def eval_batch_size(self, batch_size: int) -> int:
         """`batch_size` rounded up to a multiple of the batch shards; padding rows are masked."""
         shards = partitioning.batch_shards(self.mesh.shape)
         return -(-batch_size // shards) * shards
@@ -136,12 +133,6 @@ def make_setup(
     optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     boxed = jax.eval_shape(lambda key: init_state(model, optimizer, trains, key), init_key)
-    shardings = partitioning.state_shardings(boxed, mesh, rules)
-    abstract_state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        partitioning.unbox(boxed),
-        shardings,
-    )
     return Setup(
         config=config,
         model=model,
@@ -150,8 +141,8 @@ def make_setup(
         schedule=schedule,
         mesh=mesh,
         rules=rules,
-        rows=partitioning.batch_sharding(mesh, rules),
-        abstract_state=abstract_state,
+        batch_sharding=partitioning.batch_sharding(mesh, rules),
+        abstract_state=partitioning.shard_shapes(boxed, mesh, rules),
         init_key=init_key,
         dropout_key=dropout_key,
         attention_reason=attention_reason,
@@ -195,18 +186,17 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     rows = max(1, batch_size // shards // setup.config.train.microbatches)
     stream = rows * c.max_length * c.embed_dim * c.compute_dtype.itemsize
     needed = stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
-    there = device_memory(setup.mesh.local_devices)
+    there = _device_memory(setup.mesh.local_devices)
     if there is not None and needed > there:
         raise InputError(
             f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
-            f"{there / GIB:,.0f}: "
-            f"model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
+            f"{there / GIB:,.0f}: model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
             f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
             f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
         )
 
 
-def device_memory(devices: Sequence[jax.Device]) -> int | None:
+def _device_memory(devices: Sequence[jax.Device]) -> int | None:
     """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory."""
     if devices[0].platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)

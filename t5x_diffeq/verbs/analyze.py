@@ -12,11 +12,11 @@ from t5x_diffeq import __version__
 from t5x_diffeq.analysis.report import Section, write_report
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
-from t5x_diffeq.verbs.evaluate import evaluate_split
 
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes

@@ -62,10 +62,10 @@ class _Contestant:
 
     def step(self) -> None:
         """Runs and times one optimizer step."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.state, metrics = self.compiled(self.state, self.batch)
         jax.block_until_ready((self.state, metrics))
-        self.seconds.append(time.perf_counter() - begun)
+        self.seconds.append(time.perf_counter() - start)
 
     def results(self) -> dict[str, float]:
         """The time of a step, its work on all devices, and one device's memory and its traffic."""
@@ -83,7 +83,7 @@ class _Contestant:
     def _count_flops(self) -> int:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
-        whole = replace(self.setup, model=plain)  # outside its context, the step isn't divided
+        whole = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
         text = lower_train_step(whole, self.batch_size).as_text(dialect="hlo")
         assert text is not None  # every lowered program has one
         return product_flops(text)

@@ -19,12 +19,12 @@ from t5x_diffeq.exchange.from_pretrained import (
 )
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.verbs.evaluate import evaluate_split
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 

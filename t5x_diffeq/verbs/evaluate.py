@@ -8,24 +8,20 @@ import jax
 from absl.flags import FlagValues
 
 from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.inference.downstream import check_harness
-from t5x_diffeq.models.adaptive import SOLVERS, Adaptive, check_adaptive
+from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.models.adaptive import SOLVERS, Adaptive
 from t5x_diffeq.runs.load import Run, load_run
-from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
-from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step
 from t5x_diffeq.training.flops import forward_flops
-from t5x_diffeq.training.step import make_eval_step
 
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
 
-def load(workdir: AnyPath, tokenizer: Tokenizer, flags: FlagValues) -> Run:
+def _load_run(workdir: AnyPath, tokenizer: Tokenizer, flags: FlagValues) -> Run:
     """Loads the run; `flags` name the checkpoint and the adapters."""
     return load_run(
         workdir,
@@ -49,33 +45,6 @@ def _evaluate_grid(
     fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
-
-
-def evaluate_split(
-    run: Run,
-    corpus: Corpus,
-    batch_size: int,
-    limit: int | None = None,
-    adaptive: Adaptive | None = None,
-) -> dict[str, float]:
-    """Loss, perplexity and number of tokens on the validation split.
-
-    Args:
-      run: the model, on its grid.
-      corpus: the run's data.
-      batch_size: sequences per batch, rounded up to a multiple of the batch shards.
-      limit: only the first `limit` batches; None for the whole split.
-      adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
-    """
-    setup, parts = run.setup, eval_examples(run.setup.config.data, corpus)
-    rows = setup.eval_rows(min(batch_size, sum(map(len, parts))))
-    batches = eval_batches(parts, rows, setup.rows, limit)
-    with setup.context():
-        eval_step = make_eval_step(setup)
-        if adaptive:
-            check_adaptive(setup.model.config, adaptive)
-            eval_step = make_adaptive_eval_step(setup, adaptive)
-        return evaluate_loss(eval_step, run.params, batches)
 
 
 def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
@@ -119,7 +88,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
-    run = load(workdir, tokenizer, flags)
+    run = _load_run(workdir, tokenizer, flags)
     for scheme, num_steps in grids:
         on_grid = run.at_depth(num_steps, scheme)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)
@@ -132,7 +101,7 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     if flags.plot:
         _import_plots()
     corpus = load_corpus(workdir)
-    run = load(workdir, corpus.tokenizer, flags)
+    run = _load_run(workdir, corpus.tokenizer, flags)
     results = []
     for scheme, num_steps in grids:
         values = _evaluate_grid(run, corpus, num_steps, scheme, flags)
@@ -143,5 +112,5 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
             print(json.dumps(values), flush=True)
     fixed = "num_steps" in results[0]
     if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
-        model = read_config(workdir).model
+        model = run.setup.model.config
         _show_table(results, flags.plot, (model.scheme, model.num_steps))

@@ -2,23 +2,22 @@
 
 from collections.abc import Mapping
 
-from t5x_diffeq.data.corpus import check_tokenizers, load_corpus
+from t5x_diffeq.data.corpus import check_tokenizers
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.adapter_files import save_adapters
-from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.pretrained import PretrainedRun, init_from_pretrained
 from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.processes import run_in_turn
 from t5x_diffeq.training.checkpoint import find_step
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import TrainState, trainable_parts
+from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.verbs.train import train
 
 _OF_TUNING = (
@@ -50,7 +49,7 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
     """
-    values, own, untouched = dict(given), pretrained.flat(), flatten(default_config())
+    values, own, untouched = dict(given), pretrained.flat(), defaults().flat()
     for key in (key for key in own if key.startswith("model.")):
         if key in _OF_TUNING and given[key] is not None:
             continue
@@ -95,13 +94,6 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     return config
 
 
-def _keep_adapters(config: Config, workdir: AnyPath) -> None:
-    vocab_size = load_corpus(workdir).tokenizer.vocab_size
-    params = load_run(workdir, vocab_size, batch_size=config.train.batch_size).params
-    trains = trainable_parts(config.train.trainable, params)
-    save_adapters(config, params, [name for name in params if trains(name)], workdir)
-
-
 def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """Tunes to `config.train.total_steps`; returns the exit status, as `train` does.
 
@@ -128,7 +120,9 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         say(f"begins with the weights of {source} at its step {step}")
         return state
 
-    status = train(config, workdir, make_state)
-    if status == 0 and config.model.adapter_rank:
-        _keep_adapters(config, workdir)
-    return status
+    def keep_adapters(setup: Setup, state: TrainState) -> None:
+        if config.model.adapter_rank:
+            trained = [name for name in state.params if setup.trains(name)]
+            save_adapters(config, state.params, trained, workdir)
+
+    return train(config, workdir, make_state, keep_adapters)

@@ -22,22 +22,22 @@ _SECONDS_BETWEEN_LINES = 10
 def make_plan(name: str, config: Config, where: Topology) -> Plan:
     """Makes the plan of a config; prints a line when it is compiled."""
     setup = plan_setup(config, expected_vocab_size(config), where)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, where)
-    took = f"compiled in {time.perf_counter() - begun:.0f} s"
+    took = f"compiled in {time.perf_counter() - start:.0f} s"
     say(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
     return plan
 
 
 def _make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
     """Makes plans by name, one after the other; prints a line every few seconds."""
-    begun, cpu = time.perf_counter(), time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
     with ThreadPoolExecutor(max_workers=1) as pool:
         made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
         while pending := wait(made.values(), _SECONDS_BETWEEN_LINES).not_done:
             left = ", ".join(name for name, future in made.items() if future in pending)
-            say(f"compiling {left}: {time.perf_counter() - begun:.0f} s")
+            say(f"compiling {left}: {time.perf_counter() - start:.0f} s")
         plans = {name: future.result() for name, future in made.items()}
     say(f"that took {time.process_time() - cpu:.0f} s of CPU time")
     return plans

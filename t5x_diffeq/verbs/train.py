@@ -1,8 +1,8 @@
 """Training, from the checks of the config to the last checkpoint."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import fmean
 
 import jax
@@ -18,11 +18,10 @@ from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.runtime.processes import run_in_turn
 from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
-from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.checkpoint import Checkpoints, RestoredCheckpoint
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.evaluation import evaluate_loss
 from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
@@ -40,6 +39,7 @@ def train(
     config: Config,
     workdir: AnyPath,
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
+    finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
     """Trains to `config.train.total_steps`.
 
@@ -47,6 +47,7 @@ def train(
       config: the run's config.
       workdir: a new workdir, or one whose run is resumed.
       make_state: makes the train state of a run that has none yet.
+      finish: called with the last state of a run that is done.
 
     Returns:
       The exit status: 0 if done, 42 or 130 if stopped and saved.
@@ -86,13 +87,15 @@ def train(
         cache = enable_cache()
         with Progress("making or restoring the train state"):
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-            state, start, first_positions, reports = restored or (make_state(setup), 0, None, None)
-        warn_if_lost(workdir, start, reports)
+            first = restored or RestoredCheckpoint(make_state(setup), 0, None, None)
+            state, start = first.state, first.step
+        warn_if_lost(workdir, start, first.reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
         progress.write_overview(setup.abstract_state.params, workdir)
         progress.say_account(config, setup, corpus, gone_through, workdir, start)
         if start >= total_steps:
+            finish(setup, state)
             say(f"already finished: {start} of {total_steps} steps are done")
             progress.say_next(workdir)
             return 0
@@ -134,11 +137,11 @@ def train(
         def evaluate_now(step: int) -> None:
             evaluation = watchdog.limit(f"evaluation at step {step}", limits.eval_timeout)
             with clock.pause(), evaluation:
-                rows = setup.eval_rows(min(config.train.eval_batch_size, eval_sequences))
+                rows = setup.eval_batch_size(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
                 title = f"evaluating at step {step}"
-                batches = eval_batches(eval_parts, rows, setup.rows, limit, title)
+                batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
                 values = evaluate_loss(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
                 say(progress.eval_line(step, values))
@@ -161,7 +164,13 @@ def train(
         # -------------------------------------------------------------- loop
         threads = config.data.read_threads
         batches = train_batches(
-            examples, batch_size, config.seed, start, setup.rows, threads, first_positions
+            examples,
+            batch_size,
+            config.seed,
+            start,
+            setup.batch_sharding,
+            threads,
+            first.stream_positions,
         )
         if start == 0:
             evaluate_now(0)
@@ -190,6 +199,8 @@ def train(
                 break
             checkpoints.check()
         watchdog.expect("saving the last checkpoint", limits.save_timeout)
+        if step == total_steps:
+            finish(setup, state)
 
     # ------------------------------------------------------------------ end: all is saved
     if step < total_steps:
@@ -198,16 +209,3 @@ def train(
         return stop.reason.status
     progress.say_summary(workdir, time.perf_counter() - started)
     return 0
-
-
-@contextmanager
-def sole_writer(workdir: AnyPath) -> Iterator[None]:
-    """A context in which no other run writes to the workdir.
-
-    Raises:
-      InputError: if another run writes to it, or if the workdir can't be written.
-    """
-    with ExitStack() as stack:
-        if jax.process_index() == 0:
-            stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
-        yield

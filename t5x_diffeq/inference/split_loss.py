@@ -1,0 +1,36 @@
+"""Loss and perplexity of a run on its validation split."""
+
+from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.models.adaptive import Adaptive, check_adaptive
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step
+from t5x_diffeq.training.step import make_eval_step
+
+
+def evaluate_split(
+    run: Run,
+    corpus: Corpus,
+    batch_size: int,
+    limit: int | None = None,
+    adaptive: Adaptive | None = None,
+) -> dict[str, float]:
+    """Loss, perplexity and number of tokens on the validation split.
+
+    Args:
+      run: the model, on its grid.
+      corpus: the run's data.
+      batch_size: sequences per batch, rounded up to a multiple of the batch shards.
+      limit: only the first `limit` batches; None for the whole split.
+      adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
+    """
+    setup, parts = run.setup, eval_examples(run.setup.config.data, corpus)
+    rows = setup.eval_batch_size(min(batch_size, sum(map(len, parts))))
+    batches = eval_batches(parts, rows, setup.batch_sharding, limit)
+    with setup.context():
+        eval_step = make_eval_step(setup)
+        if adaptive:
+            check_adaptive(setup.model.config, adaptive)
+            eval_step = make_adaptive_eval_step(setup, adaptive)
+        return evaluate_loss(eval_step, run.params, batches)
