@@ -5,7 +5,7 @@ L  length: tokens            T  width of a time embedding
 D  width of the state        S  frequencies of the time features
 H  query heads               V  vocabulary, padded
 K  key and value heads       G  width of a head
-F  width of the MLP          nodes  times at which W is read: of N steps, those of each in turn
+F  width of the MLP          nodes  times at which W is read, ordered by step
 """
 
 from typing import Any, NamedTuple

@@ -235,7 +235,7 @@ def test_only_one_takes_a_lease(store, monkeypatch):
 
 
 def test_copies_are_checked_and_bounded(store, monkeypatch):
-    monkeypatch.setattr(staging, "GIB", 2500 / 2**30)
+    monkeypatch.setattr(staging, "DEFAULT_GIB", 2500 / 2**30)
     paths = [parse_path(f"gs://bucket/{n}.txt", "it") for n in range(4)]
     for n in range(4):
         store.put("bucket", f"{n}.txt", bytes([n]) * 1000)

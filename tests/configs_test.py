@@ -12,7 +12,6 @@ from t5x_diffeq import __version__
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.workdir import check_config, read_config, save_config
-from t5x_diffeq.runtime.command_line import check_complete
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
 from t5x_diffeq.runtime.errors import InputError
@@ -46,7 +45,6 @@ def variants():
 def test_makes_a_model(name, variant):
     get_config = importlib.import_module(f"configs.{name}").get_config
     config = get_config(variant) if variant else get_config()
-    check_complete(config)
     config = Config.of(config)
     model = ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
     model, _ = model.with_attention_for("cpu")

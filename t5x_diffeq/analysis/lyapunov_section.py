@@ -127,8 +127,7 @@ def _prompt_findings(p: int, text: Sequence[str], largest: Float[np.ndarray, " L
     return (
         f"Prompt {p + 1}: of the tokens before the last, its output is most sensitive to token "
         f"{most}, {plots.escape_piece(text[most])!r} (largest exponent {others[most]:.3g}), and "
-        f"least "
-        f"to token {least}, {plots.escape_piece(text[least])!r} ({others[least]:.3g})."
+        f"least to token {least}, {plots.escape_piece(text[least])!r} ({others[least]:.3g})."
     )
 
 

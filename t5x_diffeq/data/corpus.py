@@ -269,8 +269,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
             ) from error
         raise InputError(
             f"{workdir / _FACTS_FILE} can't be read: {type(error).__name__}: {error}; restore it "
-            f"or "
-            "train in a new --workdir"
+            "or train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
 

@@ -126,9 +126,8 @@ def _facts_now(folder: AnyPath, split: str, manifest: dict) -> _CheckedFiles:
                 stat = (folder / file).stat()
             except OSError as error:
                 raise InputError(
-                    f"shard {folder / file} can't be read: {describe_error(error)}; restore it, "
-                    f"or prepare "
-                    "it again"
+                    f"shard {folder / file} can't be read: {describe_error(error)}; restore it, or "
+                    "prepare it again"
                 ) from error
             facts[file] = [stat.st_size, stat.st_mtime_ns, sha256, manifest["vocab_size"]]
     return facts

@@ -19,7 +19,7 @@ class Experiment:
 
     Attributes:
       tables: the tables, each with its figure.
-      seeds: number of seeds of each training, unless --seeds says otherwise.
+      seeds: number of seeds of each training: the default of --seeds.
     """
 
     tables: tuple[TableSpec, ...] = ()

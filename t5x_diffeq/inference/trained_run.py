@@ -43,15 +43,7 @@ class TrainedRun:
     tokenizer: Tokenizer
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "TrainedRun":
-        """The same run, with the same parameters, on another grid.
-
-        Args:
-          num_steps: the number of solver steps; None for the run's own.
-          scheme: the scheme; None for the run's own.
-
-        Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own.
-        """
+        """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, run=self.run.at_depth(num_steps, scheme))
 
     def weights(self, t: Sequence[float] | ArrayLike) -> Weights:

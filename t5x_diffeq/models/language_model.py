@@ -145,7 +145,7 @@ class LanguageModel(nn.Module):
         return weights
 
     def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and the e(t) that they come from; none unless time-dependent."""
+        """The weights at `times`, and the e(t) they come from; {} if not time-dependent."""
         if self.config.weights == "time_dependent":
             return self.source.with_embeddings(times)
         weights = self.source(times)

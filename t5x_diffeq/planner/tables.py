@@ -121,8 +121,7 @@ def verdict(plan: Plan) -> str:
     low, high = (f"{100 * mfu:.0f}" for mfu in mfus)
     return (
         f"fits: {of_all}; {_step_range(plan.times)}, {format_count(slowest)} to "
-        f"{format_count(fastest)} tokens/s, "
-        f"MFU {low} to {high}%"
+        f"{format_count(fastest)} tokens/s, MFU {low} to {high}%"
     )
 
 

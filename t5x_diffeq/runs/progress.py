@@ -89,8 +89,8 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
 def eval_line(step: int, values: dict[str, float]) -> str:
     """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
     return (
-        f"eval at step {step}: loss {values['loss']:.4f}, "
-        f"perplexity {values['perplexity']:.2f} on {format_count(values['tokens'])} tokens"
+        f"eval at step {step}: loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f} on "
+        f"{format_count(values['tokens'])} tokens"
     )
 
 

@@ -22,8 +22,7 @@ is_configured = False  # whether this process keeps freed memory
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Configures glibc's allocator where that helps; returns whether it did, and sets
-    `is_configured`."""
+    """Configures glibc's allocator where that helps; returns and records whether it did."""
     global is_configured
     if not is_configured and is_wanted(environment):
         mallopt = ctypes.CDLL(None).mallopt

@@ -62,9 +62,8 @@ def parse_path(text: str, name: str) -> AnyPath:
         if is_of_machinery(error):
             raise bucket_failure(error, f"{name}={text}", InputError) from error
         raise InputError(
-            f"{name}={text} can't be reached: {describe_error(error)}; check the bucket's name "
-            f"and who asks: "
-            "the machine's service account, or `gcloud auth application-default login`"
+            f"{name}={text} can't be reached: {describe_error(error)}; check the bucket's name and "
+            "who asks: the machine's service account, or `gcloud auth application-default login`"
         ) from error
     return epath.Path(text)
 

@@ -33,7 +33,7 @@ from t5x_diffeq.runtime.files import (
 )
 
 _FOLDER = "~/.cache/t5x_diffeq"
-GIB = 20  # the tokens of OpenWebText are 17
+DEFAULT_GIB = 20  # the tokens of OpenWebText are 17
 _THREADS = 8
 IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with an open, locked file
 
@@ -123,11 +123,11 @@ def cache_folder() -> Path:
 
 
 def _cache_bytes() -> int:
-    """The cache's maximum size: what the variable says, else `GIB`, or less on a small disk."""
+    """The cache's maximum size: the variable's, else `DEFAULT_GIB`, or less on a small disk."""
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
         cached = sum(_size_of(folder) for folder in _cache_entries())
-        return min(int(GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
+        return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
     try:
         return int(float(value) * 2**30)
     except ValueError as error:

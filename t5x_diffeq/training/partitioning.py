@@ -18,9 +18,8 @@ from t5x_diffeq.runtime.errors import InputError
 Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "tensor")
 _BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
-# A config can't change these: the loss is summed over `_BATCH`, and the attention kernel of a
-# device
-# needs whole sequences and heads.
+# A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs whole
+# sequences and heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
@@ -91,8 +90,8 @@ def arrange_mesh(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     except (NotImplementedError, ValueError, AssertionError) as error:
         raise InputError(
             f"mesh {describe_mesh(sizes)} can't be laid out on the network of {len(devices)} "
-            f"devices of "
-            f"kind {devices[0].device_kind} ({error}); change mesh.data, mesh.fsdp or mesh.tensor"
+            f"devices of kind {devices[0].device_kind} ({error}); change mesh.data, mesh.fsdp or "
+            "mesh.tensor"
         ) from error
     automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
     return Mesh(array, AXES, axis_types=automatic)

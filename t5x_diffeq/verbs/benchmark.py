@@ -68,7 +68,7 @@ class _Contestant:
         self.seconds.append(time.perf_counter() - start)
 
     def results(self) -> dict[str, float]:
-        """The time of a step, its work on all devices, and one device's memory and its traffic."""
+        """Step time; FLOPs on all devices; memory and memory traffic of one device."""
         memory, program = self.compiled.memory_analysis(), self.compiled.as_text()
         assert memory is not None and program is not None  # CPUs, GPUs and TPUs all have them
         return {
