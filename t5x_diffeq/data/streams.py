@@ -119,7 +119,7 @@ class RowStreams:
     def block(
         self, rows: Integer[np.ndarray, " rows"], own: list["StreamRow"]
     ) -> list[tuple[Example, StreamPositions]]:
-        """The next batches of this process's rows, each with the positions after it; updates `own`."""
+        """The next batches of these rows, each with the positions after it; updates `own`."""
         steps = max(1, BLOCK_TOKENS // (len(own) * self.length))
         self._fill(own, steps * self.length + 1)
         taken = [row.take(steps, self.length) for row in own]

@@ -1,8 +1,8 @@
 """Text generation: the prompts are read at once, then one token per row is drawn at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -49,38 +49,33 @@ class Sampling:
         return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
-@cache
-def _make_weights_by_step(model: LanguageModel) -> Callable[[dict], list[Weights]]:
-    """The jitted function from parameters to the weights of each step."""
-    return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights_by_step"))
+@partial(jax.jit, static_argnames="model")
+def _make_weights_by_step(model: LanguageModel, params: dict) -> list[Weights]:
+    return nn.apply(LanguageModel.merged_weights_by_step, model)({"params": params})
 
 
-@cache
-def _make_extend(model: LanguageModel, sampling: Sampling) -> Callable[..., tuple[Array, Cache]]:
-    """The jitted function that reads tokens and draws the next token of each row."""
-
-    @partial(jax.jit, donate_argnames="cache")
-    def extend(
-        params: dict,
-        weights: list[Weights],
-        tokens: Tokens,
-        positions: Positions,
-        last: Int[Array, " B"],
-        keys: Array,
-        cache: Cache,
-    ) -> tuple[Int[Array, " B"], Cache]:
-        """The token after index `last` of each row of `tokens`, and the cache with these tokens."""
-        places = Places(positions)
-        variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
-        y, cache = read(variables, tokens, places, weights, cache)
-        y = jnp.take_along_axis(y, last[:, None, None], axis=1)
-        logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
-        reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
-        drawn = jax.vmap(jax.random.fold_in)(keys, reached)
-        token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
-        return nn.with_logical_constraint(token, (None,)), cache
-
-    return extend
+@partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="cache")
+def _extend(
+    model: LanguageModel,
+    sampling: Sampling,
+    params: dict,
+    weights: list[Weights],
+    tokens: Tokens,
+    positions: Positions,
+    last: Int[Array, " B"],
+    keys: Array,
+    cache: Cache,
+) -> tuple[Int[Array, " B"], Cache]:
+    """The token after index `last` of each row of `tokens`, and the cache with these tokens."""
+    places = Places(positions)
+    variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
+    y, cache = read(variables, tokens, places, weights, cache)
+    y = jnp.take_along_axis(y, last[:, None, None], axis=1)
+    logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
+    reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
+    drawn = jax.vmap(jax.random.fold_in)(keys, reached)
+    token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
+    return nn.with_logical_constraint(token, (None,)), cache
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -112,7 +107,8 @@ def generate(
       sampling: how tokens are drawn.
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
-    weights, extend = _make_weights_by_step(model)(params), _make_extend(model, sampling)
+    weights = _make_weights_by_step(model, params)
+    extend = partial(_extend, model, sampling, params, weights)
     keys = key if key.ndim else jax.random.split(key, len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length
@@ -123,9 +119,9 @@ def generate(
         row[: len(prompt)] = prompt
     cache = _sharded_cache(model.config, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
-    token, cache = extend(params, weights, tokens, positions, lengths - 1, keys, cache)
+    token, cache = extend(tokens, positions, lengths - 1, keys, cache)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
-            token, cache = extend(params, weights, token[:, None], positions, last, keys, cache)
+            token, cache = extend(token[:, None], positions, last, keys, cache)

@@ -5,9 +5,9 @@ few programs are compiled and a score doesn't depend on the other sequences of i
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -49,30 +49,27 @@ class Score(NamedTuple):
     greedy: bool
 
 
-@cache
-def _make_pass_weights(model: LanguageModel) -> Callable[[dict], Weights]:
-    """The jitted function from parameters to the weights of a forward pass."""
-    return jax.jit(lambda params: model.apply({"params": params}, method="merged_weights"))
+@partial(jax.jit, static_argnames="model")
+def _make_pass_weights(model: LanguageModel, params: dict) -> Weights:
+    return nn.apply(LanguageModel.merged_weights, model)({"params": params})
 
 
-@cache
-def _make_score_step(model: LanguageModel, chunk: int) -> Callable[..., tuple[Array, Array]]:
-    """The jitted function from parameters, weights, inputs and targets to losses and choices.
-
-    The losses and the likeliest tokens (the choices) are `[B, L]`, replicated on every process.
-    """
-
-    @jax.jit
-    def score_step(
-        params: dict, weights: Weights, inputs: Tokens, targets: Tokens
-    ) -> tuple[Array, Array]:
-        y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
-        head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
-        vocab_size = model.config.vocab_size
-        found = losses_and_choices(y, head, targets, vocab_size=vocab_size, chunk=chunk)
-        return tuple(nn.with_logical_constraint(x, (None, None)) for x in found)
-
-    return score_step
+@partial(jax.jit, static_argnames=("model", "chunk"))
+def _score(
+    model: LanguageModel,
+    chunk: int,
+    params: dict,
+    weights: Weights,
+    inputs: Tokens,
+    targets: Tokens,
+) -> tuple[Array, Array]:
+    """Losses and likeliest tokens, `[B, L]`, replicated on every process."""
+    y = nn.apply(LanguageModel.hidden, model)({"params": params}, inputs, weights)
+    head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
+    vocab_size = model.config.vocab_size
+    losses, choices = losses_and_choices(y, head, targets, vocab_size=vocab_size, chunk=chunk)
+    whole = partial(nn.with_logical_constraint, logical_axis_resources=(None, None))
+    return whole(losses), whole(choices)
 
 
 class Scorer:
@@ -86,10 +83,11 @@ class Scorer:
     """
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
-        self.setup, self.params, self.batch_size = setup, params, batch_size
-        self.step = _make_score_step(setup.model, setup.config.train.loss_chunk)
+        self.setup, self.batch_size = setup, batch_size
         with setup.context():
-            self.weights = _make_pass_weights(setup.model)(params)
+            weights = _make_pass_weights(setup.model, params)
+        chunk = setup.config.train.loss_chunk
+        self.score = partial(_score, setup.model, chunk, params, weights)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
@@ -97,7 +95,7 @@ class Scorer:
         done, pending = 0, None
         with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
             for numbers, inputs, targets in self.batches(sequels):
-                dispatched = numbers, self.step(self.params, self.weights, inputs, targets)
+                dispatched = numbers, self.score(inputs, targets)
                 if pending:
                     done += _collect(sequels, scores, *pending)  # while the next batch runs
                     progress.update(done)

@@ -18,8 +18,8 @@ from t5x_diffeq.runtime.errors import InputError
 Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "tensor")
 _BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
-# A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs whole
-# sequences and heads.
+# A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
+# whole sequences and heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
