@@ -13,6 +13,7 @@ import t5x_diffeq as td
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.metrics import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,36 @@ def test_generate_takes_the_likeliest_token(run):
     assert text == run.tokenizer.decode([*run.tokenizer.encode([prompt])[0].tolist(), likeliest])
 
 
+def test_several_prompts_at_once(run):
+    greedy = Sampling(temperature=0)
+    both = run.generate(["line", "square"], max_tokens=3, sampling=greedy)
+    assert both == [
+        run.generate(each, max_tokens=3, sampling=greedy) for each in ("line", "square")
+    ]
+
+
+def test_the_loss_is_that_of_the_probabilities(run):
+    text = "line 4"
+    tokens = run.tokenizer.encode([text])[0]
+    p = jax.nn.softmax(run.logits(text)[:, : run.tokenizer.vocab_size])
+    expected = -np.log(p[np.arange(len(tokens) - 1), tokens[1:]]).mean()
+    assert run.loss(text) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(InputError, match="'l' has 1 tokens; a loss takes at least 2"):
+        run.loss("l")
+
+
 def test_another_grid(run_on_lines, run):
     double = 2 * run.run.setup.model.config.num_steps
-    assert len(td.load(run_on_lines, num_steps=double).trajectory("line")) == double + 1
+    finer = run.at_depth(double, scheme="heun")
+    assert len(finer.trajectory("line")) == double + 1
+    loaded = td.load(run_on_lines, num_steps=double, scheme="heun")
+    np.testing.assert_array_equal(finer.logits("line"), loaded.logits("line"))
+    assert finer.evaluate(limit=1)["loss"] != run.evaluate(limit=1)["loss"]
+
+
+def test_evaluate_is_what_training_reported(run, run_on_lines):
+    *_, reported = (line["eval/loss"] for line in read_metrics(run_on_lines) if "eval/loss" in line)
+    assert run.evaluate()["loss"] == pytest.approx(reported, rel=1e-5)
 
 
 def test_the_lines_of_the_readme(run_on_lines, run, capsys):

@@ -9,19 +9,21 @@ W = run.weights([0.0, 0.5, 1.0])
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import linen as nn
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Tokens, Weights
-from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.errors import InputError
@@ -32,15 +34,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A model with its trained parameters and its tokenizer.
+    """A model with its trained parameters, its tokenizer and its data.
 
     Attributes:
       run: config, model and parameters.
-      tokenizer: the run's tokenizer.
+      corpus: the run's tokenizer and data.
     """
 
     run: Run
-    tokenizer: Tokenizer
+    corpus: Corpus
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "TrainedRun":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -67,33 +69,86 @@ class TrainedRun:
         weights = self._apply(LanguageModel.weights)
         return self._apply(LanguageModel.trajectory, self._tokens(text), weights)[:, 0]
 
+    def loss(self, text: str) -> float:
+        """The mean cross entropy of the text's tokens but the first, in nats per token.
+
+        Raises:
+          InputError: if the text has fewer than two tokens, or is longer than the model's length.
+        """
+        tokens = self._tokens(text)[0]
+        if len(tokens) < 2:
+            raise InputError(f"{text!r} has {len(tokens)} tokens; a loss takes at least 2")
+        logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
+        return float(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean())
+
+    def evaluate(self, batch_size: int = 32, limit: int | None = None) -> dict[str, float]:
+        """`loss` (nats per token), `perplexity` and `tokens` on the run's validation split.
+
+        Args:
+          batch_size: sequences per batch.
+          limit: only the first `limit` batches; None for the whole split.
+        """
+        return evaluate_split(self.run, self.corpus, batch_size, limit)
+
+    @overload
     def generate(
         self,
-        prompt: str,
+        prompts: str,
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        seed: int = ...,
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str],
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        seed: int = ...,
+    ) -> list[str]: ...
+
+    def generate(
+        self,
+        prompts: str | list[str],
         max_tokens: int = 64,
         sampling: Sampling | None = None,
         seed: int = 0,
-    ) -> str:
-        """The prompt and its continuation, up to the model's length.
+    ) -> str | list[str]:
+        """Each prompt and its continuation, up to the model's length.
 
         Args:
-          prompt: the text to continue.
-          max_tokens: most tokens to add.
+          prompts: a text to continue, or several, which are continued at once.
+          max_tokens: most tokens to add to each.
           sampling: how tokens are drawn; None draws at temperature 0.8.
           seed: seed of the random draws.
 
         Raises:
-          InputError: if the prompt is longer than the model's length.
+          InputError: if a prompt is longer than the model's length.
         """
-        tokens = self._tokens(prompt)[0].tolist()
-        max_tokens = min(max_tokens, self.run.setup.model.config.max_length - len(tokens))
-        row = Continuation(self.tokenizer, tokens)
-        model, sampling = self.run.setup.model, sampling or Sampling(temperature=0.8)
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        tokens = [self._tokens(text)[0].tolist() for text in texts]
+        room = self.run.setup.model.config.max_length - max(map(len, tokens))
+        rows = [Continuation(self.tokenizer, each) for each in tokens]
+        sampling, key = sampling or Sampling(temperature=0.8), jax.random.key(seed)
         with self.run.setup.context():
-            key, params = jax.random.key(seed), self.run.params
-            for _ in grow([row], generate(model, params, [tokens], max_tokens, sampling, key)):
+            drawn = generate(
+                self.run.setup.model,
+                self.run.params,
+                tokens,
+                min(max_tokens, room),
+                sampling,
+                key,
+            )
+            for _ in grow(rows, drawn):
                 pass
-        return row.text()
+        found = [row.text() for row in rows]
+        return found[0] if isinstance(prompts, str) else found
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's tokenizer."""
+        return self.corpus.tokenizer
 
     def _tokens(self, text: str) -> Tokens:
         (tokens,) = self.tokenizer.encode([text])
@@ -130,12 +185,12 @@ def load(
       InputError: if the workdir holds no such run, or its weights don't exist on that grid.
     """
     folder = parse_path(str(workdir), "workdir")
-    tokenizer = load_corpus(folder).tokenizer
+    corpus = load_corpus(folder)
     run = load_run(
         folder,
-        tokenizer.vocab_size,
+        corpus.tokenizer.vocab_size,
         batch_size=1,
         checkpoint=checkpoint,
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
-    return TrainedRun(run.at_depth(num_steps, scheme), tokenizer)
+    return TrainedRun(run.at_depth(num_steps, scheme), corpus)
