@@ -14,7 +14,6 @@ sys.path.insert(0, os.getcwd())  # as `python -m` has it
 
 import jax
 
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.training import depths
 
@@ -26,7 +25,7 @@ current = {}  # the step that was dispatched last
 def note_step(config: object, step: int) -> object:
     """Like `depths_of`, which the loop asks at every step."""
     current["step"] = step
-    return depths_of(Config.of(config), step)
+    return depths_of(config, step)
 
 
 def stop_slowly(stop: StopSignals) -> bool:
