@@ -107,7 +107,6 @@ def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndar
 def _prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
 ) -> dict[str, Drawing]:
-    """Figures of the shaded prompt and of its exponents over depth."""
     figure = plots.shaded_prompt(text, shown)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
     drawings = {f"prompt{p + 1}": make_drawing(figure, caption)}

@@ -110,7 +110,6 @@ def _growth_table(own: spectra.Spectra) -> Table:
 
 
 def _heads_table(own: spectra.Spectra) -> Table:
-    """The positive fraction and copying score of each head, at the first and last node."""
     scores = [
         f(x) for f in (spectra.positive_fraction, spectra.copying_score) for x in (own.qk, own.ov)
     ]
@@ -138,7 +137,6 @@ def _spectra_drawings(
     t: np.ndarray,
     layers: bool,
 ) -> dict[str, Drawing]:
-    """A figure per product and part, and the heat maps."""
     depth = "layer" if layers else "depth t"
     drawings = {}
     for kind, name in spectra.PRODUCTS.items():

@@ -134,5 +134,4 @@ class DocumentBuilder(  # tfds has no types
 
 
 def _is_url(raw: str) -> bool:
-    """Whether the raw data must be downloaded."""
     return raw.startswith(("http://", "https://"))

@@ -190,7 +190,6 @@ def _shuffle(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
 def _cut_pieces(
     lengths: np.ndarray, order: np.ndarray, length: int
 ) -> Iterator[tuple[int, int, int]]:
-    """The document, first token and size of each piece."""
     for number, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
         for first in range(0, size, length):
             yield number, first, min(length, size - first)

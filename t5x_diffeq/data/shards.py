@@ -170,7 +170,6 @@ def format_reasons(skipped: Mapping[str, int]) -> str:
 
 
 def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
-    """A shard's facts; raises unless it is complete and was made from `facts`."""
     found = read_shard_facts(folder, name)
     if found is None:
         raise InputError(f"shard {name} of {folder} is missing or not whole; prepare it again")

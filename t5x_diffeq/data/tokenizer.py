@@ -224,7 +224,6 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _training_texts(documents: Documents) -> Iterator[str]:
-    """The texts to train a tokenizer on, within the limits above and without unusable ones."""
     for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
         text = documents[number][:_TRAINING_CHARACTERS]
         if find_text_fault(text) is None:

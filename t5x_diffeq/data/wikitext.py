@@ -68,7 +68,6 @@ def _detokenize_line(line: str) -> str:
 
 
 def _join(line: str) -> str:
-    """Joins tokens without the spaces that the tokenizer inserted."""
     tokens = [token for token in line.split(" ") if token]
     closed = {
         i for i, (before, after) in enumerate(pairwise(tokens)) if _belong_together(before, after)

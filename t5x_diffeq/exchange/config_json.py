@@ -207,7 +207,6 @@ def _llama_keys(found: Mapping[str, Any]) -> tuple[dict, int]:
 
 
 def _check_rotary(found: Mapping[str, object]) -> None:
-    """Checks that rotary positions are those of `layers/rotary.py`."""
     rope = found.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise InputError(f"--input: rope_parameters is {rope!r} in config.json; restore it")

@@ -88,5 +88,4 @@ def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str
 
 
 def _module_name(layout: Layout, path: tuple[str, ...]) -> str:
-    """A linear's name within a layer of the folder, such as `self_attn.q_proj`."""
     return layout.leaves[*path, "kernel"].removesuffix(".weight")

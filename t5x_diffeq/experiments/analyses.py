@@ -21,7 +21,6 @@ GROWTH_TABLES = tuple(TableSpec(("text", "size"), "model", value) for value in _
 def _make_analysis(
     trained: ExperimentRun, kind: str, prompts: Sequence[str] = (), times: int = 201
 ) -> ExperimentRun:
-    """The run of `analyze KIND` on a trained run, with that run's labels."""
     name = f"{trained.name}-{kind}" + (f"-{len(prompts)}-prompts" if prompts else "")
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     given = tuple(f"--prompt={prompt}" for prompt in prompts)

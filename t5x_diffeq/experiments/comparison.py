@@ -98,7 +98,6 @@ def make_training(
 
 
 def _last_word(key: str) -> str:
-    """The last part of a key: `beta2` of `optimizer.beta2`."""
     return key.rpartition(".")[2]
 
 

@@ -56,7 +56,6 @@ class TaskScores(Experiment):
 
 
 def _tasks_run(trained: ExperimentRun, name: str, shots: int, *arguments: str) -> ExperimentRun:
-    """The run of `evaluate` on tasks; its folder holds a JSON with every document's score."""
     folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
     labels = {**trained.labels, "shots": shots}
     return ExperimentRun(name, "evaluate", (*folders, *arguments), labels, trained.name)

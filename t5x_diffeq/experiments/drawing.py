@@ -91,6 +91,5 @@ def _losses(workdir: AnyPath) -> dict[int, float]:
 
 
 def _mean_and_error(values: list[float]) -> tuple[float, float | None]:
-    """The mean and its standard error, which is None for a single value."""
     n = len(values)
     return mean(values), stdev(values) / n**0.5 if n > 1 else None

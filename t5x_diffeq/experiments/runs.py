@@ -205,7 +205,6 @@ def training_seconds(metrics: list[dict], tokens: int) -> float:
 
 
 def _describe_outcome(outcome: dict) -> str:
-    """An outcome in a few words, for the console."""
     if "loss" in outcome:
         return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
     return "done"

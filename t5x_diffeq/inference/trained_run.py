@@ -9,7 +9,7 @@ W = run.weights([0.0, 0.5, 1.0])
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TypeVar, overload
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -89,24 +89,6 @@ class TrainedRun:
           limit: only the first `limit` batches; None for the whole split.
         """
         return evaluate_split(self.run, self.corpus, batch_size, limit)
-
-    @overload
-    def generate(
-        self,
-        prompts: str,
-        max_tokens: int = ...,
-        sampling: Sampling | None = ...,
-        seed: int = ...,
-    ) -> str: ...
-
-    @overload
-    def generate(
-        self,
-        prompts: list[str],
-        max_tokens: int = ...,
-        sampling: Sampling | None = ...,
-        seed: int = ...,
-    ) -> list[str]: ...
 
     def generate(
         self,

@@ -188,7 +188,6 @@ def _read_instruction(name: str, definition: str, root: bool) -> Instruction:
 
 
 def _split_at_close(text: str) -> tuple[str, str]:
-    """Splits the text after the parenthesis that closes its first one."""
     depth = 0
     for n, character in enumerate(text):
         depth += (character == "(") - (character == ")")

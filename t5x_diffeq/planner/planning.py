@@ -178,7 +178,6 @@ def _estimate_times(
     found: Sequence[Collective],
     flops: StepFlops,
 ) -> StepTimes | None:
-    """The estimated times, if the specifications of the devices are known."""
     figures, devices = topology.figures, setup.mesh.devices
     if figures is None:
         return None

@@ -92,7 +92,6 @@ def product_flops(text: str) -> int:
 
 
 def _instruction_bytes(program: Program, execution: Execution) -> int:
-    """Bytes that one run of the instruction moves to and from main memory."""
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
         return 0
@@ -102,7 +101,6 @@ def _instruction_bytes(program: Program, execution: Execution) -> int:
 
 
 def _bytes_of_transfer(it: Instruction) -> int:
-    """Bytes of an asynchronous copy, whole or of a slice, at each end in main memory."""
     ends = [shapes(end) for end in elements(it.type)[:2]]
     moved = min(sum(shape.bytes for shape in end) for end in ends)
     return sum(moved for end in ends if all(_is_in_main_memory(shape) for shape in end))

@@ -37,7 +37,6 @@ def first_group(it: Instruction) -> Group | None:
 
 
 def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
-    """The first group of devices of a mesh that differ only in the chosen axes."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     indices = _arrange(source or str(np.prod(list(sizes.values()))), order)
     own = {axis: [0] for axis in sizes}

@@ -126,7 +126,6 @@ def verdict(plan: Plan) -> str:
 
 
 def _step_range(times: StepTimes) -> str:
-    """`246 to 285 ms a step`."""
     low, high = (
         f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}" for ms in (1e3 * times.low, 1e3 * times.high)
     )

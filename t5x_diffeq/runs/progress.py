@@ -177,7 +177,6 @@ def write_overview(params: dict, workdir: AnyPath) -> None:
 
 
 def _describe_parameters(setup: Setup) -> str:
-    """`1.24M: source 983.0k, ...`, largest part first; trained and frozen parts separately."""
     sizes = {
         name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
         for name, part in setup.abstract_state.params.items()

@@ -155,7 +155,6 @@ def _fail_foreseen(error: InputError | RunError) -> int:
 
 
 def _fail_unforeseen(error: Exception) -> int:
-    """`_fail` for any other error."""
     if _find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
     if isinstance(error, MachineryError):

@@ -83,7 +83,6 @@ def _parse_number(variables: Mapping[str, str], name: str, default: str | None) 
 
 
 def _read_metadata(server: str) -> dict[str, str]:
-    """The values of GKE's variables, from the metadata server."""
     # An endpoint is a host's name or address, or the older name:number:address.
     endpoints = _read_attribute(server, "worker-network-endpoints").split(",")
     values = dict(

@@ -101,7 +101,6 @@ def _write_stacks(file: AnyPath) -> None:
 
 
 def _try_to_write_stacks(file: AnyPath) -> None:
-    """`_write_stacks` without a time limit."""
     try:
         with tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)

@@ -227,7 +227,6 @@ def _close_quietly(manager: ocp.CheckpointManager) -> None:
 
 
 def _find_damage(folder: AnyPath, verify: bool) -> str | None:
-    """What checksums say is wrong with a checkpoint, or None; the same on all processes."""
     if not verify:
         return None
     try:

@@ -158,7 +158,6 @@ def kernel_size(config: ModelConfig, part: str) -> int:
 
 
 def _hypernetwork_flops(config: ModelConfig) -> float:
-    """FLOPs of making the weights of all times, forward: e(t), then P e(t) for every leaf."""
     if config.weights != "time_dependent":
         return 0
     T, S = config.time_embed_dim, config.num_frequencies

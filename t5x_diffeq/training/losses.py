@@ -171,7 +171,6 @@ def _dot_products_forward(
 def _dot_products_backward(
     inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
 ) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
-    """The gradients of the states, in their dtype, and of the head, in float32."""
     states, head = inputs
     d_logits = d_logits.astype(states.dtype)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)

@@ -144,7 +144,6 @@ def _event_writer(folder: str, **options: object) -> "tensorboardX.SummaryWriter
 
 
 def _lines_up_to(path: AnyPath, step: int) -> bytes:
-    """The lines up to `step`, without a half-written last one."""
     return b"".join(line for line in _lines_of(path) if _step_of(line) <= step)
 
 

@@ -33,7 +33,6 @@ def _encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int
 
 
 def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
-    """Adds tokens to the rows until all have ended; prints the rates, without compilation."""
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]

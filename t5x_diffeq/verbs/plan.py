@@ -30,7 +30,6 @@ def make_plan(name: str, config: Config, where: Topology) -> Plan:
 
 
 def _make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
-    """Makes plans by name, one after the other; prints a line every few seconds."""
     start, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
     with ThreadPoolExecutor(max_workers=1) as pool:
