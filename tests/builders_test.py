@@ -322,7 +322,7 @@ def test_killed_build_is_not_taken_for_whole(tmp_path):
         "    len(seen) == 5 and os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return text\n"
         "builders.detokenize = killing\n"
-        f"builders.built('wikitext103', {str(raw)!r}, {str(tmp_path)!r})"
+        f"builders.load_or_build('wikitext103', {str(raw)!r}, {str(tmp_path)!r})"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
     left = [path.name for path in (tmp_path / "wikitext103").iterdir()]

@@ -214,7 +214,7 @@ def test_the_verb(workdir, tmp_path, capsys):
     assert "LlamaForCausalLM" in capsys.readouterr().err
     for arguments, message in (
         (["--num_steps=0"], "--num_steps=0 must be at least 1"),
-        (["--num_steps=5"], "it runs on its own grid alone"),
+        (["--num_steps=5"], "exist at their own times alone"),
         (["--checkpoint=3"], "checkpoint 3 of .* does not exist; there are 0"),
         ([f"--output={tmp_path / 'out'}"], "is not empty"),
         ([f"--output={tmp_path / 'out' / 'config.json'}"], "is a file; name a folder"),
