@@ -68,6 +68,7 @@ def test_what_is_computed_again():
     assert full.total - full.recomputed == none.model + none.hypernetwork
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["ode", "baseline"])
 @pytest.mark.parametrize("remat", ["full", "keep:qkv", "keep:attention,mlp"])
 def test_what_is_computed_again_as_the_program_does(variant, remat):

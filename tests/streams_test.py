@@ -174,9 +174,10 @@ def reference_run(folder, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, 42), (signal.SIGINT, 130)],
 )
 def test_stopped_and_resumed_equals_undisturbed(
     config, reference_run, tmp_path, monkeypatch, capsys, number, status

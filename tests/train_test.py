@@ -176,6 +176,7 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     finished, tmp_path, monkeypatch
 ):
