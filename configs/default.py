@@ -58,9 +58,7 @@ def get_config() -> ConfigDict:
     #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
     data.validation_path = placeholder(str)  # text_files: the validation text; None: the last tenth
     data.text_field = "text"  # the field of a line, row or record that holds the text
-    data.data_dir = placeholder(
-        str
-    )  # where libraries keep the datasets they build; None: their default
+    data.data_dir = placeholder(str)  # where libraries keep datasets; None: their default
     data.train_split = "train"  # of tfds and huggingface, such as "train[:99%]"
     data.validation_split = "validation"  # likewise
     data.mixture = ()  # (weight, source, path) of each part; weights are shares of the examples
@@ -98,10 +96,8 @@ def get_config() -> ConfigDict:
     train.checkpoint_every = 500  # steps between checkpoints
     train.keep_checkpoints = 3  # newest checkpoints to keep
     train.verify_checkpoints = True  # compare a checkpoint's checksums before it is restored
-    train.hang_timeout = (
-        1800.0  # seconds that a step may take, without compilation; after that the run
-    )
-    #   ends with status 175, and launch/ starts it again
+    train.hang_timeout = 1800.0  # seconds that a step may take, without compilation; after that
+    #   the run ends with status 175, and launch/ starts it again
     train.eval_timeout = 43200.0  # likewise for an evaluation and for the tasks
     train.save_timeout = 7200.0  # likewise for saving a checkpoint
 
@@ -125,10 +121,8 @@ def get_config() -> ConfigDict:
     optimizer.max_grad_norm = 1.0  # clip by global norm
 
     config.mesh = mesh = ConfigDict()
-    mesh.data = placeholder(
-        int
-    )  # devices that split the batch and replicate the parameters; None: the
-    #   number of TPU slices, because fsdp should not cross slices (1 without several slices)
+    mesh.data = placeholder(int)  # devices that split the batch and replicate the parameters;
+    #   None: the number of TPU slices, because fsdp should not cross them (1 without several)
     mesh.fsdp = -1  # devices that split the batch and the parameters; -1: all that are left
     mesh.tensor = 1  # devices that split heads, MLP and vocabulary
     # The mesh axes that split each logical axis of parameters and activations. A mesh axis splits

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config, DataKeys
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.config_keys import MOST_SHARDS, THREADS
 from t5x_diffeq.runtime.errors import InputError
 
@@ -43,7 +43,7 @@ def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
-    data = Config.of(CONFIG.value).data
+    data = DataKeys(**CONFIG.value.data)  # the rest of the config may be incomplete
     _check_ahead(data)
     folder, part = (
         command_line.parse_folder(_OUTPUT, "prepare_data"),

@@ -20,6 +20,7 @@ from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+from t5x_diffeq.runs import load
 from t5x_diffeq.runtime.errors import InputError, RunError
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
@@ -223,6 +224,12 @@ def test_the_verb(workdir, tmp_path, capsys):
             new = [] if "--output" in arguments[0] else [f"--output={tmp_path / 'new'}"]
             call(export, f"--workdir={workdir}", *new, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_another_grid_is_refused_before_the_checkpoint_is_read(workdir, tmp_path, monkeypatch):
+    monkeypatch.setattr(load, "restore_params", None)
+    with pytest.raises(InputError, match="exist at their own times alone"):
+        call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--num_steps=5")
 
 
 def test_an_unfinished_checkpoint_is_refused(workdir, tmp_path):

@@ -11,8 +11,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import ROOT, corpus_of
+from helpers import ROOT, call, corpus_of
 
+from t5x_diffeq import prepare_data
 from t5x_diffeq.data import preparation, shards
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
@@ -65,6 +66,21 @@ def test_any_number_of_workers_and_parts_gives_the_same_bytes(data, shards_folde
         assert prepare(data, tmp_path / "parts", shards=3, workers=1, part=(part, 2)) is None
     prepare(data, tmp_path / "parts", shards=3, workers=1, part=(0, 1))
     assert contents(tmp_path / "parts") == contents(shards_folder)
+
+
+def test_the_config_of_a_fine_tuning_will_do(data, tmp_path):
+    """Its number of steps is unknown before the run is named."""
+    file = tmp_path / "lora.py"
+    values = {key: data[key] for key in ("source", "path")} | {"tokenizer": "bytes"}
+    file.write_text(
+        "from configs import finetune\n"
+        "def get_config():\n"
+        "    config = finetune.get_config('lora')\n"
+        f"    config.data.update({values})\n"
+        "    return config\n"
+    )
+    call(prepare_data, f"--config={file}", f"--output={tmp_path / 'made'}")
+    assert (tmp_path / "made" / "tokenizer").is_dir()
 
 
 def test_what_is_missing_is_made_again(data, shards_folder):

@@ -10,6 +10,7 @@ from helpers import call, small_config
 
 from t5x_diffeq import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.runs import load
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -30,8 +31,17 @@ def workdir(text, tmp_path_factory):
     return folder / "run"
 
 
-def test_evaluate_is_what_training_reported(workdir, capsys):
+def test_evaluate_is_what_training_reported(workdir, capsys, monkeypatch):
+    """And it reads the checkpoint once for all grids."""
+    restore_params, restored = load.restore_params, []
+
+    def restore(*arguments):
+        restored.append(arguments)
+        return restore_params(*arguments)
+
+    monkeypatch.setattr(load, "restore_params", restore)
     call(evaluate, f"--workdir={workdir}", "--num_steps=2,3", "--batch_size=3")
+    assert len(restored) == 1
     at_two, at_three = map(json.loads, capsys.readouterr().out.splitlines())
     reported = [line for line in read_metrics(workdir) if "eval/loss" in line][-1]
     for key in ("eval/loss", "eval/perplexity", "eval/tokens"):

@@ -148,9 +148,8 @@ class DiffEqLM(TemplateLM):
         missing = count - len(rows)
         prompts = [row.prompt for row, _ in rows] + [[self.prefix_token_id]] * missing
         keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)
-        most = max(
-            row.limit for row, _ in rows if row.limit is not None
-        )  # `parse_request` sets all
+        # `parse_request` has set all limits.
+        most = max(row.limit for row, _ in rows if row.limit is not None)
         generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
         for _ in grow([row for row, _ in rows], generated):
             pass

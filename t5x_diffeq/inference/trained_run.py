@@ -173,6 +173,7 @@ def load(
         corpus.tokenizer.vocab_size,
         batch_size=1,
         checkpoint=checkpoint,
+        grids=[(num_steps, scheme)],
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
     return TrainedRun(run.at_depth(num_steps, scheme), corpus)

@@ -1,5 +1,6 @@
 """A trained run, loaded from its workdir, on its own grid or another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -9,6 +10,8 @@ from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.setup import Setup, make_setup
+
+Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ def load_run(
     *,
     batch_size: int,
     checkpoint: int | None = None,
+    grids: Sequence[Grid] = (),
     adapters: AnyPath | None = None,
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
@@ -45,10 +49,13 @@ def load_run(
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
       checkpoint: the step of the checkpoint; None is the newest.
+      grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
+        checkpoint is read.
       adapters: the folder of adapters that another run trained on this one's weights.
 
     Raises:
-      InputError: if the workdir holds no such run, or the adapters aren't of its weights.
+      InputError: if the workdir holds no such run, its weights don't exist on one of the grids, or
+        the adapters aren't of its weights.
     """
     pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
@@ -64,6 +71,8 @@ def load_run(
         }
     )
     setup = make_setup(config, vocab_size)
+    for num_steps, scheme in grids:
+        setup.at_depth(num_steps, scheme)
     if not adapters:
         with Progress("reading the checkpoint"):
             params, step = restore_params(

@@ -88,7 +88,13 @@ def analyze(
     if workdir is not None:
         corpus = load_corpus(workdir)
         vocab_size = corpus.tokenizer.vocab_size
-        run = load_run(workdir, vocab_size, batch_size=1, checkpoint=flags.checkpoint)
+        run = load_run(
+            workdir,
+            vocab_size,
+            batch_size=1,
+            checkpoint=flags.checkpoint,
+            grids=[(flags.num_steps, None)],
+        )
         run = run.at_depth(flags.num_steps)
         facts |= _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh

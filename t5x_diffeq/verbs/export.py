@@ -32,7 +32,13 @@ def export(
     tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
     if tokenizer is None:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
-    run = load_run(workdir, tokenizer.vocab_size, batch_size=1, checkpoint=checkpoint)
+    run = load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=1,
+        checkpoint=checkpoint,
+        grids=[(num_steps, None)],
+    )
     run = run.at_depth(num_steps)
     with run.setup.context(), Progress("writing the folder"):
         summary = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
