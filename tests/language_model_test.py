@@ -20,6 +20,17 @@ def logits(model, params, tokens=TOKENS, **kwargs):
 
 
 OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "norm_eps": 1e-6}
+BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
+FAMILIES = {
+    "qwen2": {**LLAMA, "qkv_bias": True, "tied_head": True, "rotary_base": 1e6},
+    "qwen3": {**LLAMA, **BASELINE, "qk_norm": "head", "head_dim": 6},
+    "olmo2": {**LLAMA, "qk_norm": "projection", "norm_position": "after"},
+    "gemma": {**LLAMA, "activation": "gelu", "embedding_scale": 4.0, "head_dim": 8},
+    "llama3": {**LLAMA, "rotary_scaling": ("llama3", 8.0, 1.0, 4.0, 16), "rotary_base": 50.0},
+    "linear": {**LLAMA, "rotary_scaling": ("linear", 2.0)},
+    "yarn": {**LLAMA, "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16, 1.1), "head_dim": 12},
+    "gpt with norms": {"qk_norm": "head", "norm_position": "after", "head_dim": 2},
+}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +47,8 @@ OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "n
         {"weights": "per_layer", "scheme": "rk4"},
         LLAMA,
         OFFICIAL_LLAMA,
-        {**LLAMA, "weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
+        {**LLAMA, **BASELINE},
+        *(pytest.param(changes, id=name) for name, changes in FAMILIES.items()),
     ],
     ids=lambda changes: "-".join(map(str, changes.values())) or "default",
 )

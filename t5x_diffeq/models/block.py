@@ -25,6 +25,7 @@ class Block(nn.Module):
     """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
 
     With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
+    With `config.norm_position="after"`, f(y) = norm(attention(y)), g(y) = norm'(mlp(y)).
     The block knows nothing of time, step size or residual stream: those belong to the scheme. The
     state and both results have `config.state_dtype`; in between, `config.dtype` is used.
     """
@@ -33,28 +34,36 @@ class Block(nn.Module):
 
     def setup(self):  # noqa: D102
         c = self.config
-        gpt = c.architecture == "gpt"
+        gpt, norms_last = c.architecture == "gpt", c.norm_position == "after"
         norm = partial(
             Norm,
             centred=gpt,
             use_shift=gpt or c.norm_shift,
             epsilon=c.norm_eps,
+            writes_residual=norms_last,
             dtype=c.compute_dtype,
         )
         # N residual additions with step size 1 make the stream grow; those with 1/N do not.
         output_std = 0.02 / sqrt(2 * c.num_steps) if c.step_size == "1" else 0.02
         layer: dict[str, Any] = {
             "use_bias": gpt,
+            "writes_residual": not norms_last,
             "output_std": output_std,
             "dtype": c.compute_dtype,
         }
         self.attention_norm = norm()
         self.attention = Attention(
             c.embed_dim,
+            c.head_width,
             c.num_heads,
             c.kv_heads,
             fused=gpt,
+            qkv_bias=gpt or c.qkv_bias,
+            qk_norm=c.qk_norm,
+            norm_eps=c.norm_eps,
             rotary=not gpt,
+            rotary_base=c.rotary_base,
+            rotary_scaling=c.rotary_scaling,
             kernel=c.attention,
             **layer,
         )
@@ -65,14 +74,22 @@ class Block(nn.Module):
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The attention sub-field."""
-        output = self.attention(self.attention_norm(y), places)
+        if self.config.norm_position == "after":
+            x = y.astype(self.config.compute_dtype)
+            output = self.attention_norm(self.attention(x, places))
+        else:
+            output = self.attention(self.attention_norm(y), places)
         dropped = self.attention_dropout(output, deterministic=deterministic)
         return dropped.astype(self.config.state_dtype)
 
     def g(self, y: State, deterministic: bool = True) -> State:
         """The MLP sub-field."""
-        x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
-        dropped = self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
+        if self.config.norm_position == "after":
+            output = self.mlp_norm(self.mlp(y.astype(self.config.compute_dtype)))
+        else:
+            x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
+            output = self.mlp(self.mlp_norm(x))
+        dropped = self.mlp_dropout(output, deterministic=deterministic)
         # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
         # and the next norm's sums, into the MLP's products, which then take up to twice as long.
         return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)
@@ -94,7 +111,7 @@ def empty_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     """A cache for `batch_size` sequences of `length` tokens, with a slot per evaluation of f."""
     evaluations_of_f, _ = SCHEMES[config.scheme].evaluations
     slots = config.num_steps * evaluations_of_f
-    heads = (config.kv_heads, config.embed_dim // config.num_heads)
+    heads = (config.kv_heads, config.head_width)
     shape = (slots, batch_size, length, *heads)
     return {name: jnp.zeros(shape, config.compute_dtype) for name in ("keys", "values")}
 

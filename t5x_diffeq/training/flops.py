@@ -61,8 +61,8 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     tokens = batch_size * config.max_length
     f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
     projections = 2 * tokens * f * kernel_size(config, "attention")
-    # 2 L D for the scores and as much for the sums of values; half of each is masked.
-    attention = 2 * tokens * f * config.max_length * config.embed_dim
+    # 2 L H G for the scores and as much for the sums of values; half of each is masked.
+    attention = 2 * tokens * f * config.max_length * config.num_heads * config.head_width
     mlp = 2 * tokens * g * kernel_size(config, "mlp")
     head = 2 * tokens * config.vocab_size * config.embed_dim
     return StepFlops(
@@ -119,7 +119,7 @@ def _kernel_work(config: ModelConfig) -> float:
     if not config.attention.startswith("splash"):
         # Two products forward, five backward: two for each of those, and the scores again.
         return 1 + again + 5 / 2
-    head_dim = config.embed_dim // config.num_heads
+    head_dim = config.head_width
     blocks = splash_blocks(config.attention, config.max_length, head_dim)
     backward = 5 if blocks.fused else 7
     widened = (head_dim + -head_dim % LANES) / head_dim
