@@ -10,9 +10,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layout
+from t5x_diffeq.exchange.config_json import own_config, plain_config
+from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
-from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
+from t5x_diffeq.exchange.layouts import OWN, check_names, declared_leaves, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -102,9 +103,10 @@ def save_pretrained(
     check_scheme(config)
     if peft:
         check_adapters(config)
-    plain = plain_layout(config)
+    plain = family_of(config)
+    layout = plain[1].layout if plain else OWN
+    check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
-        layout = plain or own_layout(config)
         weights = _export_weights(run.setup.model, run.params, merged=not peft)
         parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
         if peft:

@@ -1,4 +1,4 @@
-"""The feed-forward sub-field: GELU or ReLU as in GPT, gated by SiLU or GELU as in Llama or Gemma."""
+"""The feed-forward sub-field: GELU or ReLU as in GPT, or gated as in Llama and Gemma."""
 
 from collections.abc import Callable
 from functools import partial
