@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.exchange.check_folder import check_tensors, compare_logits
 from t5x_diffeq.exchange.config_json import own_config, plain_config
 from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
@@ -34,11 +35,13 @@ class Summary(NamedTuple):
     Attributes:
       model_class: the library's class that reads it.
       parameters: number of parameters.
+      logits: how the folder's logits compare with the run's, in words.
       notes: what a user must know.
     """
 
     model_class: str
     parameters: int
+    logits: str
     notes: list[str]
 
 
@@ -97,7 +100,7 @@ def save_pretrained(
 
     Raises:
       InputError: if the model or the folder can't be used.
-      RunError: if the folder can't be written.
+      RunError: if the folder can't be written, or doesn't compute what the run does.
     """
     config = run.setup.model.config
     check_scheme(config)
@@ -109,6 +112,7 @@ def save_pretrained(
     with new_folder(output, "output") as folder:
         weights = _export_weights(run.setup.model, run.params, merged=not peft)
         parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
+        check_tensors(folder, layout, config)
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
@@ -123,7 +127,10 @@ def save_pretrained(
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
         (folder / "README.md").write_text(card)
-    return Summary(written["architectures"][0], parameters, notes)
+        (model_class,) = written["architectures"]
+        adapter = folder / ADAPTER_FOLDER if peft else None
+        compared = compare_logits(folder, model_class, config, run.params, adapter)
+    return Summary(model_class, parameters, compared, notes)
 
 
 def _write_json(path: Path, content: dict) -> None:
