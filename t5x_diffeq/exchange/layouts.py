@@ -10,7 +10,7 @@ Our vocabulary is padded to a multiple of 128, theirs is not.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from t5x_diffeq.layers.parameter import Parameter
-from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.weights import block_parameters
 
 LeafPath = tuple[str, ...]
@@ -128,7 +128,7 @@ def _torch_name(path: LeafPath) -> str:
 
 def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays."""
-    block = Block(replace(config, attention="xla"), parent=None)
+    block = block_of_shapes(config)
     return block_parameters(block, block.input_shapes())
 
 
