@@ -8,6 +8,7 @@ which refuse a block that lacks theirs.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
 COSTS = "costs"  # the collection into which a block sows the rates of its running cost
@@ -145,3 +147,9 @@ HOOKS = {
     "spectral_factors": "the analysis of spectra",
     "attention_matrix": "attention rollout",
 }
+
+
+def kernel_flops(block: Block) -> dict[tuple[str, ...], float]:
+    """FLOPs per token of the product with each of the block's kernels, by path."""
+    leaves = block_parameters(block, block.input_shapes()).items()
+    return {path: 2.0 * prod(leaf.value.shape) for path, leaf in leaves if leaf.role == "kernel"}
