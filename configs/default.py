@@ -13,8 +13,12 @@ def get_config() -> ConfigDict:
 
     config.model = model = ConfigDict()
     model.architecture = "gpt"  # gpt: LayerNorm, GELU, biases, learned positions | llama
+    model.block = placeholder(str)  # the attention and MLP of a step: None: the architecture's |
+    #   the importable name of another block, "package.module:Name" or "package.module:Name(size=4)"
+    #   (t5x_diffeq/blocks/README.md); the architecture still decides about embeddings and the head
     model.weights = "time_dependent"  # W(t): time_dependent | per_layer (a baseline) | shared
-    model.scheme = "euler"  # euler | lie_trotter | strang | midpoint | heun | rk4
+    model.scheme = "euler"  # euler | lie_trotter | strang | midpoint | heun | rk4, or the
+    #   importable name of an `ode.solvers.Scheme`, "package.module:name"
     model.step_size = "1/N"  # "1/N": an ODE on [0, 1] | "1": the classical residual network
     model.num_steps = 12  # N, the number of solver steps; of layers for a baseline
     model.embed_dim = 256  # width of the state
@@ -64,7 +68,8 @@ def get_config() -> ConfigDict:
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the source of Python's standard library | text_files | tfds |
-    #   wikitext103 | openwebtext | huggingface | tokens (shards of prepare_data) | mixture
+    #   wikitext103 | openwebtext | huggingface | tokens (shards of prepare_data) | mixture | the
+    #   importable name of a function that returns documents (t5x_diffeq/data/README.md)
     data.path = placeholder(str)  # text_files: a file, a folder or a glob; tokens: the folder;
     #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
     data.validation_path = placeholder(str)  # text_files: the validation text; None: the last tenth
@@ -120,6 +125,8 @@ def get_config() -> ConfigDict:
     tasks.include_path = placeholder(str)  # a folder with your own task files
 
     config.optimizer = optimizer = ConfigDict()
+    optimizer.name = "adam"  # or the importable name of a function that returns what stands in
+    #   Adam's place, "package.module:make" (t5x_diffeq/training/optimizer.py)
     optimizer.learning_rate = 3e-3  # peak
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
     optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares

@@ -20,7 +20,7 @@ States = Float[Array, "states B L D"]  # along a trajectory
 Logits = Float[Array, "B L V"]
 Times = Float[Array, " nodes"]
 
-# Keys and values of attention, by name: `[slots, B, length, K, G]`, a slot per evaluation of f.
+# What one evaluation of f remembers of earlier tokens, by name: keys and values, or another state.
 Cache = dict[str, Any]
 
 # A block's parameter tree; a source's tree has one more, leading axis: nodes.

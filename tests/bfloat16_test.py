@@ -15,7 +15,6 @@ from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.models.adaptive import Adaptive, solve
-from t5x_diffeq.models.block import empty_cache
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.solvers import VectorField
@@ -275,8 +274,8 @@ def test_the_state_is_float32_wherever_it_is_integrated():
 
     def extend(params):
         weights = model.apply({"params": params}, method="merged_weights_by_step")
-        cache = empty_cache(model.config, 2, 10)
-        return model.apply({"params": params}, tokens, places, weights, cache, method="extend")
+        given = tokens, places, jnp.ones(tokens.shape, bool), weights, model.empty_caches(2, 10)
+        return model.apply({"params": params}, *given, method="extend")
 
     def integrate(params):
         y = model.apply({"params": params}, TOKENS, in_one_document(TOKENS), method="embed")
@@ -285,10 +284,10 @@ def test_the_state_is_float32_wherever_it_is_integrated():
             {"params": params}, y, in_one_document(TOKENS), weights, method="integrate"
         )
 
-    assert jax.eval_shape(integrate, params).dtype == jnp.float32
+    assert jax.eval_shape(integrate, params)[0].dtype == jnp.float32
     solved = jax.eval_shape(lambda p: solve(model, p, TOKENS, Adaptive()), params)
     assert solved.y.dtype == jnp.float32
-    y, cache = jax.eval_shape(extend, params)
+    y, (cache, *_) = jax.eval_shape(extend, params)
     assert {y.dtype, cache["keys"].dtype} == {jnp.dtype(jnp.bfloat16)}  # activations stay narrow
 
 

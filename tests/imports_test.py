@@ -13,6 +13,7 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("layers",),
     ("ode",),
     ("models",),
+    ("blocks",),
     ("training", "data", "analysis"),
     ("planner", "runs"),
     ("inference", "exchange", "experiments"),

@@ -71,7 +71,7 @@ def test_causal_by_gradients(architecture):
     def output(y0, j):
         places = in_one_document(TOKENS[:1])
         weights = model.apply({"params": params}, method="weights")
-        y = model.apply({"params": params}, y0, places, weights, method="integrate")
+        y, _ = model.apply({"params": params}, y0, places, weights, method="integrate")
         return y[0, j].sum()
 
     y0 = jnp.asarray(np.random.default_rng(1).normal(size=(1, 10, 16)), jnp.float32)

@@ -101,7 +101,7 @@ def test_gradients_of_every_parameter(gpt):
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
 
     def loss(params):
-        y, head = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
+        y, head, _ = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
         losses, _ = token_losses(y, head, tokens[:, 1:], vocab_size=97, chunk=7)
         return losses.mean()
 
@@ -124,7 +124,7 @@ def test_llama_baseline():
     params = {"params": llama_params(arrays)}
     logits = jax.jit(model.apply)(params, tokens)
     np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
-    y, head = jax.jit(partial(model.apply, method="state_and_head"))(params, tokens)
+    y, head, _ = jax.jit(partial(model.apply, method="state_and_head"))(params, tokens)
     losses, _ = token_losses(y[:, :-1], head, tokens[:, 1:], vocab_size=97, chunk=100)
     expected = arrays["output/loss_per_position"][:, :-1]
     np.testing.assert_allclose(losses, expected, atol=1e-5)

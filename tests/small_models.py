@@ -10,45 +10,22 @@ from helpers import ROOT
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.training.partitioning import unbox
 
-SMALL = ModelConfig(
-    architecture="gpt",
-    weights="time_dependent",
-    scheme="euler",
-    step_size="1/N",
-    num_steps=3,
-    embed_dim=16,
-    num_heads=4,
-    num_kv_heads=None,
-    head_dim=None,
-    mlp_dim=24,
-    activation=None,
-    time_embed_dim=5,
-    num_frequencies=4,
-    time_scale=1000.0,
-    time_embedding="per_layer",
-    init="invariant",
-    norm_eps=1e-5,
-    final_norm_eps=1e-5,
-    norm_shift=False,
-    mlp_input="state",
-    norm_position="before",
-    qkv_bias=False,
-    qk_norm="none",
-    rotary_base=10_000.0,
-    rotary_scaling=(),
-    tied_head=False,
-    embedding_scale=1.0,
-    dropout_rate=0.0,
-    adapter_rank=0,
-    adapter_alpha=16.0,
-    adapter_kernels=(),
+SMALL = ModelConfig.of(
+    dataclasses.replace(
+        defaults().model,
+        num_steps=3,
+        embed_dim=16,
+        num_heads=4,
+        mlp_dim=24,
+        time_embed_dim=5,
+        num_frequencies=4,
+        remat="none",
+        attention="xla",
+    ),
     vocab_size=50,
-    dtype="float32",
-    state_dtype="float32",
-    remat="none",
-    attention="xla",
     max_length=10,
 )
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)

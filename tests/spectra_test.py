@@ -15,8 +15,13 @@ from t5x_diffeq.analysis.spectra import (
     spectra,
     weights_at,
 )
+from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.runtime.errors import InputError
+
+
+def spectra_of(model, W):
+    return spectra(make_block(model.config), W)
 
 
 def weights_of(model, params):
@@ -50,41 +55,43 @@ def full_products(W, n, h):
 def test_equal_the_full_products(changes):
     model = small(**changes)
     W = weights_of(model, random_params(model))
-    found = spectra(W)
-    assert found.qk.shape == found.ov.shape == (3, 4, 4)
-    assert found.mlp.shape == (3, min(16, model.config.mlp_dim))
+    found = spectra_of(model, W)
+    assert found["qk"].shape == found["ov"].shape == (3, 4, 4)
+    assert found["mlp"].shape == (3, min(16, model.config.mlp_dim))
     for n in range(3):
         for h in range(4):
             qk, ov, mlp = (np.linalg.eigvals(A) for A in full_products(W, n, h))
-            assert_same_set(found.qk[n, h], qk)
-            assert_same_set(found.ov[n, h], ov)
-        assert_same_set(found.mlp[n], mlp)
+            assert_same_set(found["qk"][n, h], qk)
+            assert_same_set(found["ov"][n, h], ov)
+        assert_same_set(found["mlp"][n], mlp)
 
 
 def test_complex_pairs_stay():
     turn = np.array([[0.0, -2, 0], [2, 0, 0], [0, 0, 1]])
     np.testing.assert_allclose(eigenvalues(turn[None])[0], [2j, -2j, 1], atol=1e-12)
     model = small()
-    found = spectra(weights_of(model, random_params(model)))
-    assert (np.abs(found.qk.imag) > 1e-3).any()
-    np.testing.assert_allclose(found.qk.sum(-1).imag, 0, atol=1e-9)
+    found = spectra_of(model, weights_of(model, random_params(model)))
+    assert (np.abs(found["qk"].imag) > 1e-3).any()
+    np.testing.assert_allclose(found["qk"].sum(-1).imag, 0, atol=1e-9)
 
 
 def test_any_times_hold_the_nodes():
     model = small()
     params = random_params(model)
     nodes = grid("euler", 3)[:, 0]
-    at_nodes = spectra(weights_at(model.config, params, jnp.asarray(nodes)))
-    np.testing.assert_allclose(at_nodes.ov, spectra(weights_of(model, params)).ov, atol=1e-5)
-    many = spectra(weights_at(model.config, params, jnp.linspace(0, 1, 7)))
-    assert many.qk.shape == (7, 4, 4)
-    np.testing.assert_allclose(many.mlp[[2, 4, 6]], at_nodes.mlp, atol=1e-4)
+    at_nodes = spectra_of(model, weights_at(model.config, params, jnp.asarray(nodes)))
+    np.testing.assert_allclose(
+        at_nodes["ov"], spectra_of(model, weights_of(model, params))["ov"], atol=1e-5
+    )
+    many = spectra_of(model, weights_at(model.config, params, jnp.linspace(0, 1, 7)))
+    assert many["qk"].shape == (7, 4, 4)
+    np.testing.assert_allclose(many["mlp"][[2, 4, 6]], at_nodes["mlp"], atol=1e-4)
 
 
 def test_layers_have_no_times_between():
     model = small(weights="per_layer")
     params = random_params(model)
-    assert spectra(weights_of(model, params)).qk.shape == (3, 4, 4)
+    assert spectra_of(model, weights_of(model, params))["qk"].shape == (3, 4, 4)
     with pytest.raises(InputError, match="exist at their own 3 nodes alone, and 5"):
         weights_at(model.config, params, jnp.linspace(0, 1, 5))
 
@@ -94,7 +101,7 @@ def test_weights_that_are_not_finite():
     W = weights_of(model, random_params(model))
     W["mlp"]["up"]["kernel"] = W["mlp"]["up"]["kernel"].at[0, 0, 0].set(jnp.nan)
     with pytest.raises(InputError, match="some weights are not finite"):
-        spectra(W)
+        spectra_of(model, W)
 
 
 def test_copying():
@@ -116,5 +123,5 @@ def test_growth():
 
 def test_shared_weights_are_the_same_at_all_times():
     model = small(weights="shared")
-    found = spectra(weights_of(model, random_params(model)))
-    jax.tree.map(np.testing.assert_array_equal, found.qk[0], found.qk[2])
+    found = spectra_of(model, weights_of(model, random_params(model)))
+    jax.tree.map(np.testing.assert_array_equal, found["qk"][0], found["qk"][2])

@@ -13,13 +13,17 @@ from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import has_hook
 
-_COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension", "rollout")
+_COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension")
 _COMMON = (
-    "Beside it, attention rollout: the product over the steps of (A + I) / 2, A the mean over "
-    "heads. The outlined token is the one whose output, the prediction of the next, is "
-    "differentiated."
+    "The outlined token is the one whose output, the prediction of the next, is differentiated."
 )
+_ROLLOUT = (
+    "Beside it, attention rollout: the product over the steps of (A + I) / 2, A the mean over "
+    "heads."
+)
+_NO_ROLLOUT = "The block has no `attention_matrix`, so attention rollout is left out."
 _METHOD = {
     "pair": (
         "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
@@ -64,14 +68,15 @@ def lyapunov_section(
     found = lyapunov_exponents(
         model, params, tokens, outputs=outputs, convention=convention, memory=memory
     )
-    flow = attention_rollout(model, params, tokens, outputs)
+    rolls_out = has_hook(model.config, "attention_matrix")
+    flow = attention_rollout(model, params, tokens, outputs) if rolls_out else None
+    columns = (*_COLUMNS, "rollout") if rolls_out else _COLUMNS
     markup, rows, sentences = "", [], []
     drawings: dict[str, Drawing] = {}
     for p, text in enumerate(pieces):
-        shown = {
-            "largest exponent": found.largest[p, : len(text)],
-            "attention rollout": flow[p, : len(text)],
-        }
+        shown = {"largest exponent": found.largest[p, : len(text)]}
+        if flow is not None:
+            shown["attention rollout"] = flow[p, : len(text)]
         markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
         drawings |= _prompt_drawings(p, text, shown, found)
         rows += list(_prompt_rows(p, text, found, flow))
@@ -80,8 +85,8 @@ def lyapunov_section(
         name="lyapunov",
         title="Lyapunov exponents",
         findings=sentences,
-        method=_METHOD[convention],
-        tables=[Table("Finite-time exponents of each input token", _COLUMNS, rows)],
+        method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
+        tables=[Table("Finite-time exponents of each input token", columns, rows)],
         drawings=drawings,
         arrays=_arrays_of(tokens, outputs, found, flow),
         markup=markup,
@@ -131,23 +136,28 @@ def _prompt_findings(p: int, text: Sequence[str], largest: Float[np.ndarray, " L
 
 
 def _prompt_rows(
-    p: int, text: Sequence[str], found: Exponents, flow: Float[np.ndarray, "B L"]
+    p: int, text: Sequence[str], found: Exponents, flow: Float[np.ndarray, "B L"] | None
 ) -> Iterator[tuple[str | float, ...]]:
     for k, piece in enumerate(text):
         each = found.exponents[p, k]
-        numbers = (each.max(), each.mean(), kaplan_yorke_dimension(each), flow[p, k])
+        numbers = [each.max(), each.mean(), kaplan_yorke_dimension(each)]
+        numbers += [] if flow is None else [flow[p, k]]
         yield (f"{p + 1}.{k} {plots.escape_piece(piece)!r}", *map(float, numbers))
 
 
 def _arrays_of(
-    tokens: Tokens, outputs: Int[np.ndarray, " B"], found: Exponents, flow: Float[np.ndarray, "B L"]
+    tokens: Tokens,
+    outputs: Int[np.ndarray, " B"],
+    found: Exponents,
+    flow: Float[np.ndarray, "B L"] | None,
 ) -> dict[str, tuple[np.ndarray, str]]:
     arrays = {
         "tokens": (np.asarray(tokens), "[prompt, token], padded at the end with 0"),
         "outputs": (outputs, "[prompt]: the token whose output is differentiated"),
         "exponents": (found.exponents, "[prompt, input token, rank], per unit of depth time"),
-        "rollout": (flow, "[prompt, input token]: attention rollout; sums to 1"),
     }
+    if flow is not None:
+        arrays["rollout"] = (flow, "[prompt, input token]: attention rollout; sums to 1")
     if found.by_step is None:
         return arrays
     return arrays | {"by_step": (found.by_step, "[step, prompt, input token, D]: log |diag R|")}

@@ -110,11 +110,10 @@ def _sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.
 
 def heat_maps(found: spectra.Spectra, labels: Sequence[str], depth: str) -> Figure:
     """Mean |lambda| and the share of positive real parts, by head and time or layer."""
-    figure = _make_figure(3.6)
-    axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    for row, kind in enumerate(("qk", "ov")):
-        values = getattr(found, kind)
-        name = spectra.PRODUCTS[kind]
+    figure = _make_figure(1.8 * len(found))
+    axes = figure.subplots(len(found), 2, sharex=True, sharey="row", squeeze=False)
+    for row, (kind, values) in enumerate(found.items()):
+        name = spectra.title_of(kind)
         limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
         shown: tuple[tuple[np.ndarray, str, dict[str, Any]], ...] = (
             (spectra.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),

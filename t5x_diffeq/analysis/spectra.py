@@ -8,11 +8,11 @@ States are rows, y W. Biases, the scales of the preceding norms, and a gated MLP
 out. With rotary positions, QK is the interaction of tokens at the same position. The eigenvalues
 are complex in general, and are kept complex.
 
+Another block names its own products (`Block.spectral_factors`).
+
 QK and OV are `[D, D]` of rank G, the width of a head. A B and B A have the same nonzero
 eigenvalues, so those of the `[G, G]` product in the other order are all of them.
 """
-
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -20,48 +20,43 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from t5x_diffeq.array_types import Weights
+from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source
 from t5x_diffeq.runtime.errors import InputError
 
-PRODUCTS = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
+_TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
+# By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Those of
+# attention have an axis of heads (of query heads, of which several may share a key head).
+Spectra = dict[str, Complex[np.ndarray, "times *many M"]]
 
 
-@dataclass(frozen=True)
-class Spectra:
-    """Eigenvalues by decreasing magnitude, at N times or layers.
-
-    Attributes:
-      qk: those of W_Q W_K^T, for each query head (which may share its key head).
-      ov: those of W_V W_O, for each query head.
-      mlp: those of W_up W_down, the min(D, F) largest.
-    """
-
-    qk: Complex[np.ndarray, "times H G"]
-    ov: Complex[np.ndarray, "times H G"]
-    mlp: Complex[np.ndarray, "times M"]
+def title_of(product: str) -> str:
+    """How a product is written: `W_Q W_K^T` for qk; its own name for one of another block."""
+    return _TITLES.get(product, product)
 
 
-def spectra(weights: Weights) -> Spectra:
+def by_head(found: Spectra) -> Spectra:
+    """Those of the spectra that have an axis of heads (or of experts)."""
+    return {kind: values for kind, values in found.items() if values.ndim == 3}
+
+
+def spectra(block: Block, weights: Weights) -> Spectra:
     """The spectra of stacked weights, in float64 on the host.
 
     Args:
-      weights: tree of GPT's or Llama's block with leaves `[N, ...]`, from `LanguageModel.weights`
-        or `weights_at`. Weights and eigenvalues are dimensionless.
+      block: the block that says which products it has.
+      weights: its tree with leaves `[N, ...]`, from `LanguageModel.weights` or `weights_at`.
+        Weights and eigenvalues are dimensionless.
 
     Raises:
-      InputError: if a weight is not finite.
+      InputError: if a weight is not finite, or the block names no products.
     """
     W = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(W)):
         raise InputError("some weights are not finite; take an earlier checkpoint")
-    query, key, value = _split_heads(W["attention"])
-    output = W["attention"]["output"]["kernel"]
-    return Spectra(
-        qk=eigenvalues(np.einsum("ndhg,ndhe->nhge", key, query)),
-        ov=eigenvalues(np.einsum("nhgd,ndhe->nhge", output, value)),
-        mlp=eigenvalues(_smaller_product(W["mlp"]["up"]["kernel"], W["mlp"]["down"]["kernel"])),
-    )
+    factors = block.spectral_factors(W).items()
+    return {kind: eigenvalues(_smaller_product(A, B)) for kind, (A, B) in factors}
 
 
 def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"]) -> Weights:
@@ -82,20 +77,10 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"])
     return apply(params["source"], jnp.asarray(times, jnp.float32))
 
 
-def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "times D H G"], ...]:
-    """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
-    if "qkv" in attention:
-        kernel = attention["qkv"]["kernel"]
-        return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
-    kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
-    count = kernels[0].shape[2]
-    return tuple(np.repeat(kernel, count // kernel.shape[2], axis=2) for kernel in kernels)
-
-
 def _smaller_product(
-    A: Float[np.ndarray, "times D F"], B: Float[np.ndarray, "times F D"]
-) -> Float[np.ndarray, "times M M"]:
-    return A @ B if A.shape[1] <= A.shape[2] else B @ A
+    A: Float[np.ndarray, "times *many D F"], B: Float[np.ndarray, "times *many F D"]
+) -> Float[np.ndarray, "times *many M M"]:
+    return A @ B if A.shape[-2] <= A.shape[-1] else B @ A
 
 
 def eigenvalues(A: Float[np.ndarray, "... M M"]) -> Complex[np.ndarray, "... M"]:

@@ -1,7 +1,5 @@
 """The report's section on spectra."""
 
-from dataclasses import asdict
-
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -10,6 +8,7 @@ from t5x_diffeq.analysis import plots, spectra
 from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.ode.solvers import grid
 
 _PARTS = {"magnitude": "Magnitude", "real": "Real part"}
@@ -29,32 +28,34 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
-    own = spectra.spectra(nn.apply(LanguageModel.merged_weights, model)({"params": params}))
+    block = make_block(config)
+    own = spectra.spectra(block, nn.apply(LanguageModel.merged_weights, model)({"params": params}))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
     if not layers:
         t = np.linspace(0, 1, times)
-        curves = spectra.spectra(spectra.weights_at(config, params, jnp.asarray(t, jnp.float32)))
+        W = spectra.weights_at(config, params, jnp.asarray(t, jnp.float32))
+        curves = spectra.spectra(block, W)
     arrays = {"nodes": (at, "t at which the model reads its weights, in [0, 1]")}
     arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays")}
-    axes = {"qk": "[node, head, rank]", "ov": "[node, head, rank]", "mlp": "[node, rank]"}
-    for kind, values in asdict(own).items():
-        arrays[kind] = (values, f"{spectra.PRODUCTS[kind]}, {axes[kind]}: {_COMPLEX}")
+    heads = spectra.by_head(own)
+    for kind, values in own.items():
+        axes = "[node, head, rank]" if kind in heads else "[node, rank]"
+        arrays[kind] = (values, f"{spectra.title_of(kind)}, {axes}: {_COMPLEX}")
         if not layers:
-            between = asdict(curves)[kind]
-            arrays[f"{kind}_between"] = (between, f"the same at `times`: {_COMPLEX}")
+            arrays[f"{kind}_between"] = (curves[kind], f"the same at `times`: {_COMPLEX}")
     return Section(
         name="spectra",
         title="Spectra",
         findings=_spectra_findings(own),
         method=_describe_method(layers, perplexities, config.architecture == "llama"),
-        tables=[_growth_table(own), _heads_table(own)],
+        tables=[_growth_table(own), *([_heads_table(heads)] if heads else [])],
         drawings=_spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,
         numbers={
             f"{kind}/{name}": value
-            for kind in spectra.PRODUCTS
-            for name, value in spectra.growth(getattr(own, kind)).items()
+            for kind, values in own.items()
+            for name, value in spectra.growth(values).items()
         },
     )
 
@@ -62,8 +63,8 @@ def spectra_section(
 def _spectra_findings(own: spectra.Spectra) -> list[str]:
     """Whether magnitudes grow over depth, for each product of weights."""
     found = []
-    for kind, name in spectra.PRODUCTS.items():
-        grown = spectra.growth(getattr(own, kind))
+    for kind, values in own.items():
+        name, grown = spectra.title_of(kind), spectra.growth(values)
         ratio = grown["ratio"]
         verb = "grow" if ratio > 1.05 else "shrink" if ratio < 0.95 else "keep their size"
         found.append(
@@ -98,8 +99,7 @@ def _describe_method(layers: bool, perplexities: dict[int, float], rotary: bool)
 def _growth_table(own: spectra.Spectra) -> Table:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
-        (name, *spectra.growth(getattr(own, kind)).values())
-        for kind, name in spectra.PRODUCTS.items()
+        (spectra.title_of(kind), *spectra.growth(values).values()) for kind, values in own.items()
     ]
     columns = ("first third", "last third", "last / first", "rank correlation", "radius l / f")
     title = (
@@ -109,18 +109,20 @@ def _growth_table(own: spectra.Spectra) -> Table:
     return Table(title, ("", *columns), rows)
 
 
-def _heads_table(own: spectra.Spectra) -> Table:
+def _heads_table(heads: spectra.Spectra) -> Table:
     scores = [
-        f(x) for f in (spectra.positive_fraction, spectra.copying_score) for x in (own.qk, own.ov)
+        score(values)
+        for score in (spectra.positive_fraction, spectra.copying_score)
+        for values in heads.values()
     ]
     rows: list[Row] = [
-        (f"head {h + 1}", *(float(score[n, h]) for score in scores for n in (0, -1)))
-        for h in range(own.qk.shape[1])
+        (f"head {h + 1}", *(_of_head(score, h, n) for score in scores for n in (0, -1)))
+        for h in range(max(values.shape[1] for values in heads.values()))
     ]
     columns = [
-        f"{what} {which} {where}"
+        f"{what} {which.upper()} {where}"
         for what in ("positive", "copying")
-        for which in ("QK", "OV")
+        for which in heads
         for where in ("first", "last")
     ]
     title = (
@@ -128,6 +130,11 @@ def _heads_table(own: spectra.Spectra) -> Table:
         "-1: repels), at the first and the last node"
     )
     return Table(title, ("", *columns), rows)
+
+
+def _of_head(score: np.ndarray, head: int, node: int) -> float | str:
+    """The score of a head; empty where this product has fewer heads than another."""
+    return float(score[node, head]) if head < score.shape[1] else ""
 
 
 def _spectra_drawings(
@@ -139,9 +146,10 @@ def _spectra_drawings(
 ) -> dict[str, Drawing]:
     depth = "layer" if layers else "depth t"
     drawings = {}
-    for kind, name in spectra.PRODUCTS.items():
-        values, dots = (asdict(each)[kind] for each in (curves, own))
-        if kind == "mlp":
+    heads = spectra.by_head(own)
+    for kind in own:
+        name, values, dots = spectra.title_of(kind), curves[kind], own[kind]
+        if kind not in heads:
             values, dots = values[:, None], dots[:, None]
         for part, title in _PARTS.items():
             figure = plots.eigenvalues_over_depth(
@@ -151,6 +159,8 @@ def _spectra_drawings(
                 figure, f"{title} of the eigenvalues of {name}."
             )
     labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
-    figure = plots.heat_maps(own, labels, depth)
-    drawings["heads"] = make_drawing(figure, "Mean magnitude and positive fraction of each head.")
+    if heads:
+        figure = plots.heat_maps(heads, labels, depth)
+        caption = "Mean magnitude and positive fraction of each head."
+        drawings["heads"] = make_drawing(figure, caption)
     return drawings

@@ -22,6 +22,7 @@ from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, files_in, files_matching, parse_path
+from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 from t5x_diffeq.runtime.staging import stage
 
 if TYPE_CHECKING:
@@ -92,12 +93,39 @@ def load_source(data: DataKeys) -> Source:
     Raises:
       InputError: if there is no such source or its data can't be used.
     """
+    if is_plugin(data.source):
+        return _from_function(data)
     if data.source not in SOURCES:
         raise InputError(
             f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, or in training also "
             "tokens or mixture"
         )
     return SOURCES[data.source](data)
+
+
+def _from_function(data: DataKeys) -> Source:
+    """The source that a function of another package returns: a `Source`, or both splits."""
+    found = load_plugin("data.source", data.source)(data)
+    if isinstance(found, Source):
+        return found
+    try:
+        train, validation = found
+        kinds = {type(split[0]) for split in (train, validation)}
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise InputError(
+            f"data.source={data.source} returns a {type(found).__name__}; it must return a "
+            "t5x_diffeq.data.sources.Source, or two sequences of texts that aren't empty: for "
+            "training and for validation"
+        ) from error
+    if kinds != {str}:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"data.source={data.source}: its documents are of type {names}, not str")
+    texts = (b"train", *map(_utf8, train), b"validation", *map(_utf8, validation))
+    return Source(data.source, train, validation, digest(texts))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def stdlib(data: DataKeys) -> Source:

@@ -11,7 +11,7 @@ block of its kind; a model has those that its config asks for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from t5x_diffeq.layers.parameter import Parameter
-from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
@@ -159,7 +159,7 @@ OWN = Layout(
 
 def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays."""
-    block = Block(replace(config, attention="xla"), parent=None)
+    block = block_of_shapes(config)
     return block_parameters(block, block.input_shapes())
 
 

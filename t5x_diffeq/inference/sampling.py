@@ -11,8 +11,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Cache, Places, Positions, Tokens, Weights
-from t5x_diffeq.models.block import empty_cache
-from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
@@ -54,7 +52,7 @@ def _make_weights_by_step(model: LanguageModel, params: dict) -> list[Weights]:
     return nn.apply(LanguageModel.merged_weights_by_step, model)({"params": params})
 
 
-@partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="caches")
 def _extend(
     model: LanguageModel,
     sampling: Sampling,
@@ -64,26 +62,24 @@ def _extend(
     positions: Positions,
     last: Int[Array, " B"],
     keys: Array,
-    cache: Cache,
-) -> tuple[Int[Array, " B"], Cache]:
-    """The token after index `last` of each row of `tokens`, and the cache with these tokens."""
-    places = Places(positions)
+    caches: list[Cache],
+) -> tuple[Int[Array, " B"], list[Cache]]:
+    """The token after index `last` of each row of `tokens`, and the caches with these tokens."""
+    places, real = Places(positions), jnp.arange(tokens.shape[1]) <= last[:, None]
     variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
-    y, cache = read(variables, tokens, places, weights, cache)
+    y, caches = read(variables, tokens, places, real, weights, caches)
     y = jnp.take_along_axis(y, last[:, None, None], axis=1)
     logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
     reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
     drawn = jax.vmap(jax.random.fold_in)(keys, reached)
     token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
-    return nn.with_logical_constraint(token, (None,)), cache
+    return nn.with_logical_constraint(token, (None,)), caches
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _sharded_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
-    """An empty cache, made on the devices where it stays."""
-    axes = (None, "batch", "length", "heads", "head_dim")
-    empty = empty_cache(config, batch_size, length)
-    return {name: nn.with_logical_constraint(leaf, axes) for name, leaf in empty.items()}
+def _make_caches(model: LanguageModel, batch_size: int, length: int) -> list[Cache]:
+    """Empty caches, made on the devices where they stay."""
+    return model.empty_caches(batch_size, length)
 
 
 def generate(
@@ -96,7 +92,7 @@ def generate(
 ) -> Iterator[Int[np.ndarray, " B"]]:
     """Yields the next token of every row, until the caller has enough or `max_tokens` are drawn.
 
-    The weights of the grid are made once, and the keys and values of all tokens are cached. The
+    The weights of the grid are made once, and what f needs of earlier tokens is cached. The
     first token comes from reading the prompts, each later one from one compiled step.
 
     Args:
@@ -117,11 +113,11 @@ def generate(
     tokens = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    cache = _sharded_cache(model.config, len(prompts), room)
+    caches = _make_caches(model, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
-    token, cache = extend(tokens, positions, lengths - 1, keys, cache)
+    token, caches = extend(tokens, positions, lengths - 1, keys, caches)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
-            token, cache = extend(token[:, None], positions, last, keys, cache)
+            token, caches = extend(token[:, None], positions, last, keys, caches)

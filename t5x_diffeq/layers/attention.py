@@ -7,13 +7,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, Positions, State
+from t5x_diffeq.array_types import Cache, Places, Positions, State
 from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.rotary import BASE, Scaling, rotate
-
-CACHE = "cache"  # the collection that holds the keys and values of earlier tokens
 
 
 class Attention(nn.Module):
@@ -56,23 +54,16 @@ class Attention(nn.Module):
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
 
-    @nn.compact
-    def __call__(self, x: State, places: Places) -> State:
-        """The attention output, not yet scaled by the step size."""
-        q, k, v = self._fused_qkv(x) if self.fused else self._separate_qkv(x)
-        q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
-        if self.qk_norm != "none":
-            q, k = self._norm("query_norm")(q), self._norm("key_norm")(k)
-        if self.rotary:
-            rotation = (places.positions, self.rotary_base, self.rotary_scaling)
-            # q stays in float32 until the kernel has scaled it, so that it is rounded once.
-            q, k = rotate(q.astype(jnp.float32), *rotation), rotate(k, *rotation)
-        q, k, v = (nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
-        if self.has_variable(CACHE, "keys"):
-            mixed = self._attend_to_cache(q, k, v, places.positions)
+    def setup(self):  # noqa: D102
+        if self.fused:
+            self.qkv = self._project(3, self.num_heads)
         else:
-            mixed = causal_attention(q, k, v, self.kernel, places.segments)
-        return Linear(
+            self.query = self._project(self.num_heads)
+            self.key = self._project(self.num_kv_heads)
+            self.value = self._project(self.num_kv_heads)
+        if self.qk_norm != "none":
+            self.query_norm, self.key_norm = self._norm(), self._norm()
+        self.output = Linear(
             (self.num_heads, self.head_dim, self.embed_dim),
             ("heads", "head_dim", "embed"),
             num_inputs=2,
@@ -80,63 +71,81 @@ class Attention(nn.Module):
             init_std=self.output_std,
             writes_residual=self.writes_residual,
             dtype=self.dtype,
-            name="output",
-        )(mixed)
+        )
 
-    def _attend_to_cache(
-        self,
-        q: Float[Array, "B L H G"],
-        k: Float[Array, "B L K G"],
-        v: Float[Array, "B L K G"],
-        positions: Positions,
-    ) -> Float[Array, "B L H G"]:
-        """Attention over the cached tokens up to each token, itself included.
-
-        The cache's `keys` and `values` are `[slots, B, length, K, G]`. This attention uses one
-        `slot` and writes k and v at their positions there, in place.
-        """
-        slot: int = self.get_variable(CACHE, "slot")
-        rows = jnp.arange(len(q))[:, None]
-
-        def own(name: str, new: Float[Array, "B L K G"]) -> Float[Array, "B length K G"]:
-            cached: Array = self.get_variable(CACHE, name)
-            cached = cached.at[slot, rows, positions].set(new)
-            self.put_variable(CACHE, name, cached)
-            return cached[slot]
-
-        keys, values = own("keys", k), own("values", v)
-        seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
-        return jax.nn.dot_product_attention(q.astype(k.dtype), keys, values, mask=seen)
-
-    def _norm(self, name: str) -> Norm:
+    def _norm(self) -> Norm:
         axes = ("head_dim",) if self.qk_norm == "head" else ("heads", "head_dim")
-        return Norm(False, False, self.norm_eps, axes, dtype=self.dtype, name=name)
+        return Norm(False, False, self.norm_eps, axes, dtype=self.dtype)
 
-    def _fused_qkv(self, x: State) -> tuple[Float[Array, "B L H G"], ...]:
-        """q, k and v from one kernel `[D, 3, H, G]`."""
-        qkv = Linear(
-            (self.embed_dim, 3, self.num_heads, self.head_dim),
-            ("embed", None, "heads", "head_dim"),
+    def _project(self, *heads: int) -> Linear:
+        """The linear from the state to heads; a kernel `[D, 3, H, G]` makes q, k and v at once."""
+        return Linear(
+            (self.embed_dim, *heads, self.head_dim),
+            ("embed", *(None,) * (len(heads) - 1), "heads", "head_dim"),
             use_bias=self.qkv_bias,
             dtype=self.dtype,
-            name="qkv",
-        )(x)
-        return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-
-    def _separate_qkv(self, x: State) -> tuple[Float[Array, "B L _ G"], ...]:
-        """q, k and v from a kernel `[D, H or K, G]` each."""
-
-        def project(name: str, heads: int) -> Float[Array, "B L _ G"]:
-            return Linear(
-                (self.embed_dim, heads, self.head_dim),
-                ("embed", "heads", "head_dim"),
-                use_bias=self.qkv_bias,
-                dtype=self.dtype,
-                name=name,
-            )(x)
-
-        return (
-            project("query", self.num_heads),
-            project("key", self.num_kv_heads),
-            project("value", self.num_kv_heads),
         )
+
+    def __call__(self, x: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:
+        """The attention output, not yet scaled by the step size; and the cache, {} without one.
+
+        Args:
+          x: the normalised state.
+          places: where its tokens stand.
+          cache: keys and values of the tokens before, `[B, length, K, G]`; None if there are none.
+        """
+        q, k, v = self._heads(x, places.positions)
+        if cache is None:
+            return self.output(causal_attention(q, k, v, self.kernel, places.segments)), {}
+        cache = _write(cache, k, v, places.positions)
+        return self.output(_attend_to_cache(q, cache, places.positions)), cache
+
+    def matrix(self, x: State, places: Places) -> Float[Array, "B H L L"]:
+        """softmax(q k^T / sqrt(G)), causal, of sequences that are one document each."""
+        q, k, _ = self._heads(x, places.positions)
+        k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+        scores = jnp.einsum("blhg,bmhg->bhlm", q, k) / q.shape[-1] ** 0.5
+        causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
+
+    def _heads(self, x: State, positions: Positions) -> tuple[Float[Array, "B L _ G"], ...]:
+        """q, k and v by head."""
+        if self.fused:
+            qkv = self.qkv(x)
+            q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        else:
+            q, k, v = self.query(x), self.key(x), self.value(x)
+        q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
+        if self.qk_norm != "none":
+            q, k = self.query_norm(q), self.key_norm(k)
+        if self.rotary:
+            rotation = (positions, self.rotary_base, self.rotary_scaling)
+            # q stays in float32 until the kernel has scaled it, so that it is rounded once.
+            q, k = rotate(q.astype(jnp.float32), *rotation), rotate(k, *rotation)
+        return tuple(nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
+
+
+def empty_keys_and_values(shape: tuple[int, int, int, int], dtype: DTypeLike) -> Cache:
+    """A cache without tokens, of shape `[B, length, K, G]`, split as the heads are."""
+    return {
+        name: nn.with_logical_constraint(jnp.zeros(shape, dtype), HEADS)
+        for name in ("keys", "values")
+    }
+
+
+def _write(
+    cache: Cache, k: Float[Array, "B L K G"], v: Float[Array, "B L K G"], positions: Positions
+) -> Cache:
+    """The cache with k and v at their positions, in place."""
+    rows = jnp.arange(len(k))[:, None]
+    new = {"keys": k, "values": v}
+    return {name: cache[name].at[rows, positions].set(new[name]) for name in new}
+
+
+def _attend_to_cache(
+    q: Float[Array, "B L H G"], cache: Cache, positions: Positions
+) -> Float[Array, "B L H G"]:
+    """Attention over the cached tokens up to each token, itself included."""
+    keys, values = cache["keys"], cache["values"]
+    seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
+    return jax.nn.dot_product_attention(q.astype(keys.dtype), keys, values, mask=seen)

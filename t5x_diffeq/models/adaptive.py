@@ -14,9 +14,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
 from t5x_diffeq.array_types import Places, State, Tokens, Weights
-from t5x_diffeq.models.block import vector_field
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
+from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.runtime.errors import InputError
 
 SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}

@@ -1,14 +1,13 @@
 """The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.array_types import Cache, Logits, Places, State, States, Times, Tokens, Weights
 from t5x_diffeq.layers.embedding import Embedding
@@ -16,15 +15,21 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
-from t5x_diffeq.models.block import Block, cached_sub_fields, vector_field
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import (
+    block_of_shapes,
+    cached_sub_fields,
+    make_block,
+    vector_field,
+)
 from t5x_diffeq.ode.integrate import (
     integrate,
     integrate_with_memory,
     trajectory,
     weights_by_step,
 )
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.running_cost import StateWithCost
+from t5x_diffeq.ode.solvers import find_scheme, grid
 from t5x_diffeq.ode.weights import (
     Embeddings,
     HyperInit,
@@ -36,9 +41,7 @@ from t5x_diffeq.ode.weights import (
 
 def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     """The weight source that `config.weights` names; `module` holds Linen's own arguments."""
-    # Only the shapes of this block's parameters are read, with an input that no mesh divides, so it
-    # has the attention kernel that accepts any shape.
-    block = Block(replace(config, attention="xla"), parent=None)
+    block = block_of_shapes(config)
     common: dict[str, Any] = {
         "block": block,
         "inputs": block.input_shapes(),
@@ -58,7 +61,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
 
 
 def _make_adapters(config: ModelConfig) -> Adapters:
-    block = Block(replace(config, attention="xla"), parent=None)
+    block = block_of_shapes(config)
     return Adapters(
         block=block,
         inputs=block.input_shapes(),
@@ -126,14 +129,15 @@ class LanguageModel(nn.Module):
         weights: Weights | None = None,
         places: Places | None = None,
         deterministic: bool = True,
-    ) -> tuple[State, Float[Array, "V D"]]:
+    ) -> tuple[State, Float[Array, "V D"], Float[Array, ""]]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        The weights of the forward pass are made here unless they are given.
+        And the running cost, averaged over depth; 0 if the block has none. The weights of the
+        forward pass are made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
-        y = self.hidden(tokens, weights, places, deterministic)
-        return y, self.head_vectors()
+        y, cost = self._hidden_and_cost(tokens, weights, places, deterministic)
+        return y, self.head_vectors(), cost
 
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
@@ -167,28 +171,60 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
     ) -> State:
         """The normalised state at t = 1, which the head reads."""
+        return self._hidden_and_cost(tokens, weights, places, deterministic)[0]
+
+    def _hidden_and_cost(
+        self, tokens: Tokens, weights: Weights, places: Places | None, deterministic: bool
+    ) -> tuple[State, Float[Array, ""]]:
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        return self.normalise(self.integrate(y, places, weights, deterministic))
+        y, cost = self.integrate(y, places, weights, deterministic)
+        return self.normalise(y), cost
+
+    @nn.nowrap
+    def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
+        """The caches of no tokens, one for each evaluation of f in a pass.
+
+        Args:
+          batch_size: number of sequences.
+          length: the most tokens of a sequence.
+
+        Raises:
+          InputError: if the block can't generate.
+        """
+        evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
+        block = make_block(self.config)
+        count = self.config.num_steps * evaluations_of_f
+        return [block.empty_cache(batch_size, length) for _ in range(count)]
 
     def extend(
-        self, tokens: Tokens, places: Places, weights: list[Weights], cache: Cache
-    ) -> tuple[State, Cache]:
-        """The normalised state at t = 1 of tokens that follow those in the cache, and the cache.
+        self,
+        tokens: Tokens,
+        places: Places,
+        real: Bool[Array, "B L"],
+        weights: list[Weights],
+        caches: list[Cache],
+    ) -> tuple[State, list[Cache]]:
+        """The normalised state at t = 1 of tokens that follow those in the caches; and the caches.
 
-        `weights` has an entry per solver step: see `merged_weights_by_step`.
+        Args:
+          tokens: the new tokens, padded at the end to one length.
+          places: their places.
+          real: whether each is a token, not padding.
+          weights: an entry per solver step, from `merged_weights_by_step`.
+          caches: from `empty_caches` or from an earlier call.
         """
         c = self.config
-        y, cache = integrate_with_memory(
-            *cached_sub_fields(c, places),
+        y, caches = integrate_with_memory(
+            *cached_sub_fields(c, places, real),
             weights,
             self.embed(tokens, places),
-            cache,
+            caches,
             scheme=c.scheme,
             step_size=c.dt,
         )
-        return self.normalise(y), cache
+        return self.normalise(y), caches
 
     def normalise(self, y: State) -> State:
         """The final norm."""
@@ -200,13 +236,13 @@ class LanguageModel(nn.Module):
         places: Places,
         weights: Weights,
         deterministic: bool = True,
-    ) -> State:
-        """The state at t = 1 from the state at t = 0."""
+    ) -> tuple[State, Float[Array, ""]]:
+        """The state at t = 1 from the state at t = 0, and the running cost, averaged over depth."""
         c = self.config
-        return integrate(
+        solve = partial(
+            integrate,
             vector_field(c, places, deterministic),
             weights,
-            y,
             scheme=c.scheme,
             num_steps=c.num_steps,
             step_size=c.dt,
@@ -214,6 +250,10 @@ class LanguageModel(nn.Module):
             kept_dtype=c.compute_dtype,
             key=None if deterministic else self.make_rng("dropout"),
         )
+        if not make_block(c).has_cost:
+            return solve(y), jnp.zeros(())
+        end = solve(StateWithCost.at_start(y))
+        return end.y, end.cost / (c.dt * c.num_steps)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""

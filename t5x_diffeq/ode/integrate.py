@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import count
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import State, States, Weights
-from t5x_diffeq.ode.solvers import SCHEMES, SubField, VectorField
+from t5x_diffeq.ode.running_cost import StateWithCost
+from t5x_diffeq.ode.solvers import SubField, VectorField, find_scheme
 from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
+AnyState = TypeVar("AnyState", State, StateWithCost)
 FieldOfKey = Callable[[Array | None], VectorField]
-Memory = dict[str, Array]
-SubFieldWithMemory = Callable[[Weights, State, Memory, int], tuple[State, Memory]]
+Memory = Any  # of one evaluation of a sub-field: a tree of arrays
+SubFieldWithMemory = Callable[[Weights, State, Memory], tuple[State, Memory]]
 StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[State, StepInputs], State]
 
@@ -27,7 +29,7 @@ CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
 def integrate(
     field: FieldOfKey,
     weights: Weights,
-    y: State,
+    y: AnyState,
     *,
     scheme: str,
     num_steps: int,
@@ -35,15 +37,15 @@ def integrate(
     remat: str = "none",
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
-) -> State:
-    """y(1) from y(0).
+) -> AnyState:
+    """y(1) from y(0); with a running cost, if y is a `StateWithCost`.
 
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all
         stages of a step drop the same units).
       weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
       y: the state at t = 0.
-      scheme: a key of `solvers.SCHEMES`.
+      scheme: the scheme's name, for `solvers.find_scheme`.
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
@@ -88,39 +90,39 @@ def integrate_with_memory(
     g: SubField,
     weights: list[Weights],
     y: State,
-    memory: Memory,
+    memories: list[Memory],
     *,
     scheme: str,
     step_size: float,
-) -> tuple[State, Memory]:
-    """y(1) from y(0) with a memory of one slot per evaluation of f; and the updated memory.
+) -> tuple[State, list[Memory]]:
+    """y(1) from y(0) with a memory for each evaluation of f; and the updated memories.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
-    memory, so this function keeps the memory from one evaluation of f to the next. The steps are
-    unrolled: for a token or two most of the time goes into reading weights, and a scan would first
-    copy the weights of each step.
+    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
+    or two most of the time goes into reading weights, and a scan would first copy the weights of
+    each step.
 
     Args:
-      f: one sub-field: from weights, state, memory and slot to its value and the updated memory.
+      f: one sub-field: from weights, state and memory to its value and the updated memory.
       g: the other sub-field, which has no memory.
       weights: the weights of each step, from `weights_by_step`.
       y: the state at t = 0.
-      memory: leaves `[N * evaluations of f in a step, ...]`.
-      scheme: a key of `solvers.SCHEMES`.
+      memories: one for each evaluation of f, in the order of the evaluations.
+      scheme: the scheme's name, for `solvers.find_scheme`.
       step_size: dt.
     """
-    slots = count()
+    before, after = iter(memories), []
 
-    def f_of_next_slot(W: Weights, y: State) -> State:
-        nonlocal memory
-        value, memory = f(W, y, memory, next(slots))
+    def f_with_next_memory(W: Weights, y: State) -> State:
+        value, memory = f(W, y, next(before))
+        after.append(memory)
         return value
 
-    field = VectorField(f_of_next_slot, g)
+    field = VectorField(f_with_next_memory, g)
     step = step_function(lambda _: field, scheme, step_size)
     for of_step in weights:
         y = step(y, (of_step, None))
-    return y, memory
+    return y, after
 
 
 def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
@@ -131,12 +133,12 @@ def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weigh
 
 def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     """One step of the scheme, from a state and the step's slice of `step_inputs`."""
-    nodes = len(SCHEMES[scheme].nodes)
+    nodes = len(find_scheme(scheme).nodes)
 
     def step(y: State, inputs: StepInputs) -> State:
         W, key = inputs
         stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
-        return SCHEMES[scheme].step(field(key), stages, y, step_size)
+        return find_scheme(scheme).step(field(key), stages, y, step_size)
 
     return step
 
@@ -151,14 +153,14 @@ def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
 
 def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
     """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
-    nodes = len(SCHEMES[scheme].nodes)
+    nodes = len(find_scheme(scheme).nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
 def _scan_steps(
-    step: Step, y: State, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
-) -> State:
+    step: Step, y: Any, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
+) -> Any:
     if remat == "none":
         return _scan(step, y, inputs)
     if remat == "full":

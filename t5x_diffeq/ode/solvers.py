@@ -1,7 +1,8 @@
 """One-step schemes for dy/dt = f(y; W(t)) + g(y; W(t)), each as short as in the textbook.
 
 A scheme says at which times within a step it reads W (its nodes, in units of the step size) and
-how one step advances the state with the weights at those nodes. Steps take
+how one step advances the state with the weights at those nodes. It uses only sums of states and
+their products with numbers. Steps take
 
     field: `field.f(W, y)` and `field.g(W, y)` are the sub-fields, `field(W, y)` is their sum
     W: tuple of weights, one per node
@@ -18,6 +19,7 @@ from jaxtyping import Float
 
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 
 SubField = Callable[[Weights, State], State]
 
@@ -115,6 +117,43 @@ SCHEMES = {
 }
 
 
+def find_scheme(name: str) -> Scheme:
+    """The scheme of this name: one of `SCHEMES`, or from another package by importable name.
+
+    Raises:
+      InputError: if there is no such scheme.
+    """
+    if name in SCHEMES:
+        return SCHEMES[name]
+    if not is_plugin(name):
+        raise InputError(f"scheme {name!r} is unknown; there are {', '.join(SCHEMES)}")
+    found = load_plugin("model.scheme", name)
+    scheme = found if isinstance(found, Scheme) or not callable(found) else found()
+    if not isinstance(scheme, Scheme):
+        raise InputError(
+            f"model.scheme={name} is a {type(scheme).__name__}, and must be (or return) a "
+            "t5x_diffeq.Scheme: a step, its nodes, order and evaluations"
+        )
+    counted = _count_evaluations(scheme)
+    if counted != tuple(scheme.evaluations):
+        raise InputError(
+            f"model.scheme={name} says that a step evaluates f and g {scheme.evaluations} times, "
+            f"and it does so {counted} times; correct its evaluations"
+        )
+    return scheme
+
+
+def _count_evaluations(scheme: Scheme) -> tuple[int, int]:
+    calls: list[str] = []
+
+    def sub_field(name: str) -> SubField:
+        return lambda W, y: calls.append(name) or y  # type: ignore[func-returns-value]
+
+    field = VectorField(sub_field("f"), sub_field("g"))
+    scheme.step(field, ({},) * len(scheme.nodes), np.zeros(()), 1.0)
+    return calls.count("f"), calls.count("g")
+
+
 def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
     """The nodes: the times in [0, 1] at which each step reads its weights.
 
@@ -123,9 +162,8 @@ def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
     Raises:
       InputError: if there is no such scheme, or `num_steps` is less than 1.
     """
-    if scheme not in SCHEMES:
-        raise InputError(f"scheme {scheme!r} is unknown; there are {', '.join(SCHEMES)}")
+    nodes = np.array(find_scheme(scheme).nodes)
     if num_steps < 1:
         raise InputError(f"num_steps is {num_steps}; integration takes at least 1 step")
     starts = np.arange(num_steps)[:, None]
-    return ((starts + np.array(SCHEMES[scheme].nodes)) / num_steps).astype(np.float32)
+    return ((starts + nodes) / num_steps).astype(np.float32)

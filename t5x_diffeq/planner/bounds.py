@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from t5x_diffeq.planner.planning import state_bytes
 from t5x_diffeq.training.chips import Chip
-from t5x_diffeq.training.flops import kernel_size, step_flops
+from t5x_diffeq.training.flops import kernel_entries, step_flops
 from t5x_diffeq.training.setup import Setup
 
 
@@ -49,7 +49,7 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
     config, sizes = setup.model.config, setup.mesh.shape
     data, fsdp, tensor = (sizes[axis] for axis in ("data", "fsdp", "tensor"))
     itemsize = config.compute_dtype.itemsize
-    entries = config.num_steps * (kernel_size(config, "attention") + kernel_size(config, "mlp"))
+    entries = config.num_steps * kernel_entries(config)
     weights = entries * itemsize / tensor
     of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (data - 1) / data
     tokens = batch_size * config.max_length / data / fsdp

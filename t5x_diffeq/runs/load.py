@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
+from t5x_diffeq.models.sub_fields import need_hooks
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
@@ -40,6 +41,7 @@ def load_run(
     batch_size: int,
     checkpoint: int | None = None,
     grids: Sequence[Grid] = (),
+    hooks: tuple[str, ...] = (),
     adapters: AnyPath | None = None,
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
@@ -51,11 +53,12 @@ def load_run(
       checkpoint: the step of the checkpoint; None is the newest.
       grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
         checkpoint is read.
+      hooks: the methods of its block that are needed, which are looked for before that, too.
       adapters: the folder of adapters that another run trained on this one's weights.
 
     Raises:
-      InputError: if the workdir holds no such run, its weights don't exist on one of the grids, or
-        the adapters aren't of its weights.
+      InputError: if the workdir holds no such run, its weights don't exist on one of the grids, its
+        block lacks a method, or the adapters aren't of its weights.
     """
     pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
@@ -71,6 +74,7 @@ def load_run(
         }
     )
     setup = make_setup(config, vocab_size)
+    need_hooks(setup.model.config, hooks)
     for num_steps, scheme in grids:
         setup.at_depth(num_steps, scheme)
     if not adapters:

@@ -14,6 +14,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import has_hook
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
@@ -77,11 +78,13 @@ class Clock:
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
-    """`mfu`, the model FLOPs utilisation of 1 (see flops.py); empty where the peak is unknown."""
-    figures = chip(setup.mesh.devices.flat[0].device_kind)
-    if figures is None:
+    """`mfu`, the model FLOPs utilisation of 1 (see flops.py).
+
+    Empty where the device's peak or the block's FLOPs are unknown.
+    """
+    figures, c = chip(setup.mesh.devices.flat[0].device_kind), setup.model.config
+    if figures is None or not has_hook(c, "flops"):
         return {}
-    c = setup.model.config
     seconds = c.max_length / tokens_per_second  # of one sequence
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
@@ -163,9 +166,10 @@ def _describe_model(c: ModelConfig) -> str:
         "shared": "one set of weights for all steps",
     }[c.weights]
     state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
+    block = f" with {c.block}" if c.block else ""
     return (
-        f"{c.architecture}, {source}; {c.scheme}, {c.num_steps} steps of dt = {c.step_size}; "
-        f"width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
+        f"{c.architecture}{block}, {source}; {c.scheme}, {c.num_steps} steps of "
+        f"dt = {c.step_size}; width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
     )
 
 

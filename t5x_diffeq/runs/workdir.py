@@ -10,14 +10,18 @@ from flax.traverse_util import flatten_dict
 from t5x_diffeq import __version__
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
 from t5x_diffeq.runtime.locks import hold_lock
+from t5x_diffeq.runtime.plugins import changed_plugins, plugin_versions
 from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
+_PLUGINS = "plugins"  # the key for what identifies the modules that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
+_said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
 def check_config(config: Config, workdir: AnyPath) -> bool:
@@ -60,7 +64,9 @@ def save_config(config: Config, workdir: AnyPath) -> None:
     """
     if jax.process_index() != 0:
         return
-    content = {_VERSION: __version__, **config.as_json()}
+    versions = {_VERSION: __version__}
+    plugins = plugin_versions(config.flat())
+    content = {**versions, **({_PLUGINS: plugins} if plugins else {}), **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
 
@@ -111,12 +117,22 @@ def read_config(workdir: AnyPath) -> Config:
             "new --workdir"
         ) from error
     version = config.pop(_VERSION, "0.1.0 or earlier")
+    _warn_of_changes(workdir, config.pop(_PLUGINS, {}))
     try:
         return defaults().with_values(_usable_values(config))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
+
+
+def _warn_of_changes(workdir: AnyPath, recorded: object) -> None:
+    """Says once which modules that the config names aren't what they were."""
+    recorded = recorded if isinstance(recorded, dict) else {}
+    for change in changed_plugins(recorded):
+        if (workdir, change) not in _said:
+            _said.add((workdir, change))
+            say(f"note: {change}")
 
 
 def _usable_values(config: dict) -> dict[str, object]:

@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Protocol, get_type_hints, runtime_checkable
 
-from t5x_diffeq.runtime.config_keys import INT32, KERNELS, REMATS, SCHEMES, STEPS, THREADS, Key
+from t5x_diffeq.runtime.config_keys import (
+    INT32,
+    KERNELS,
+    PLUGIN,
+    REMATS,
+    SCHEMES,
+    STEPS,
+    THREADS,
+    Key,
+)
 from t5x_diffeq.runtime.errors import InputError
 
 VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
@@ -64,7 +73,8 @@ class ModelKeys(_Section):
     section = "model"
     architecture: Annotated[str, _one_of("gpt", "llama")]
     weights: Annotated[str, _one_of("time_dependent", "per_layer", "shared")]
-    scheme: Annotated[str, _one_of(*SCHEMES)]
+    block: Annotated[str | None, Key(str, choices=(PLUGIN,), optional=True)]
+    scheme: Annotated[str, _one_of(*SCHEMES, PLUGIN)]
     step_size: Annotated[str, _one_of("1/N", "1")]
     num_steps: SolverSteps
     embed_dim: Size
@@ -170,9 +180,10 @@ class TasksKeys(_Section):
 
 @dataclass(frozen=True)
 class OptimizerKeys(_Section):
-    """`config.optimizer`: AdamW, its schedule and its weight decay."""
+    """`config.optimizer`: AdamW or another optimizer, its schedule and its weight decay."""
 
     section = "optimizer"
+    name: Annotated[str, _one_of("adam", PLUGIN)]
     learning_rate: Positive
     beta1: BelowOne
     beta2: BelowOne

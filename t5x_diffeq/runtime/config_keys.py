@@ -13,6 +13,8 @@ KERNELS = ("xla", "cudnn", "splash")
 REMATS = ("none", "dots", "full")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
+PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name
+
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38  # about the largest number of the type
 STEPS = 10_000  # solver steps
@@ -38,7 +40,8 @@ class Key:
       most: the largest number; for a float, None is the largest float32.
       open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
       choices: of a string, or of each entry of a tuple; in `every:k`, k is any integer of at least
-        1, and in `keep:names`, names is a comma-separated list of words.
+        1, in `keep:names`, names is a comma-separated list of words, and `package.module:Name` is
+        any importable name, with or without arguments (`runtime.plugins`).
       entry: the key that each entry of a tuple follows.
       optional: whether the value can be None.
     """
@@ -91,5 +94,7 @@ class Key:
 
 
 def _pattern(choice: str) -> str:
+    if choice == PLUGIN:
+        return r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
     number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"
     return re.escape(choice).replace(":k", number).replace(":names", names)

@@ -7,16 +7,17 @@ backward pass is twice the forward pass. Recomputation is not a model FLOP, and 
 W(t), which the per-layer baseline doesn't need: both are listed separately.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
 from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.layers.parameter import Parameter
-from t5x_diffeq.models.block import Block
+from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.integrate import kept_names
-from t5x_diffeq.ode.solvers import SCHEMES
+from t5x_diffeq.ode.solvers import find_scheme
 from t5x_diffeq.ode.weights import block_parameters
 
 
@@ -25,9 +26,10 @@ class StepFlops:
     """FLOPs of an optimizer step on the whole batch, forward and backward.
 
     Attributes:
-      projections: q, k, v and output of attention.
-      attention: scores and weighted sums of values, half of the square.
-      mlp: the MLP.
+      projections: products with f's weights: q, k, v and output of attention.
+      attention: what tokens compute with each other in f: scores and weighted sums of values, half
+        of the square.
+      mlp: g, the MLP.
       head: logits.
       hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
       recomputed: recomputation in the backward pass, by `model.remat` and of the logits.
@@ -57,13 +59,16 @@ class StepFlops:
 
 @cache
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
-    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens."""
+    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens.
+
+    Raises:
+      InputError: if the block doesn't say how many FLOPs it takes.
+    """
     tokens = batch_size * config.max_length
-    f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
-    projections = 2 * tokens * f * kernel_size(config, "attention")
-    # 2 L H G for the scores and as much for the sums of values; half of each is masked.
-    attention = 2 * tokens * f * config.max_length * config.num_heads * config.head_width
-    mlp = 2 * tokens * g * kernel_size(config, "mlp")
+    f, g = _evaluations(config)
+    of_f, of_g = block_of_shapes(config).flops(config.max_length)
+    projections, attention = tokens * f * of_f.products, tokens * f * of_f.mixing
+    mlp = tokens * g * (of_g.products + of_g.mixing)
     head = 2 * tokens * config.vocab_size * config.embed_dim
     return StepFlops(
         projections=3 * projections,
@@ -71,37 +76,35 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         mlp=3 * mlp,
         head=3 * head,
         hypernetwork=3 * _hypernetwork_flops(config),
-        recomputed=2 * tokens * _recomputed_kernels(config)
+        recomputed=tokens * _recomputed_products(config, of_f, of_g)
         + _recomputed_attention(config) * attention
         + head,
         attention_kernels=attention * _kernel_work(config),
     )
 
 
-def _recomputed_kernels(config: ModelConfig) -> float:
-    """Entries of the kernels whose products `model.remat` recomputes, summed over solver steps.
+def _evaluations(config: ModelConfig) -> tuple[int, int]:
+    """How many times a forward pass evaluates f, and g."""
+    f, g = find_scheme(config.scheme).evaluations
+    return config.num_steps * f, config.num_steps * g
+
+
+def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFieldFlops) -> float:
+    """FLOPs per token of the products with weights that `model.remat` recomputes.
 
     The gradient doesn't need the result of a product that is added to the residual stream, unless
     the rest of the solver step reads it.
     """
-    f, g = (config.num_steps * evaluations for evaluations in SCHEMES[config.scheme].evaluations)
+    f, g = _evaluations(config)
     if config.remat in ("none", "dots"):
         return 0
     if config.remat.startswith("every:"):
-        return f * kernel_size(config, "attention") + g * kernel_size(config, "mlp")
+        return f * of_f.products + g * of_g.products
     kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
-    named = {"qkv": ("qkv", "query", "key", "value"), "mlp": ("up", "gate")}
-    again = {part for name, parts in named.items() if name not in kept for part in parts}
-    if config.scheme != "euler":
-        again.add("output")
-    if config.scheme not in ("euler", "lie_trotter"):
-        again.add("down")
-    sizes = {
-        path: prod(leaf.value.shape)
-        for path, leaf in _generated_leaves(config).items()
-        if leaf.role == "kernel" and path[1] in again
-    }
-    return sum(size * (f if path[0] == "attention" else g) for path, size in sizes.items())
+    last_f = of_f.last if config.scheme == "euler" else 0
+    last_g = of_g.last if config.scheme in ("euler", "lie_trotter") else 0
+    stored_f, stored_g = (sum(each.named.get(name, 0) for name in kept) for each in (of_f, of_g))
+    return f * (of_f.products - last_f - stored_f) + g * (of_g.products - last_g - stored_g)
 
 
 def _recomputed_attention(config: ModelConfig) -> int:
@@ -147,14 +150,14 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
 
 def _generated_leaves(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
     """The block parameters that a weight source makes, by path."""
-    block = Block(replace(config, attention="xla"), parent=None)  # any kernel has these shapes
+    block = block_of_shapes(config)
     return block_parameters(block, block.input_shapes())
 
 
-def kernel_size(config: ModelConfig, part: str) -> int:
-    """Entries of the kernels of a part of the block, "attention" or "mlp"."""
-    leaves = _generated_leaves(config).items()
-    return sum(prod(x.value.shape) for p, x in leaves if p[0] == part and x.role == "kernel")
+def kernel_entries(config: ModelConfig) -> int:
+    """Entries of the block's kernels at one time."""
+    leaves = _generated_leaves(config).values()
+    return sum(prod(leaf.value.shape) for leaf in leaves if leaf.role == "kernel")
 
 
 def _hypernetwork_flops(config: ModelConfig) -> float:

@@ -66,16 +66,17 @@ def make_gradient(
             rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
         ) -> tuple[Array, Array]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
-            losses, squares = jnp.zeros(()), jnp.zeros(())
+            losses, squares, costs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
-                each_loss, normalisers = batch_losses(
+                each_loss, normalisers, cost = batch_losses(
                     each, merged, batch, keys.loss_chunk, own, key
                 )
+                costs += cost / keys.microbatches
                 losses += (each_loss * batch["mask"]).sum()
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            return loss + keys.z_loss * z, loss
+            return loss + keys.z_loss * z + costs / len(models), loss
 
         of_part: Callable[[Batch, Array], _Gradients] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
@@ -150,8 +151,10 @@ def batch_losses(
     chunk: int,
     weights: Weights | None = None,
     key: Array | None = None,
-) -> tuple[Array, Array]:
-    """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given.
+) -> tuple[Array, Array, Array]:
+    """Each token's loss and log normaliser, `[B, L]`, and the block's running cost.
+
+    With dropout, if a key is given.
 
     Args:
       model: the model.
@@ -162,16 +165,18 @@ def batch_losses(
       key: the dropout key.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    y, head = model.apply(
+    y, head, cost = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
         batch["inputs"],
         weights,
         places_of(batch),
         deterministic=rngs is None,
         rngs=rngs,
-        method="state_and_head",
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
     vocab_size = model.config.vocab_size
-    return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
+    losses, normalisers = token_losses(
+        y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk
+    )
+    return losses, normalisers, cost

@@ -1,4 +1,10 @@
-"""AdamW with the gradient clipping, schedule and weight decay of the paper (appendix C)."""
+"""AdamW with the gradient clipping, schedule and weight decay of the paper (appendix C).
+
+`optimizer.name` can name a function of another package instead of Adam. It is called with
+`config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
+and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
+decay and the schedule follow it, as they follow Adam.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +13,8 @@ from jaxtyping import Array
 
 from t5x_diffeq.layers.parameter import ROLES, is_parameter
 from t5x_diffeq.runtime.config import OptimizerKeys
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
@@ -34,6 +42,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Clip by the given norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
 
+    Or, in Adam's place, what `optimizer.name` names.
+
     Args:
       optimizer: `config.optimizer`.
       declared: the parameters in their boxes, which say what decays and how it is scaled.
@@ -47,13 +57,26 @@ def make_optimizer(
     multipliers = of_declared(lambda leaf: leaf.step_multiplier)
     return optax.chain(
         _clip(optimizer.max_grad_norm),
-        optax.scale_by_adam(
-            optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
-        ),
+        _scale_by_moments(optimizer, declared),
         scale_each(multipliers),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
         optax.scale_by_learning_rate(schedule),
     )
+
+
+def _scale_by_moments(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
+    """Adam, or the transformation that `optimizer.name` names."""
+    if not is_plugin(optimizer.name):
+        return optax.scale_by_adam(
+            optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
+        )
+    made = load_plugin("optimizer.name", optimizer.name)(optimizer, declared)
+    if not isinstance(made, optax.GradientTransformation):
+        raise InputError(
+            f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "
+            "optax.GradientTransformation"
+        )
+    return made
 
 
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:

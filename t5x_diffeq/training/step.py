@@ -83,7 +83,7 @@ def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
-    losses, _ = batch_losses(model, params, batch, chunk)
+    losses, *_ = batch_losses(model, params, batch, chunk)
     return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
 
 

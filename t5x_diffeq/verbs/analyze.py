@@ -94,6 +94,7 @@ def analyze(
             batch_size=1,
             checkpoint=flags.checkpoint,
             grids=[(flags.num_steps, None)],
+            hooks=("spectral_factors",) if "spectra" in kinds else (),
         )
         run = run.at_depth(flags.num_steps)
         facts |= _facts_of(workdir, run)
@@ -119,6 +120,6 @@ def _facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
     return {
         "run": str(absolute_path(workdir)),
         "checkpoint": run.step,
-        "model": f"{c.architecture}, {c.weights} weights, {c.num_steps} steps of {c.scheme}, "
-        f"step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
+        "model": f"{c.block or c.architecture}, {c.weights} weights, {c.num_steps} steps of "
+        f"{c.scheme}, step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
     }

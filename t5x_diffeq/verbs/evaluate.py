@@ -12,6 +12,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive
+from t5x_diffeq.models.sub_fields import has_hook
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
@@ -43,7 +44,8 @@ def _evaluate_grid(
     adaptive = Adaptive(solver, *limits) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
-    fixed["flops_per_token"] = forward_flops(model)
+    if has_hook(model, "flops"):
+        fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
 

@@ -57,6 +57,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
         batch_size=1,
         checkpoint=flags.checkpoint,
         grids=[(flags.num_steps, None)],
+        hooks=("extend", "empty_cache"),
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     ).at_depth(flags.num_steps)
     limit = run.setup.model.config.max_length

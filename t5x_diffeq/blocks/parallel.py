@@ -1,0 +1,41 @@
+"""Attention and MLP that read the same normalised state, as in GPT-J and PaLM.
+
+    --config.model.block=t5x_diffeq.blocks.parallel:ParallelBlock
+
+f(y) = attention(norm(y)), g(y) = mlp(norm(y)), with a single norm (Wang and Komatsuzaki 2021;
+Chowdhery et al. 2022). Euler's step reads y once, so with `model.scheme=euler` and
+`model.step_size=1` the per-layer model is the published one.
+"""
+
+import jax
+from flax import linen as nn
+
+from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.models.attention_block import AttentionBlock
+from t5x_diffeq.models.block import Factors, SubFieldFlops, kernel_flops
+from t5x_diffeq.models.config_layers import mlp_of
+from t5x_diffeq.models.transformer_block import mlp_factors, mlp_flops
+
+
+class ParallelBlock(AttentionBlock):
+    """GPT's or Llama's attention and MLP behind one norm."""
+
+    def setup(self):  # noqa: D102
+        super().setup()
+        self.mlp = mlp_of(self.config)
+        self.mlp_dropout = nn.Dropout(self.config.dropout_rate)
+
+    def g(self, y: State, deterministic: bool = True) -> State:
+        """The MLP of the state that attention reads too."""
+        output = self.mlp_dropout(self.mlp(self.attention_norm(y)), deterministic=deterministic)
+        return jax.lax.optimization_barrier(output).astype(self.config.state_dtype)
+
+    @nn.nowrap
+    def flops_of_g(self) -> SubFieldFlops:
+        """The MLP's linears."""
+        return mlp_flops(kernel_flops(self))
+
+    @nn.nowrap
+    def factors_of_g(self, weights: Weights) -> Factors:
+        """W_up W_down; a gate is left out."""
+        return mlp_factors(weights)

@@ -1,0 +1,100 @@
+"""Blocks whose f is attention: all but g, and the hooks that belong to attention."""
+
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.layers.attention import empty_keys_and_values
+from t5x_diffeq.models.block import Block, Factors, SubFieldFlops, kernel_flops
+from t5x_diffeq.models.config_layers import attention_of, norm_of
+
+
+class AttentionBlock(Block):
+    """f(y) = attention(norm(y)); a subclass adds g, and its part of `flops` and of the spectra.
+
+    With `config.norm_position="after"`, f(y) = norm(attention(y)).
+    """
+
+    def setup(self):  # noqa: D102
+        self.attention_norm = norm_of(self.config)
+        self.attention = attention_of(self.config)
+        self.attention_dropout = nn.Dropout(self.config.dropout_rate)
+
+    def f(self, y: State, places: Places, deterministic: bool = True) -> State:
+        """The attention sub-field."""
+        output, _ = self._attend(y, places)
+        dropped = self.attention_dropout(output, deterministic=deterministic)
+        return dropped.astype(self.config.state_dtype)
+
+    @nn.nowrap
+    def empty_cache(self, batch_size: int, length: int) -> Cache:
+        """Keys and values, `[B, length, K, G]` each."""
+        c = self.config
+        heads = (c.kv_heads, c.head_width)
+        return empty_keys_and_values((batch_size, length, *heads), c.compute_dtype)
+
+    def extend(
+        self, y: State, places: Places, real: Bool[Array, "B L"], cache: Cache
+    ) -> tuple[State, Cache]:
+        """The attention of new tokens to the cached ones and to themselves.
+
+        Padding is cached too, but no real token sees it before a later one has replaced it.
+        """
+        output, cache = self._attend(y, places, cache)
+        return output.astype(self.config.state_dtype), cache
+
+    def _attend(self, y: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:
+        output, cache = self.attention(self._attention_input(y), places, cache)
+        after = self.config.norm_position == "after"
+        return (self.attention_norm(output) if after else output), cache
+
+    def _attention_input(self, y: State) -> State:
+        after = self.config.norm_position == "after"
+        return y.astype(self.config.compute_dtype) if after else self.attention_norm(y)
+
+    def attention_matrix(self, y: State, places: Places) -> Float[Array, "B H L L"]:
+        """softmax(q k^T / sqrt(G)), causal."""
+        return self.attention.matrix(self._attention_input(y), places)
+
+    @nn.nowrap
+    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
+        """A multiply-add is two FLOPs; causal attention counts half of its square."""
+        of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "attention"}
+        products, last = sum(of.values()), of["output"]
+        # 2 L H G for the scores and as much for the sums of values; half of each is masked.
+        mixing = 2 * length * self.config.num_heads * self.config.head_width
+        f = SubFieldFlops(products, mixing, last, named={"qkv": products - last})
+        return f, self.flops_of_g()
+
+    @nn.nowrap
+    def flops_of_g(self) -> SubFieldFlops:
+        """The FLOPs of g, which the subclass knows."""
+        raise self.lacks("flops")
+
+    @nn.nowrap
+    def spectral_factors(self, weights: Weights) -> Factors:
+        """QK and OV of each head (`analysis.spectra`), and the products of g."""
+        query, key, value = _split_heads(weights["attention"])
+        output = weights["attention"]["output"]["kernel"]
+        by_head = "ndhg->nhdg"
+        return {
+            "qk": (np.einsum(by_head, query), np.einsum("ndhg->nhgd", key)),
+            "ov": (np.einsum(by_head, value), np.einsum("nhgd->nhgd", output)),
+            **self.factors_of_g(weights),
+        }
+
+    @nn.nowrap
+    def factors_of_g(self, weights: Weights) -> Factors:
+        """The factors of g's products, which the subclass knows."""
+        raise self.lacks("spectral_factors")
+
+
+def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "nodes D H G"], ...]:
+    """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
+    if "qkv" in attention:
+        kernel = attention["qkv"]["kernel"]
+        return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
+    kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
+    count = kernels[0].shape[2]
+    return tuple(np.repeat(kernel, count // kernel.shape[2], axis=2) for kernel in kernels)

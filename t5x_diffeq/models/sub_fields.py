@@ -1,0 +1,120 @@
+"""A config's block, and the block as a vector field: for a pass, and for new tokens of one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool
+
+from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.models.adapters import block_variables
+from t5x_diffeq.models.block import COSTS, Block
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.transformer_block import TransformerBlock
+from t5x_diffeq.ode.integrate import SubFieldWithMemory
+from t5x_diffeq.ode.running_cost import StateWithCost
+from t5x_diffeq.ode.solvers import SubField, VectorField
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import load_plugin
+
+
+def make_block(config: ModelConfig) -> Block:
+    """The block that the config names, without a parent module.
+
+    Raises:
+      InputError: if there is none of that name, or it can't be made of its arguments.
+    """
+    if config.block is None:
+        return TransformerBlock(config, parent=None)
+    kind = load_plugin("model.block", config.block)
+    try:
+        block = kind(config=config, parent=None)
+    except TypeError as error:
+        raise InputError(f"model.block={config.block} can't be made: {error}") from error
+    if not isinstance(block, Block):
+        raise InputError(
+            f"model.block={config.block} is no block; it must be a subclass of "
+            "t5x_diffeq.models.block.Block"
+        )
+    return block
+
+
+def block_of_shapes(config: ModelConfig) -> Block:
+    """The block for reading the shapes of its parameters, with inputs that no mesh divides.
+
+    It has the attention kernel that accepts any shape.
+    """
+    return make_block(replace(config, attention="xla"))
+
+
+def has_hook(config: ModelConfig, hook: str) -> bool:
+    """Whether the config's block has this hook, a method of `Block` that it may leave out."""
+    return getattr(type(make_block(config)), hook) is not getattr(Block, hook)
+
+
+def need_hooks(config: ModelConfig, hooks: tuple[str, ...]) -> None:
+    """Checks that the config's block has these hooks.
+
+    Raises:
+      InputError: if it lacks one; names it, and what it is for.
+    """
+    for hook in hooks:
+        if not has_hook(config, hook):
+            raise make_block(config).lacks(hook)
+
+
+def cached_sub_fields(
+    config: ModelConfig, places: Places, real: Bool[Array, "B L"]
+) -> tuple[SubFieldWithMemory, SubField]:
+    """The block's f and g for new tokens; f takes, and returns, a cache of those before them.
+
+    Args:
+      config: the model's config.
+      places: positions and documents of the new tokens.
+      real: whether each is a token, not padding.
+    """
+    block = make_block(config)
+
+    def f(W: Weights, y: State, cache: Cache) -> tuple[State, Cache]:
+        return nn.apply(type(block).extend, block)(block_variables(W), y, places, real, cache)
+
+    def g(W: Weights, y: State) -> State:
+        return nn.apply(type(block).g, block)(block_variables(W), y)
+
+    return f, g
+
+
+def vector_field(
+    config: ModelConfig, places: Places, deterministic: bool
+) -> Callable[[Array | None], VectorField]:
+    """The block as a vector field, given a step's dropout key.
+
+    Of a `StateWithCost` it returns the rate of the running cost too.
+
+    Args:
+      config: the model's config.
+      places: positions and documents of the tokens.
+      deterministic: whether to leave dropout out, whatever the key.
+    """
+    block = make_block(config)
+    f, g = (nn.apply(method, block, mutable=[COSTS]) for method in (type(block).f, type(block).g))
+
+    def with_key(key: Array | None) -> VectorField:
+        rngs = None if key is None else {"dropout": key}
+
+        def call(method: Callable[..., tuple], W: Weights, y: State, *args: Places) -> State:
+            state = y.y if isinstance(y, StateWithCost) else y
+            state = nn.with_logical_constraint(state, ("batch", "length", None))
+            value, sown = method(
+                block_variables(W), state, *args, deterministic=deterministic, rngs=rngs
+            )
+            if not isinstance(y, StateWithCost):
+                return value
+            rates = jax.tree.leaves(sown)
+            return StateWithCost(value, sum(rates, start=jnp.zeros((), jnp.float32)))
+
+        return VectorField(f=lambda W, y: call(f, W, y, places), g=lambda W, y: call(g, W, y))
+
+    return with_key
