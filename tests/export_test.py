@@ -18,7 +18,7 @@ from t5x_diffeq import export
 from t5x_diffeq.exchange import folder as folder_module
 from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
 from t5x_diffeq.exchange.new_run import write_run
-from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
+from t5x_diffeq.exchange.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.runs import load
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -144,7 +144,7 @@ def test_the_card_has_the_runs_facts(tmp_path):
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
     with pytest.raises(InputError, match=f"model.scheme={scheme} evaluates a sub-field several"):
-        check_scheme(run.setup.model.config)
+        check_form(run.setup.model.config)
 
 
 def test_half_written_never_replaces(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
-"""Run where torch and transformers are, by transformers_test.py: writes small models to FOLDER.
+"""Run where torch and transformers are, by transformers_test.py: the library's own small models.
 
-Each is one of the library's own classes with random weights, saved by `save_pretrained`, with what
-it says of some tokens beside it, `MODEL.npz`.
+    transformers_models.py make FOLDER          each with random weights, saved by save_pretrained
+    transformers_models.py check FOLDER AGAIN   what we exported of them: the same class and logits
+
+Beside each model is what it says of some tokens, `MODEL.npz`.
 """
 
 import sys
@@ -84,6 +86,18 @@ def make(name: str, folder: Path) -> None:
     np.savez(folder / f"{name}.npz", tokens=tokens.numpy(), logits=logits.numpy())
 
 
+def check(name: str, folder: Path, again: Path) -> None:
+    said = np.load(folder / f"{name}.npz")
+    model = transformers.AutoModelForCausalLM.from_pretrained(again / name).eval()
+    family = {"llama3_long": "Mistral"}.get(name, MODELS[name][0])  # it is general in head_dim
+    assert type(model).__name__.startswith(family), type(model)
+    with torch.no_grad():
+        found = model(torch.from_numpy(said["tokens"])).logits.numpy()
+    worst = np.abs(found - said["logits"]).max() / np.abs(said["logits"]).max()
+    assert worst < 1e-5, (name, worst)
+    print(f"{name} agrees, to {worst:.1e}")
+
+
 if __name__ == "__main__":
     for name in MODELS:
-        make(name, Path(sys.argv[1]))
+        {"make": make, "check": check}[sys.argv[1]](name, *map(Path, sys.argv[2:]))

@@ -43,7 +43,7 @@ class Family:
       architecture: our block.
       features: our keys that this class has at fixed values.
       scaled_embedding: whether the embedding is multiplied by the square root of its width.
-      any_head_dim: whether the widths of the heads may differ from `embed_dim` in sum.
+      any_head_dim: whether the class is written for heads whose widths don't sum to `embed_dim`.
       rotary: whether positions are rotary.
       tied_head: what the class takes if `config.json` says nothing; None: it is always tied.
       defaults: what the class takes for other keys that `config.json` lacks.
@@ -184,7 +184,7 @@ def family_of(config: ModelConfig) -> tuple[str, Family] | None:
     Every model of the classical residual block can have one (Lie-Trotter, with the step size in
     the weights) if its norms have a single epsilon.
     """
-    if config.scheme != "lie_trotter" or config.mlp_input != "state":
+    if config.block or config.scheme != "lie_trotter" or config.mlp_input != "state":
         return None
     if config.norm_eps != config.final_norm_eps:
         return None

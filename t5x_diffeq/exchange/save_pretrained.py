@@ -45,12 +45,19 @@ class Summary(NamedTuple):
     notes: list[str]
 
 
-def check_scheme(config: ModelConfig) -> None:
-    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
+def check_form(config: ModelConfig) -> None:
+    """Checks that the block is ours, and a step of the scheme a layer, which evaluates f and g once.
 
     Raises:
-      InputError: if a step evaluates a sub-field more than once.
+      InputError: if the block or the scheme is of another package, or a step evaluates a sub-field
+        more than once.
     """
+    for key, value in (("block", config.block), ("scheme", config.scheme)):
+        if value is not None and ":" in value:
+            raise InputError(
+                f"model.{key}={value}: no class of transformers, nor our own file for it, computes "
+                "this, so the run can't be exported"
+            )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
             f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
@@ -103,7 +110,7 @@ def save_pretrained(
       RunError: if the folder can't be written, or doesn't compute what the run does.
     """
     config = run.setup.model.config
-    check_scheme(config)
+    check_form(config)
     if peft:
         check_adapters(config)
     plain = family_of(config)
