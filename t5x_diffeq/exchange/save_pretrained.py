@@ -46,7 +46,7 @@ class Summary(NamedTuple):
 
 
 def check_form(config: ModelConfig) -> None:
-    """Checks that the block is ours, and a step of the scheme a layer, which evaluates f and g once.
+    """Checks that the block is ours, and that a step evaluates each sub-field only once.
 
     Raises:
       InputError: if the block or the scheme is of another package, or a step evaluates a sub-field
