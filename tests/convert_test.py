@@ -317,7 +317,7 @@ BAD = {
     "shapes": ({"intermediate_size": 48}, r"is of shape \(16, 40\), and config.json makes it"),
     "missing layers": ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
     "left over": ({"num_hidden_layers": 2}, "holds model.layers.2.* which a plain llama"),
-    "other biases": ({"model_type": "qwen2"}, "has no tensor model.layers.0.self_attn.q_proj.bias"),
+    "other biases": ({"model_type": "qwen2"}, "has no tensor model.layers.0.self_attn.k_proj.bias"),
     "small vocabulary": ({"vocab_size": 200}, "has vectors for 200 tokens, and the tokenizer has"),
     "large vocabulary": ({"vocab_size": 999}, "has vectors for 999 tokens, and the tokenizer has"),
     "end of text": ({"eos_token_id": 999}, "eos_token_id is 999, and tokenizer.model has no such"),

@@ -178,7 +178,7 @@ def test_what_was_written_is_read_back(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         with_layout(patch, "qwen3", leaves={**QWEN3.leaves, key: QWEN3.leaves[query]})
         with pytest.raises(
-            RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.wei"
+            RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"
         ):
             save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
 

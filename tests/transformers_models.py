@@ -80,7 +80,7 @@ def make(name: str, folder: Path) -> None:
     model.to(saving.pop("dtype", torch.float32)).save_pretrained(folder / name, **saving)
     as_saved = kind.from_pretrained(folder / name, dtype=torch.float32).eval()
     length = min(1500, config.max_position_embeddings)
-    tokens = torch.randint(256, (2, length), generator=generator)
+    tokens = torch.randint(256, (1 if length > 100 else 2, length), generator=generator)
     with torch.no_grad():
         logits = as_saved(tokens).logits
     np.savez(folder / f"{name}.npz", tokens=tokens.numpy(), logits=logits.numpy())
