@@ -142,6 +142,7 @@ def get_config() -> ConfigDict:
     mesh.data = placeholder(int)  # devices that split the batch and replicate the parameters;
     #   None: the number of TPU slices, because fsdp should not cross them (1 without several)
     mesh.fsdp = -1  # devices that split the batch and the parameters; -1: all that are left
+    mesh.expert = 1  # devices that split the batch and the experts of a mixture, if there is one
     mesh.tensor = 1  # devices that split heads, MLP and vocabulary
     # The mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     # an array once: in a kernel ("embed", "mlp"), fsdp splits the first axis and tensor the second.
@@ -152,6 +153,7 @@ def get_config() -> ConfigDict:
         ("embed", "fsdp"),  # width of the state, in parameters only
         ("heads", "tensor"),  # attention heads
         ("mlp", "tensor"),  # width inside the MLP
+        ("experts", "expert"),  # experts of a mixture; a token goes where its experts are
         ("steps", None),  # solver steps: stacked weights are scanned, never split
         ("time_embed", None),  # T: not split, so that making W(t) needs no communication
     )

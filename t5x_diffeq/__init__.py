@@ -1,18 +1,48 @@
 """A training system for neural ODE transformers."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
+    from t5x_diffeq.models.block import Block
+    from t5x_diffeq.ode.own_field import integrate_field as integrate
+    from t5x_diffeq.ode.solvers import Scheme, VectorField, grid
+    from t5x_diffeq.runtime.config_files import load_config
+    from t5x_diffeq.verbs.train_in_python import train
 
 __version__ = "0.1.0"
-__all__ = ["TrainedRun", "__version__", "load"]
+__all__ = [
+    "Block",
+    "Sampling",
+    "Scheme",
+    "TrainedRun",
+    "VectorField",
+    "__version__",
+    "grid",
+    "integrate",
+    "load",
+    "load_config",
+    "train",
+]
+_HOMES = {  # the module of each name, and its name there
+    "Block": ("models.block", "Block"),
+    "Sampling": ("inference.sampling", "Sampling"),
+    "Scheme": ("ode.solvers", "Scheme"),
+    "TrainedRun": ("inference.trained_run", "TrainedRun"),
+    "VectorField": ("ode.solvers", "VectorField"),
+    "grid": ("ode.solvers", "grid"),
+    "integrate": ("ode.own_field", "integrate_field"),
+    "load": ("inference.trained_run", "load"),
+    "load_config": ("runtime.config_files", "load_config"),
+    "train": ("verbs.train_in_python", "train"),
+}
 
 
 def __getattr__(name: str) -> object:
-    """Imports what stands in `__all__` when it is first used, and nothing heavy before."""
-    if name not in __all__:
+    """Imports a name of the Python interface when it is first used, and nothing heavy before."""
+    if name not in _HOMES:
         raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
-    from t5x_diffeq.inference import trained_run
-
-    return getattr(trained_run, name)
+    module, own = _HOMES[name]
+    return getattr(import_module(f"t5x_diffeq.{module}"), own)

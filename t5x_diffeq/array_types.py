@@ -16,6 +16,7 @@ Tokens = Int[Array, "B L"]
 Positions = Int[Array, "B L"]
 Segments = Int[Array, "B L"]
 State = Float[Array, "B L D"]
+Vector = Any  # what a scheme adds and scales: a state, with or without a running cost
 States = Float[Array, "states B L D"]  # along a trajectory
 Logits = Float[Array, "B L V"]
 Times = Float[Array, " nodes"]

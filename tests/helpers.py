@@ -88,6 +88,7 @@ def rules_of(config: ConfigDict) -> partitioning.Rules:
 
 def auto_mesh(**sizes: int) -> Mesh:
     """A mesh of axes with these sizes, whose shardings the compiler chooses."""
+    sizes = {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 

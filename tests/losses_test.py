@@ -48,7 +48,7 @@ def test_chunks(chunk):
     close(value_and_gradients(make_chunked_losses(chunk)))
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 1, 8)])
+@pytest.mark.parametrize("shape", [(1, 8, 1, 1), (2, 2, 1, 2), (1, 1, 1, 8), (1, 2, 2, 2)])
 def test_meshes(shape):
     mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
     with mesh_context(mesh, RULES):

@@ -55,6 +55,7 @@ class Linear(nn.Module):
             "kernel",
             writes_residual=self.writes_residual,
             fan_in=prod(self.shape[: self.num_inputs]),
+            takes_adapter=True,
         )
         leading = x.shape[: x.ndim - self.num_inputs]
         x = x.reshape(-1, *x.shape[len(leading) :])

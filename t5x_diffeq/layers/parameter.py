@@ -27,12 +27,14 @@ class Parameter(nn.LogicallyPartitioned):
         scaling it (with its bias) scales the sub-field.
       fan_in: number of inputs that a kernel sums over; 1 for all other roles.
       step_multiplier: factor on the optimizer's step for this parameter.
+      takes_adapter: whether the module that declares it adds a low-rank branch (`layers.linear`).
     """
 
     role: str = struct.field(default="kernel", pytree_node=False)
     writes_residual: bool = struct.field(default=False, pytree_node=False)
     fan_in: int = struct.field(default=1, pytree_node=False)
     step_multiplier: float = struct.field(default=1.0, pytree_node=False)
+    takes_adapter: bool = struct.field(default=False, pytree_node=False)
 
 
 def is_parameter(node: object) -> bool:
@@ -51,6 +53,7 @@ def declare(
     writes_residual: bool = False,
     fan_in: int = 1,
     step_multiplier: float = 1.0,
+    takes_adapter: bool = False,
 ) -> jax.Array:
     """`module.param(name)` in float32, boxed with its declarations.
 
@@ -71,6 +74,7 @@ def declare(
             writes_residual=writes_residual,
             fan_in=fan_in,
             step_multiplier=step_multiplier,
+            takes_adapter=takes_adapter,
         )
 
     return module.param(name, boxed)  # type: ignore[return-value]  # Linen unboxes it

@@ -108,7 +108,7 @@ def _kernels_to_adapt(
     kernels = {
         path[:-1]: leaf
         for path, leaf in block_parameters(block, inputs).items()
-        if leaf.role == "kernel"
+        if leaf.takes_adapter
     }
     known = sorted({path[-1] for path in kernels})
     for name in names:

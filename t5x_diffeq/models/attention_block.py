@@ -80,7 +80,7 @@ class AttentionBlock(Block):
         by_head = "ndhg->nhdg"
         return {
             "qk": (np.einsum(by_head, query), np.einsum("ndhg->nhgd", key)),
-            "ov": (np.einsum(by_head, value), np.einsum("nhgd->nhgd", output)),
+            "ov": (np.einsum(by_head, value), output),
             **self.factors_of_g(weights),
         }
 

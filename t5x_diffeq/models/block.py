@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import LANES
+from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
@@ -72,11 +73,14 @@ class Block(nn.Module):
 
     @nn.nowrap
     def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
-        """Small inputs for making its parameters, of a length that every kernel accepts."""
-        c = self.config
-        length = min(c.max_length, LANES)
-        state = jax.ShapeDtypeStruct((1, length, c.embed_dim), jnp.dtype(c.state_dtype))
-        positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        """Small inputs for making its parameters.
+
+        They are of a length that every kernel accepts, with a row for each part of a batch.
+        """
+        c, sizes = self.config, jax.sharding.get_abstract_mesh().shape
+        shape = prod(sizes[axis] for axis in mesh_axes("batch")), min(c.max_length, LANES)
+        state = jax.ShapeDtypeStruct((*shape, c.embed_dim), jnp.dtype(c.state_dtype))
+        positions = jax.ShapeDtypeStruct(shape, jnp.int32)
         return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array
 
     def add_cost(self, rate: Float[Array, ""]) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool
 
-from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.array_types import Cache, Places, State, Vector, Weights
 from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.block import COSTS, Block
 from t5x_diffeq.models.config import ModelConfig
@@ -104,7 +104,7 @@ def vector_field(
     def with_key(key: Array | None) -> VectorField:
         rngs = None if key is None else {"dropout": key}
 
-        def call(method: Callable[..., tuple], W: Weights, y: State, *args: Places) -> State:
+        def call(method: Callable[..., tuple], W: Weights, y: Vector, *args: Places) -> Vector:
             state = y.y if isinstance(y, StateWithCost) else y
             state = nn.with_logical_constraint(state, ("batch", "length", None))
             value, sown = method(

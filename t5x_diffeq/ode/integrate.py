@@ -2,25 +2,23 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import State, States, Weights
-from t5x_diffeq.ode.running_cost import StateWithCost
+from t5x_diffeq.array_types import States, Vector, Weights
 from t5x_diffeq.ode.solvers import SubField, VectorField, find_scheme
 from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
-AnyState = TypeVar("AnyState", State, StateWithCost)
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
-SubFieldWithMemory = Callable[[Weights, State, Memory], tuple[State, Memory]]
+SubFieldWithMemory = Callable[[Weights, Vector, Memory], tuple[Vector, Memory]]
 StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
-Step = Callable[[State, StepInputs], State]
+Step = Callable[[Vector, StepInputs], Vector]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
@@ -29,7 +27,7 @@ CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
 def integrate(
     field: FieldOfKey,
     weights: Weights,
-    y: AnyState,
+    y: Vector,
     *,
     scheme: str,
     num_steps: int,
@@ -37,7 +35,7 @@ def integrate(
     remat: str = "none",
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
-) -> AnyState:
+) -> Vector:
     """y(1) from y(0); with a running cost, if y is a `StateWithCost`.
 
     Args:
@@ -69,7 +67,7 @@ def integrate(
 def trajectory(
     field: FieldOfKey,
     weights: Weights,
-    y: State,
+    y: Vector,
     *,
     scheme: str,
     num_steps: int,
@@ -78,7 +76,7 @@ def trajectory(
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
     step = step_function(field, scheme, step_size)
 
-    def keep(y: State, x: StepInputs) -> tuple[State, State]:
+    def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
         return step(y, x), y
 
     y, before = jax.lax.scan(keep, y, step_inputs(weights, scheme, num_steps, key=None))
@@ -89,12 +87,12 @@ def integrate_with_memory(
     f: SubFieldWithMemory,
     g: SubField,
     weights: list[Weights],
-    y: State,
+    y: Vector,
     memories: list[Memory],
     *,
     scheme: str,
     step_size: float,
-) -> tuple[State, list[Memory]]:
+) -> tuple[Vector, list[Memory]]:
     """y(1) from y(0) with a memory for each evaluation of f; and the updated memories.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
@@ -113,7 +111,7 @@ def integrate_with_memory(
     """
     before, after = iter(memories), []
 
-    def f_with_next_memory(W: Weights, y: State) -> State:
+    def f_with_next_memory(W: Weights, y: Vector) -> Vector:
         value, memory = f(W, y, next(before))
         after.append(memory)
         return value
@@ -135,7 +133,7 @@ def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
     """One step of the scheme, from a state and the step's slice of `step_inputs`."""
     nodes = len(find_scheme(scheme).nodes)
 
-    def step(y: State, inputs: StepInputs) -> State:
+    def step(y: Vector, inputs: StepInputs) -> Vector:
         W, key = inputs
         stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
         return find_scheme(scheme).step(field(key), stages, y, step_size)
@@ -159,8 +157,8 @@ def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None
 
 
 def _scan_steps(
-    step: Step, y: Any, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
-) -> Any:
+    step: Step, y: Vector, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
+) -> Vector:
     if remat == "none":
         return _scan(step, y, inputs)
     if remat == "full":
@@ -172,7 +170,7 @@ def _scan_steps(
     every = _steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
 
-    def chunk(y: State, inputs: StepInputs) -> State:
+    def chunk(y: Vector, inputs: StepInputs) -> Vector:
         return _scan(step, y, inputs)
 
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
@@ -181,7 +179,7 @@ def _scan_steps(
     return _scan_and_recompute(chunk, y, rest, kept_dtype) if whole < num_steps else y
 
 
-def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DTypeLike) -> State:
+def _scan_and_recompute(step: Step, y: Vector, inputs: StepInputs, kept_dtype: DTypeLike) -> Vector:
     """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
     Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
@@ -193,15 +191,15 @@ def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DT
         return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
     dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step))
 
-    def forward(y: State, inputs: StepInputs) -> tuple[State, tuple[States, StepInputs]]:
-        def keep(y: State, x: StepInputs) -> tuple[State, State]:
+    def forward(y: Vector, inputs: StepInputs) -> tuple[Vector, tuple[Vector, StepInputs]]:
+        def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
             return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs)
         return y, (kept, inputs)
 
-    def backward(found: tuple[States, StepInputs], dy: State) -> tuple[State, StepInputs]:
-        def back(dy: State, at: tuple[State, StepInputs]) -> tuple[State, Weights]:
+    def backward(found: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
+        def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Weights]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
@@ -213,7 +211,7 @@ def _scan_and_recompute(step: Step, y: State, inputs: StepInputs, kept_dtype: DT
     return again(y, inputs)
 
 
-def _scan(step: Step, y: State, inputs: StepInputs) -> State:
+def _scan(step: Step, y: Vector, inputs: StepInputs) -> Vector:
     y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
     return y
 

@@ -29,7 +29,7 @@ def lower_bound(setup: Setup, batch_size: int, figures: Chip) -> Bound:
     makes W(t) for itself.
     """
     flops, sizes = step_flops(setup.model.config, batch_size), setup.mesh.shape
-    parts = sizes["fsdp"] * sizes["tensor"]
+    parts = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]
     shared = (flops.total - flops.hypernetwork) / setup.mesh.size
     compute = (shared + flops.hypernetwork / parts) / figures.peak_flops
     moved = moved_bytes(setup, batch_size) / figures.link_bandwidth
@@ -47,7 +47,8 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
     gradient of its input, are summed over tensor.
     """
     config, sizes = setup.model.config, setup.mesh.shape
-    data, fsdp, tensor = (sizes[axis] for axis in ("data", "fsdp", "tensor"))
+    # Experts are counted as dense weights of their own shards.
+    data, fsdp, tensor = sizes["data"], sizes["fsdp"] * sizes["expert"], sizes["tensor"]
     itemsize = config.compute_dtype.itemsize
     entries = config.num_steps * kernel_entries(config)
     weights = entries * itemsize / tensor

@@ -33,7 +33,7 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
     for tensor in _TENSOR_SIZES:
         rest = num_devices // tensor
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            mesh = {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+            mesh = {"data": rest // fsdp, "fsdp": fsdp, "expert": 1, "tensor": tensor}
             whole = num_devices % tensor == 0 and mesh["data"] % slices == 0
             if whole and _is_divisible(config, mesh):
                 yield mesh
@@ -72,8 +72,7 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
       config: the config that doesn't fit.
       mesh: the mesh on which it was tried.
     """
-    data, fsdp, tensor = (mesh[axis] for axis in AXES)
-    for keys in _candidates(config, data, fsdp, tensor):
+    for keys in _candidates(config, mesh["data"], mesh["fsdp"], mesh["tensor"]):
         other = config.with_values(keys)
         if _is_divisible(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other

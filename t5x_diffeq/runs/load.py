@@ -70,6 +70,7 @@ def load_run(
             "train.batch_size": batch_size,
             "mesh.data": -1,
             "mesh.fsdp": fsdp,
+            "mesh.expert": 1,
             "mesh.tensor": 1,
         }
     )

@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
 from t5x_diffeq.training.metrics import read_metrics
-from t5x_diffeq.training.partitioning import axes_across_slices, num_slices
+from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
 
 
@@ -142,7 +142,7 @@ def _memory_row() -> dict[str, str]:
 def describe_devices(mesh: Mesh) -> str:
     """`8 x cpu, 1 process(es), mesh data 1 x fsdp 8 x tensor 1`, slices, and idle devices."""
     kind = jax.devices()[0].device_kind
-    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    axes = describe_mesh(dict(mesh.shape))
     left_out = jax.device_count() - mesh.size
     unused = (
         f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""

@@ -4,12 +4,15 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config import KEYS, Config
+from t5x_diffeq.runtime.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
@@ -52,11 +55,41 @@ def config_file(name: str) -> Path:
 def values_of(name: str, variant: str) -> dict[str, Any]:
     """The values, by dotted key, of the config that `configs/NAME:variant` returns."""
     offer_configs()
-    spec = importlib.util.spec_from_file_location(f"config_{Path(name).stem}", config_file(name))
-    assert spec and spec.loader  # there is none for a file that doesn't end in .py
+    return flatten(_import_file(config_file(name)).get_config(variant))
+
+
+def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:
+    """The config of a file, with other values for some keys.
+
+    Args:
+      file: the path of a config file, with a :variant if it has variants, such as
+        "configs/tiny.py:baseline". `configs/NAME.py` is the project's unless there is one here.
+      values: values by dotted key, such as {"model.num_steps": 12}.
+
+    Raises:
+      InputError: if there is no such file, or a key doesn't exist or can't take its value.
+    """
+    path, _, variant = file.partition(":")
+    offer_configs()
+    folder, _, name = path.rpartition("/")
+    found = config_file(name) if folder == "configs" else Path(path)
+    if not found.is_file():
+        raise InputError(f"{file}: there is no such config file")
+    module = _import_file(found)
+    config = Config.of(module.get_config(variant) if variant else module.get_config())
+    unknown = sorted((values or {}).keys() - KEYS.keys())
+    if unknown:
+        raise InputError(f"config key {unknown[0]!r} does not exist; configs/default.py has all")
+    return config.with_values(values or {})
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no config file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return flatten(module.get_config(variant))
+    return module
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:

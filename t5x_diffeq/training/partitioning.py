@@ -16,12 +16,12 @@ from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
-AXES = ("data", "fsdp", "tensor")
-_BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
+AXES = ("data", "fsdp", "expert", "tensor")
+_BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
 # A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
 # whole sequences and heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
-_LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
+_LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
 
 
 def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -122,7 +122,7 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
             f"mesh {describe_mesh(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
             f"mesh.tensor must stay within one; set mesh.data={slices}"
         )
-    return {"data": data, "fsdp": fsdp, "tensor": 1}
+    return {"data": data, "fsdp": fsdp, "expert": 1, "tensor": 1}
 
 
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
@@ -161,8 +161,8 @@ def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.De
     shards = batch_shards(sizes)
     if batch_size % shards:
         raise InputError(
-            f"batch size {batch_size} is not divisible by {shards} devices (mesh.data "
-            f"{sizes['data']} x mesh.fsdp {sizes['fsdp']}); change one of them"
+            f"batch size {batch_size} is not divisible by {shards} devices "
+            f"({describe_batch_axes(sizes)}); change one of them"
         )
 
 
@@ -171,9 +171,16 @@ def batch_shards(sizes: Mapping[str, int]) -> int:
     return prod(sizes[axis] for axis in _BATCH)
 
 
+def describe_batch_axes(sizes: Mapping[str, int]) -> str:
+    """`mesh.data 1 x mesh.fsdp 8`: the axes that split a batch."""
+    named = (axis for axis in _BATCH if axis != "expert" or sizes[axis] > 1)
+    return " x ".join(f"mesh.{axis} {sizes[axis]}" for axis in named)
+
+
 def describe_mesh(sizes: dict[str, int]) -> str:
-    """`data 1 x fsdp 4 x tensor 2`."""
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+    """`data 1 x fsdp 4 x tensor 2`; the axis of experts is named where it splits something."""
+    named = {axis: size for axis, size in sizes.items() if axis != "expert" or size > 1}
+    return " x ".join(f"{axis} {size}" for axis, size in named.items())
 
 
 def logical_rules(mesh: MeshKeys) -> Rules:

@@ -213,6 +213,6 @@ def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
     if train.batch_size % (shards * train.microbatches):
         raise InputError(
             f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
-            f"{train.microbatches} on each of {shards} devices (mesh.data {mesh.shape['data']} x "
-            f"mesh.fsdp {mesh.shape['fsdp']}); change one of them"
+            f"{train.microbatches} on each of {shards} devices "
+            f"({partitioning.describe_batch_axes(mesh.shape)}); change one of them"
         )
