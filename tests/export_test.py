@@ -177,9 +177,7 @@ def test_what_was_written_is_read_back(tmp_path, monkeypatch):
     query, key = (("attention", f"{name}_norm", "scale") for name in ("query", "key"))
     with monkeypatch.context() as patch:
         with_layout(patch, "qwen3", leaves={**QWEN3.leaves, key: QWEN3.leaves[query]})
-        with pytest.raises(
-            RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"
-        ):
+        with pytest.raises(RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"):
             save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
 
     def drop_the_last(*arguments):

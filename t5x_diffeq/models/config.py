@@ -108,6 +108,11 @@ class ModelConfig(ModelKeys):
                 "model.mlp_input=attention_norm with model.norm_position=after: the attention's "
                 "input is then not normalised; leave one of them out"
             )
+        if self.block is not None and self.norm_position == "after":
+            raise InputError(
+                f"model.norm_position=after with model.block={self.block}: the key is of the "
+                "architecture's own block, and another places its norms itself; leave one out"
+            )
         check_scaling(self.rotary_scaling)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
