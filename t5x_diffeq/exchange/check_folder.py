@@ -110,7 +110,7 @@ def _torch_logits(
     """
     inputs, outputs = scratch / "tokens.npy", scratch / "logits.npy"
     np.save(inputs, tokens)
-    paths = [folder, model_class, inputs, outputs, *([adapter] if adapter else [])]
+    arguments = [folder, model_class, inputs, outputs, *([adapter] if adapter else [])]
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -119,7 +119,7 @@ def _torch_logits(
     }
     # -P: this file's folder has a peft.py of its own.
     ended = subprocess.run(
-        [python(), "-P", _SCRIPT, *paths],
+        [python(), "-P", str(_SCRIPT), *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,

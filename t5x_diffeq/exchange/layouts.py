@@ -204,12 +204,10 @@ def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
 
 def tensor_shapes(layout: Layout, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     """The names and shapes of all tensors of a folder, from the model's config alone."""
-    named = []
+    named: list[tuple[str, tuple[int, ...]]] = []
     for path, shape in outer_leaves(config).items():
-        rows = {("head",): shape[::-1]}.get(path, shape)
-        if path in _VOCABULARY:
-            rows = (config.vocab_size, config.embed_dim)
-        named.append((layout.outer[path], rows))
+        rows = (config.vocab_size, config.embed_dim)
+        named.append((layout.outer[path], rows if path in _VOCABULARY else shape))
     for path, leaf in declared_leaves(config).items():
         shape = _stored_shape(leaf, layout)
         names = (layout.layer.format(n=n) + layout.leaves[path] for n in range(config.num_steps))

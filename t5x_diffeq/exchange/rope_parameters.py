@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
-from t5x_diffeq.layers.rotary import BASE, SCALINGS, Scaling
+from t5x_diffeq.layers.rotary import BASE, Scaling
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
 
@@ -80,7 +80,8 @@ def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:
     """The numbers of a scaling; those that may be missing have the library's defaults."""
-    values = {_LENGTH: length} | {k: v for k, v in given.items() if v is not None}
+    values: dict[str, Any] = {_LENGTH: length}
+    values |= {name: value for name, value in given.items() if value is not None}
     if kind == "yarn":
         values.setdefault("factor", length / _number(_LENGTH, values[_LENGTH]))
         values = {"beta_fast": 32, "beta_slow": 1} | values
@@ -90,7 +91,6 @@ def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:
         raise InputError(
             f"--input: config.json lacks {missing[0]} of its {kind} rotary positions; restore it"
         )
-    assert len(_NUMBERS[kind]) == len(SCALINGS[kind][1])
     return tuple(_number(name, values[name]) for name in _NUMBERS[kind])
 
 

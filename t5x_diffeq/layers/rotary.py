@@ -55,9 +55,8 @@ def rotary_table(width: int, base: float, scaling: Scaling) -> tuple[Frequencies
     exponents = (np.arange(0, width, 2) / np.float32(width)).astype(np.float32)
     if (base, scaling) == (BASE, ()):
         # Runs from before the base was a key were trained with this rounding.
-        return np.float32(BASE ** -exponents.astype(np.float64)), 1.0
-    periods = np.float32(float(base) ** exponents.astype(np.float64))
-    frequencies = np.float32(1) / periods
+        return (BASE ** -exponents.astype(np.float64)).astype(np.float32), 1.0
+    frequencies = 1 / (float(base) ** exponents.astype(np.float64)).astype(np.float32)
     if not scaling:
         return frequencies, 1.0
     scale, _ = SCALINGS[str(scaling[0])]
@@ -127,14 +126,14 @@ def check_scaling(scaling: Scaling) -> None:
     """
     if not scaling:
         return
-    name, *numbers = scaling
+    name = scaling[0]
     if name not in SCALINGS:
         raise InputError(
             f"model.rotary_scaling={scaling!r}: the first entry can be {', '.join(SCALINGS)}"
         )
     _, names = SCALINGS[str(name)]
-    positive = [isinstance(x, int | float) and 0 < x < float("inf") for x in numbers]
-    if len(numbers) != len(names) or not all(positive):
+    numbers = [x for x in scaling[1:] if isinstance(x, int | float) and 0 < x < float("inf")]
+    if not len(numbers) == len(names) == len(scaling) - 1:
         raise InputError(
             f"model.rotary_scaling={scaling!r}: {name} takes {len(names)} numbers greater than 0: "
             f"{', '.join(names)}"
