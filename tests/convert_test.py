@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, logits_of, random_run
+from exported_models import (
+    CLASSIC,
+    LENGTH,
+    LLAMA,
+    MODELS,
+    OTHER_CLASSES,
+    logits_of,
+    random_run,
+)
 from helpers import call
 from safetensors.numpy import load_file, save_file
 
@@ -34,7 +42,7 @@ TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 
 
 def save_model(name, folder):
-    run, tokenizer, as_run = random_run(MODELS[name])
+    run, tokenizer, as_run = random_run((MODELS | OTHER_CLASSES)[name])
     save_pretrained(run, as_run, tokenizer, [], folder)
     return run
 

@@ -10,7 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, TEXTS, logits_of, random_run
+from exported_models import (
+    CLASSIC,
+    LENGTH,
+    LLAMA,
+    MODELS,
+    OTHER_CLASSES,
+    TEXTS,
+    logits_of,
+    random_run,
+)
 from exported_models import tokenizer_of as tokenizer
 from helpers import ROOT, call
 from numpy_model import norm, rotary, softmax
@@ -160,7 +169,7 @@ def with_layout(monkeypatch, kind, **changes):
 
 
 def test_a_parameter_without_a_name_is_refused(tmp_path, monkeypatch):
-    run, its_tokenizer, as_run = random_run(MODELS["qwen3"])
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
     leaves = dict(QWEN3.leaves)
     del leaves["attention", "query_norm", "scale"]
     with_layout(monkeypatch, "qwen3", leaves=leaves)
@@ -173,7 +182,7 @@ def test_a_parameter_without_a_name_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_was_written_is_read_back(tmp_path, monkeypatch):
-    run, its_tokenizer, as_run = random_run(MODELS["qwen3"])
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
     query, key = (("attention", f"{name}_norm", "scale") for name in ("query", "key"))
     with monkeypatch.context() as patch:
         with_layout(patch, "qwen3", leaves={**QWEN3.leaves, key: QWEN3.leaves[query]})
@@ -203,7 +212,7 @@ COPY = "np.save(logits, np.load({path!r}){change})"
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """A run, its logits in a file, and what makes the stand-in of some lines."""
-    run, its_tokenizer, as_run = random_run(MODELS["qwen3"])
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
     tokens = np.random.default_rng(0).integers(256, size=(2, LENGTH))
     ours, script = logits_of(run, tokens), tmp_path / "python"
     np.save(tmp_path / "ours.npy", ours)

@@ -40,13 +40,17 @@ MODELS = {
     "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),
     "llama_euler_ode": ({**LLAMA, "num_steps": 5}, "sentencepiece"),
     "llama_official_ode": ({**LLAMA, **OFFICIAL}, "prefixed"),
+    "olmo2_ode": ({**LLAMA, **OLMO2, "scheme": "lie_trotter", "rotary_base": 5e5}, "bytes"),
+    "llama_of_all_euler_ode": ({**LLAMA, **OLMO2, **GEMMA, **REST}, "bytes"),
+    "gpt_olmo2_euler_ode": (OLMO2, "bytes"),
+}
+
+# Likewise, of the library's other classes.
+OTHER_CLASSES = {
     "mistral": ({**LLAMA, **CLASSIC, "head_dim": 6, "rotary_scaling": ("linear", 2.0)}, "bytes"),
     "qwen2": ({**LLAMA, **CLASSIC, "qkv_bias": True, "tied_head": True}, "bytes"),
     "qwen3": ({**LLAMA, **CLASSIC, "qk_norm": "head", "rotary_scaling": LLAMA3}, "bytes"),
-    "olmo2_ode": ({**LLAMA, **OLMO2, "scheme": "lie_trotter", "rotary_base": 5e5}, "bytes"),
     "gemma": ({**LLAMA, **CLASSIC, **GEMMA}, "bytes"),
-    "llama_of_all_euler_ode": ({**LLAMA, **OLMO2, **GEMMA, **REST}, "bytes"),
-    "gpt_olmo2_euler_ode": (OLMO2, "bytes"),
 }
 
 LORA = {"weights": "per_layer", "adapter_rank": 3, "adapter_alpha": 5.0}

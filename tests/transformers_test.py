@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported_models import ADAPTED, MODELS, TEXTS, random_run, record_outputs, tokenizer_of
+from exported_models import (
+    ADAPTED,
+    MODELS,
+    OTHER_CLASSES,
+    TEXTS,
+    random_run,
+    record_outputs,
+    tokenizer_of,
+)
 from helpers import ROOT
 
 from configs import default
@@ -146,7 +154,7 @@ def assert_same_tensors(theirs: Path, ours: Path):
 def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
     """A layout in which two tensors have changed places loads without a word: only logits tell."""
     monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
-    run, tokenizer, as_run = random_run(MODELS["qwen3"])
+    run, tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
     told = save_pretrained(run, as_run, tokenizer, [], tmp_path / "out")
     assert told.logits.startswith("PyTorch's, to ")
     leaves = dict(layouts.QWEN3.leaves)
