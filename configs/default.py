@@ -24,9 +24,10 @@ def get_config() -> ConfigDict:
     model.embed_dim = 256  # width of the state
     model.num_heads = 4  # query heads
     model.num_kv_heads = placeholder(int)  # key and value heads; None: as many as query heads
+    model.head_dim = placeholder(int)  # width of a head; None: embed_dim / num_heads
     model.mlp_dim = 1024  # width inside the MLP
     model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; as in the official
-    #   code) | relu (as in the paper's text); llama: silu (None), which gates the MLP
+    #   code) | relu (as in the paper's text); llama, whose MLP is gated: silu (None) | gelu
     model.time_embed_dim = 48  # T, width of each time embedding
     model.num_frequencies = 64  # S, frequencies of the time features
     model.time_scale = 1000.0  # factor on t in the sinusoids
@@ -37,6 +38,16 @@ def get_config() -> ConfigDict:
     model.norm_shift = False  # llama: whether block norms have a shift (gpt's always do)
     model.mlp_input = "state"  # what the MLP's norm reads | attention_norm: the MLP reads
     #   the attention's normalised input
+    model.norm_position = "before"  # y + f(norm(y)) | after: y + norm(f(y)), as in OLMo 2
+    model.qkv_bias = False  # llama: whether q, k and v have biases (gpt's always do)
+    model.qk_norm = "none"  # RMSNorm of q and k before they are rotated | head: of each head, as in
+    #   Qwen3 | projection: of all heads together, as in OLMo 2
+    model.rotary_base = 10000.0  # llama: base of the rotary frequencies, base^(-2i / head_dim)
+    model.rotary_scaling = ()  # llama: how rotary frequencies are stretched for long sequences:
+    #   (): not at all | ("linear", factor) | ("llama3", factor, low_freq_factor, high_freq_factor,
+    #   original_length) | ("yarn", factor, beta_fast, beta_slow, original_length, attention_factor)
+    model.tied_head = False  # llama: whether the head is the embedding table (gpt's always is)
+    model.embedding_scale = 1.0  # factor on the token embeddings; Gemma has sqrt(embed_dim)
     model.dropout_rate = 0.0  # on embeddings and on the output of attention and MLP
     model.adapter_rank = 0  # rank of the LoRA branches of per_layer kernels; 0: no branches
     model.adapter_alpha = 16.0  # a branch is scaled by alpha / rank

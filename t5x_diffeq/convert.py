@@ -1,9 +1,11 @@
-"""Makes a run of a Hugging Face Llama or GPT-2: --input=FOLDER --workdir=NEW [--to_ode].
+"""Makes a run of a Hugging Face folder: --input=FOLDER --workdir=NEW [--to_ode].
 
-The new workdir is a complete run at step 0, for evaluate, generate, analyze, export and finetune.
-With --to_ode the layers become the values of W(t) at the nodes of a neural ODE, which is the same
-model at that number of steps. --config.data.source and --config.data.path name the text to measure
-it on; model, length and tokenizer come from FOLDER. Needs safetensors: pip install -e '.[export]'.
+FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
+t5x_diffeq/exchange/README.md has a table of what is supported. The new workdir is a complete run at
+step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the layers become the
+values of W(t) at the nodes of a neural ODE, which is the same model at that number of steps.
+--config.data.source and --config.data.path name the text to measure it on; model, length and
+tokenizer come from FOLDER. Needs safetensors: pip install -e '.[export]'.
 """
 
 from collections.abc import Iterable
@@ -24,7 +26,7 @@ FLAGS = flags.FlagValues()
 _INPUT = flags.DEFINE_string(
     "input",
     None,
-    "Hugging Face folder of a Llama or GPT-2 model, with safetensors.",
+    "Hugging Face folder with config.json, safetensors and a tokenizer.",
     flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(

@@ -5,20 +5,35 @@ That transformers agrees is in transformers_test.py, which installs it.
 
 import ast
 import json
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, TEXTS, logits_of, random_run
+from exported_models import (
+    CLASSIC,
+    LENGTH,
+    LLAMA,
+    MODELS,
+    OTHER_CLASSES,
+    TEXTS,
+    logits_of,
+    random_run,
+)
 from exported_models import tokenizer_of as tokenizer
 from helpers import ROOT, call
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
 from t5x_diffeq import export
+from t5x_diffeq.exchange import check_folder
 from t5x_diffeq.exchange import folder as folder_module
 from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
+from t5x_diffeq.exchange.check_folder import compare_logits
+from t5x_diffeq.exchange.families import FAMILIES
+from t5x_diffeq.exchange.layouts import QWEN3, check_names, tensors_of
 from t5x_diffeq.exchange.new_run import write_run
-from t5x_diffeq.exchange.save_pretrained import check_scheme, save_pretrained
+from t5x_diffeq.exchange.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.runs import load
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -140,11 +155,110 @@ def test_the_card_has_the_runs_facts(tmp_path):
     assert '"time_embed_dim": 4' in card
 
 
+def test_a_block_of_another_package_is_refused():
+    run, _, _ = random_run(({"block": "t5x_diffeq.blocks.parallel:ParallelBlock"}, "bytes"))
+    with pytest.raises(InputError, match=r"model.block=.*ParallelBlock: no class of transformers"):
+        check_form(run.setup.model.config)
+
+
+def with_layout(monkeypatch, kind, **changes):
+    """Gives a class another layout."""
+    family = FAMILIES[kind]
+    changed = replace(family, layout=replace(family.layout, **changes))
+    monkeypatch.setitem(FAMILIES, kind, changed)
+
+
+def test_a_parameter_without_a_name_is_refused(tmp_path, monkeypatch):
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
+    leaves = dict(QWEN3.leaves)
+    del leaves["attention", "query_norm", "scale"]
+    with_layout(monkeypatch, "qwen3", leaves=leaves)
+    with pytest.raises(InputError, match=r"block/attention/query_norm/scale .1 such. has no name"):
+        save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+    more = {**run.params, "extra": {"table": run.params["final_norm"]["scale"]}}
+    with pytest.raises(InputError, match=r"extra/table .1 such. has no name in a folder"):
+        check_names(QWEN3, run.setup.model.config, more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_is_read_back(tmp_path, monkeypatch):
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
+    query, key = (("attention", f"{name}_norm", "scale") for name in ("query", "key"))
+    with monkeypatch.context() as patch:
+        with_layout(patch, "qwen3", leaves={**QWEN3.leaves, key: QWEN3.leaves[query]})
+        with pytest.raises(RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"):
+            save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+
+    def drop_the_last(*arguments):
+        *kept, _ = tensors_of(*arguments)
+        return iter(kept)
+
+    monkeypatch.setattr(save_pretrained_module, "tensors_of", drop_the_last)
+    with pytest.raises(RunError, match=r"tensor model.layers.2.* is missing, and the model's is"):
+        save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+STAND_IN = """#!{python}
+# In place of Python with PyTorch: logits of its own making, or a failure.
+import sys
+import numpy as np
+*_, tokens, logits = sys.argv
+{says}
+"""
+COPY = "np.save(logits, np.load({path!r}){change})"
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A run, its logits in a file, and what makes the stand-in of some lines."""
+    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
+    tokens = np.random.default_rng(0).integers(256, size=(2, LENGTH))
+    ours, script = logits_of(run, tokens), tmp_path / "python"
+    np.save(tmp_path / "ours.npy", ours)
+
+    def make(says, **changes):
+        says = says.format(path=str(tmp_path / "ours.npy"), **changes)
+        script.write_text(STAND_IN.format(python=sys.executable, says=says))
+        script.chmod(0o755)
+
+    monkeypatch.setattr(check_folder, "python", lambda: str(script))
+    return (run, as_run, its_tokenizer, []), ours, make
+
+
+def test_logits_are_compared(stand_in, tmp_path):
+    """With a stand-in for PyTorch, which transformers_test.py has."""
+    exported, _, make = stand_in
+    make(COPY, change="")
+    assert save_pretrained(*exported, tmp_path / "out").logits.startswith("PyTorch's, to ")
+    make(COPY, change=" * 1.001")
+    with pytest.raises(RunError, match=r"they differ by 1.0e-03 of the largest; nothing is exp"):
+        save_pretrained(*exported, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
+    (run, *_), ours, make = stand_in
+    monkeypatch.setattr(check_folder, "_own_logits", lambda *_: ours)
+
+    def compare():
+        return compare_logits(tmp_path, "Qwen3ForCausalLM", run.setup.model.config, run.params)
+
+    make("print('no Qwen3 there'); sys.exit(3)")
+    assert compare() == "not compared with PyTorch's: no Qwen3 there"
+    make("sys.exit('KeyError: x')")
+    with pytest.raises(RunError, match="Qwen3ForCausalLM can't read the exported folder: KeyError"):
+        compare()
+    make(COPY, change=" * np.nan")
+    with pytest.raises(RunError, match="they differ by nan of the largest"):
+        compare()
+
+
 @pytest.mark.parametrize("scheme", ["strang", "midpoint", "heun", "rk4"])
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
     with pytest.raises(InputError, match=f"model.scheme={scheme} evaluates a sub-field several"):
-        check_scheme(run.setup.model.config)
+        check_form(run.setup.model.config)
 
 
 def test_half_written_never_replaces(tmp_path, monkeypatch):
@@ -212,7 +326,9 @@ def workdir(tmp_path_factory):
 
 def test_the_verb(workdir, tmp_path, capsys):
     call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
-    assert "LlamaForCausalLM" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "LlamaForCausalLM" in told
+    assert "not compared with PyTorch's: torch and transformers not installed" in told
     for arguments, message in (
         (["--num_steps=0"], "--num_steps=0 must be at least 1"),
         (["--num_steps=5"], "exist at their own times alone"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import setup_of
+from small_models import EVERY_OPTION
 
 from configs import default
 from t5x_diffeq.planner.program_cost import product_flops
@@ -34,6 +35,7 @@ def count(setup):
         ("ode", {"architecture": "llama", "num_kv_heads": 2}),
         ("ode", {"architecture": "gpt", "scheme": "heun"}),
         ("baseline", {"architecture": "gpt"}),
+        ("baseline", {**EVERY_OPTION, "head_dim": 64}),
     ],
 )
 def test_the_formula_is_what_the_program_does(variant, model):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import auto_mesh, setup_of, train_keys
-from small_models import random_params
+from small_models import EVERY_OPTION, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.runtime.errors import InputError
@@ -22,9 +22,10 @@ BATCH = {
     "mask": jnp.asarray(RNG.random((16, 10)) < np.linspace(0.1, 1, 16)[:, None], jnp.float32),
 }
 RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))
+HEADS_TOO = (*RULES, ("heads", "tensor"))
 
 
-def gradient(microbatches, mesh=None, depths=None, **changes):
+def gradient(microbatches, mesh=None, depths=None, rules=RULES, **changes):
     model = small_model(**changes)
     params = random_params(model)
     of_batch = make_gradient(
@@ -36,7 +37,7 @@ def gradient(microbatches, mesh=None, depths=None, **changes):
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:
         return jax.jit(of_batch)(*arguments)
-    with mesh_context(mesh, RULES):
+    with mesh_context(mesh, rules):
         return jax.jit(of_batch)(*arguments)
 
 
@@ -106,10 +107,11 @@ def test_several_depths_have_the_mean_of_their_gradients(microbatches):
 
 
 @pytest.mark.slow
-def test_on_a_mesh():
+@pytest.mark.parametrize("changes", [{}, EVERY_OPTION], ids=["default", "every option"])
+def test_on_a_mesh(changes):
     mesh = auto_mesh(fsdp=4, tensor=2)
-    expected, norm, loss = gradient(1)
-    found = gradient(2, mesh)
+    expected, norm, loss = gradient(1, **changes)
+    found = gradient(2, mesh, rules=HEADS_TOO, **changes)
     np.testing.assert_allclose(found[1:], (norm, loss), rtol=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-9),

@@ -15,11 +15,49 @@ from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runtime.errors import InputError
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"tied_head": True},
+            "model.tied_head=True with model.architecture=gpt: the key is",
+        ),
+        ({"qkv_bias": True}, "model.qkv_bias=True with model.architecture=gpt"),
+        ({"rotary_base": 5e5}, "model.rotary_base=500000.0 with model.architecture=gpt"),
+        ({**LLAMA, "head_dim": 5}, "model.head_dim=5 is odd"),
+        ({**LLAMA, "rotary_scaling": ("ntk", 2.0)}, "the first entry can be linear, llama3, yarn"),
+        (
+            {"mlp_input": "attention_norm", "norm_position": "after"},
+            "model.mlp_input=attention_norm with model.norm_position=after",
+        ),
+        (
+            {"block": "t5x_diffeq.blocks.parallel:ParallelBlock", "norm_position": "after"},
+            "model.norm_position=after with model.block=t5x_diffeq.blocks.parallel",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_keys_that_do_not_go_together(changes, message):
+    with pytest.raises(InputError, match=message):
+        small(**changes)
+
+
 def logits(model, params, tokens=TOKENS, **kwargs):
     return jax.jit(lambda p, t: model.apply({"params": p}, t, **kwargs))(params, tokens)
 
 
 OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "norm_eps": 1e-6}
+BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
+FAMILIES = {
+    "qwen2": {**LLAMA, "qkv_bias": True, "tied_head": True, "rotary_base": 1e6},
+    "qwen3": {**LLAMA, **BASELINE, "qk_norm": "head", "head_dim": 6},
+    "olmo2": {**LLAMA, "qk_norm": "projection", "norm_position": "after"},
+    "gemma": {**LLAMA, "activation": "gelu", "embedding_scale": 4.0, "head_dim": 8},
+    "llama3": {**LLAMA, "rotary_scaling": ("llama3", 8.0, 1.0, 4.0, 16), "rotary_base": 50.0},
+    "linear": {**LLAMA, "rotary_scaling": ("linear", 2.0)},
+    "yarn": {**LLAMA, "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16, 1.1), "head_dim": 12},
+    "gpt with norms": {"qk_norm": "head", "norm_position": "after", "head_dim": 2},
+}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +74,8 @@ OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "n
         {"weights": "per_layer", "scheme": "rk4"},
         LLAMA,
         OFFICIAL_LLAMA,
-        {**LLAMA, "weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
+        {**LLAMA, **BASELINE},
+        *(pytest.param(changes, id=name) for name, changes in FAMILIES.items()),
     ],
     ids=lambda changes: "-".join(map(str, changes.values())) or "default",
 )

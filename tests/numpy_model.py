@@ -16,13 +16,35 @@ def norm(p, y, eps, centred):
     return y + p.get("shift", 0)
 
 
-def rotary(x, base=10_000.0):
+def rotary(x, base=10_000.0, scaling=()):
     """[L, G]: the complex number x[i] + i x[i + G/2] is turned by position * base^(-2i/G)."""
     L, G = x.shape
     z = x[:, : G // 2] + 1j * x[:, G // 2 :]
-    angles = np.arange(L)[:, None] * base ** (-2 * np.arange(G // 2) / G)
-    z = z * np.exp(1j * angles)
+    frequencies, factor = scaled(base ** (-2 * np.arange(G // 2) / G), base, scaling)
+    z = z * np.exp(1j * np.arange(L)[:, None] * frequencies) * factor
     return np.concatenate((z.real, z.imag), axis=-1)
+
+
+def scaled(frequencies, base, scaling):
+    """The frequencies for longer sequences, and the factor on queries and keys."""
+    if not scaling:
+        return frequencies, 1
+    name, factor, *rest = scaling
+    if name == "linear":
+        return frequencies / factor, 1
+    if name == "llama3":  # of few turns in the original length: divided; of many: as they were
+        low, high, length = rest
+        turns = length * frequencies / (2 * np.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return frequencies * (kept + (1 - kept) / factor), 1
+    fast, slow, length, attention_factor = rest  # yarn: likewise, but linear in the index
+    G = 2 * len(frequencies)
+    first, last = (
+        G * np.log(length / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (fast, slow)
+    )
+    first, last = max(np.floor(first), 0), min(np.ceil(last), G - 1)
+    divided = np.clip((np.arange(G // 2) - first) / max(last - first, 0.001), 0, 1)
+    return frequencies * (1 - divided + divided / factor), attention_factor
 
 
 def softmax(x):
@@ -30,35 +52,49 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def attention(p, y, gpt):
+def attention(c, p, y):
     """[L, D] -> [L, D]."""
     L = len(y)
     out = p["output"]["kernel"]
     heads, head_dim = out.shape[:2]
+    if c.architecture == "gpt":
+        kernel, bias = p["qkv"]["kernel"], p["qkv"]["bias"]
+        parts = [np.einsum("ld,dhg->lhg", y, kernel[:, n]) + bias[n] for n in range(3)]
+    else:
+        parts = [
+            np.einsum("ld,dhg->lhg", y, p[name]["kernel"]) + p[name].get("bias", 0)
+            for name in ("query", "key", "value")
+        ]
+    if c.qk_norm != "none":
+        over = -1 if c.qk_norm == "head" else (-2, -1)
+        for n, name in enumerate(("query_norm", "key_norm")):
+            square = (parts[n] ** 2).mean(over, keepdims=True)
+            parts[n] = parts[n] / np.sqrt(square + c.norm_eps) * p[name]["scale"]
     mixed = np.zeros((L, heads, head_dim))
     for h in range(heads):
-        if gpt:
-            kernel, bias = p["qkv"]["kernel"], p["qkv"]["bias"]
-            q, k, v = (y @ kernel[:, c, h] + bias[c, h] for c in range(3))
-        else:
-            shared = h * p["key"]["kernel"].shape[1] // heads
-            q = rotary(y @ p["query"]["kernel"][:, h])
-            k = rotary(y @ p["key"]["kernel"][:, shared])
-            v = y @ p["value"]["kernel"][:, shared]
+        q, k, v = (part[:, h * part.shape[1] // heads] for part in parts)
+        if c.architecture == "llama":
+            q, k = (rotary(x, c.rotary_base, c.rotary_scaling) for x in (q, k))
         scores = q @ k.T / np.sqrt(head_dim)
         scores[np.triu_indices(L, 1)] = -np.inf
         mixed[:, h] = softmax(scores) @ v
     return np.einsum("lhg,hgd->ld", mixed, out) + p["output"].get("bias", 0)
 
 
-def mlp(p, y, gpt, relu=False):
-    if gpt:
-        h = y @ p["up"]["kernel"] + p["up"]["bias"]
-        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-        h = np.maximum(h, 0) if relu else gelu
+def activate(c, h):
+    if c.activation == "relu":
+        return np.maximum(h, 0)
+    if c.architecture == "gpt" or c.activation == "gelu":
+        return 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+    return h / (1 + np.exp(-h))
+
+
+def mlp(c, p, y):
+    if c.architecture == "gpt":
+        h = activate(c, y @ p["up"]["kernel"] + p["up"]["bias"])
         return h @ p["down"]["kernel"] + p["down"]["bias"]
-    gate = y @ p["gate"]["kernel"]
-    return (gate / (1 + np.exp(-gate)) * (y @ p["up"]["kernel"])) @ p["down"]["kernel"]
+    h = activate(c, y @ p["gate"]["kernel"]) * (y @ p["up"]["kernel"])
+    return h @ p["down"]["kernel"]
 
 
 def fields(c):
@@ -66,12 +102,16 @@ def fields(c):
     gpt = c.architecture == "gpt"
 
     def f(W, y):
-        return attention(W["attention"], norm(W["attention_norm"], y, c.norm_eps, gpt), gpt)
+        if c.norm_position == "after":
+            return norm(W["attention_norm"], attention(c, W["attention"], y), c.norm_eps, gpt)
+        return attention(c, W["attention"], norm(W["attention_norm"], y, c.norm_eps, gpt))
 
     def g(W, y):
+        if c.norm_position == "after":
+            return norm(W["mlp_norm"], mlp(c, W["mlp"], y), c.norm_eps, gpt)
         if c.mlp_input == "attention_norm":
             y = norm(W["attention_norm"], y, c.norm_eps, gpt)
-        return mlp(W["mlp"], norm(W["mlp_norm"], y, c.norm_eps, gpt), gpt, c.activation == "relu")
+        return mlp(c, W["mlp"], norm(W["mlp_norm"], y, c.norm_eps, gpt))
 
     return f, g
 
@@ -143,11 +183,11 @@ def weights_at(c, params, n, node):
 def logits(c, params, tokens):
     """[L] -> [L, V] of the whole model, in float64."""
     gpt = c.architecture == "gpt"
-    y = params["token_embedding"]["table"][tokens]
+    y = params["token_embedding"]["table"][tokens] * c.embedding_scale
     if gpt:
         y = y + params["position_embedding"]["table"][: len(tokens)]
     for n in range(c.num_steps):
         y = step(c, lambda node, n=n: weights_at(c, params, n, node), y)
     y = norm(params["final_norm"], y, c.final_norm_eps, gpt)
-    head = params["token_embedding"]["table"].T if gpt else params["head"]
+    head = params["head"] if "head" in params else params["token_embedding"]["table"].T
     return (y @ head)[:, : c.vocab_size]

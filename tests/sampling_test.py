@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import random_params, small
+from small_models import EVERY_OPTION, random_params, small
 
 from t5x_diffeq.inference.sampling import Sampling, generate
 
@@ -19,6 +19,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
         {"scheme": "strang"},
         {"scheme": "rk4", "weights": "shared"},
         {"weights": "per_layer", "step_size": "1", "scheme": "lie_trotter"},
+        EVERY_OPTION,
+        pytest.param({**EVERY_OPTION, "qk_norm": "head"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

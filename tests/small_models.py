@@ -30,6 +30,18 @@ SMALL = ModelConfig.of(
 )
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
 LLAMA = {"architecture": "llama", "num_kv_heads": 2}
+EVERY_OPTION = {  # of llama, at once
+    **LLAMA,
+    "head_dim": 6,
+    "qkv_bias": True,
+    "qk_norm": "projection",
+    "norm_position": "after",
+    "rotary_base": 500.0,
+    "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16.0, 1.1),
+    "activation": "gelu",
+    "tied_head": True,
+    "embedding_scale": 4.0,
+}
 
 
 def small(**changes):

@@ -1,4 +1,4 @@
-"""Exported models in transformers and torch: a virtual environment of their own, installed here.
+"""Models to and from transformers and torch: a virtual environment of their own, installed here.
 
     launch/test.sh --slow tests/transformers_test.py
 
@@ -9,12 +9,37 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from exported_models import ADAPTED, MODELS, TEXTS, random_run, record_outputs
+from exported_models import (
+    ADAPTED,
+    MODELS,
+    OTHER_CLASSES,
+    TEXTS,
+    random_run,
+    record_outputs,
+    tokenizer_of,
+)
 from helpers import ROOT
 
+from configs import default
+from t5x_diffeq.exchange import check_folder, layouts
+from t5x_diffeq.exchange.families import FAMILIES
+from t5x_diffeq.exchange.folder import TensorFiles
+from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
+from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import RunError
+from t5x_diffeq.training.setup import make_setup
 
 PACKAGES = ("torch>=2.6", "transformers>=4.48", "peft>=0.14", "safetensors>=0.5", "numpy")
 MINUTES = 10
@@ -56,9 +81,87 @@ def test_exported_models_say_what_ours_say(interpreter, tmp_path):
         )
         said = record_outputs(run, tokenizer, TEXTS) | {"class": told.model_class}
         (tmp_path / "models" / f"{name}.json").write_text(json.dumps(said))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    command = [interpreter, ROOT / "tests" / "in_transformers.py", tmp_path / "models"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
+    ended = run_there(interpreter, "in_transformers.py", tmp_path / "models")
     assert ended.stdout.count("agrees") == len(MODELS | ADAPTED)
     print(ended.stdout)
+
+
+def run_there(interpreter, script, *arguments):
+    """Runs a file of tests/ where torch is."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [interpreter, ROOT / "tests" / script, *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def folders(interpreter, tmp_path_factory):
+    """The library's own models."""
+    folder = tmp_path_factory.mktemp("theirs")
+    run_there(interpreter, "transformers_models.py", "make", folder)
+    return folder
+
+
+def converted(folder):
+    """The run that `convert` makes of a folder, without its data."""
+    config = default.get_config()
+    config.train.batch_size = 1
+    found = read_config_json(folder)
+    as_run, tables = with_model(Config.of(config), found, None)
+    setup = make_setup(as_run, 256, jax.devices()[:1])
+    params = pretrained_params(folder, found, setup.model.config, tables)
+    return Run(setup, params, step=0), as_run
+
+
+def relative_error(config, params, said):
+    """How far the logits are from theirs, over the largest of theirs."""
+    params = jax.tree.map(jnp.asarray, params)
+    with jax.default_matmul_precision("highest"):
+        found = jax.jit(LanguageModel(config).apply)({"params": params}, said["tokens"])
+    wanted = said["logits"]
+    return np.abs(np.asarray(found)[..., : wanted.shape[-1]] - wanted).max() / np.abs(wanted).max()
+
+
+@pytest.mark.slow
+def test_their_models_both_ways_and_as_odes(interpreter, folders, tmp_path):
+    names = sorted(path.stem for path in folders.glob("*.npz"))
+    for name in names:
+        run, as_run = converted(folders / name)
+        config, said = run.setup.model.config, np.load(folders / f"{name}.npz")
+        assert relative_error(config, run.params, said) < 1e-5, name
+        save_pretrained(run, as_run, tokenizer_of("bytes"), [], tmp_path / name)
+        assert_same_tensors(folders / name, tmp_path / name)
+        ode = ModelConfig.of(ode_keys(as_run.model, None), 256, config.max_length)
+        params, _ = to_ode(replace(ode, attention="xla"), run.params)
+        assert relative_error(replace(ode, attention="xla"), params, said) < 1e-5, name
+    assert len(names) == 11
+    ended = run_there(interpreter, "transformers_models.py", "check", folders, tmp_path)
+    assert ended.stdout.count("agrees") == len(names)
+
+
+def assert_same_tensors(theirs: Path, ours: Path):
+    """The same names; and the same numbers, but for Gemma's norms, which are stored less 1."""
+    before, after = TensorFiles(theirs), TensorFiles(ours)
+    assert before.shapes() == after.shapes()
+    for name, shape in before.shapes().items():
+        np.testing.assert_allclose(
+            after.read(name, shape), before.read(name, shape), rtol=0, atol=1e-7
+        )
+
+
+@pytest.mark.slow
+def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
+    """A layout in which two tensors have changed places loads without a word: only logits tell."""
+    monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
+    run, tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
+    told = save_pretrained(run, as_run, tokenizer, [], tmp_path / "out")
+    assert told.logits.startswith("PyTorch's, to ")
+    leaves = dict(layouts.QWEN3.leaves)
+    gate, up = ("mlp", "gate", "kernel"), ("mlp", "up", "kernel")
+    leaves[gate], leaves[up] = leaves[up], leaves[gate]
+    wrong = replace(layouts.QWEN3, leaves=leaves)
+    monkeypatch.setitem(FAMILIES, "qwen3", replace(FAMILIES["qwen3"], layout=wrong))
+    with pytest.raises(RunError, match="Qwen3ForCausalLM computes other logits from the exported"):
+        save_pretrained(run, as_run, tokenizer, [], tmp_path / "wrong")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

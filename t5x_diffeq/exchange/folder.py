@@ -202,6 +202,10 @@ class TensorFiles:
         self.used.add(stored)
         return tensor.astype(np.float32)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors by name."""
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self.files.items()}
+
     def unread_names(self) -> list[str]:
         """The names of the tensors that were not read."""
         return sorted(self.files.keys() - self.used)

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
-from t5x_diffeq.exchange.config_json import model_keys
+from t5x_diffeq.exchange.config_json import check_window, folder_family, is_tied, model_keys
 from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.layouts import GPT2, LLAMA, TableSizes, params_of
+from t5x_diffeq.exchange.layouts import TableSizes, params_of
 from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
-_LAYOUTS = {"llama": LLAMA, "gpt": GPT2}
 _TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 _MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
 # Buffers that other versions of the library stored beside the weights.
@@ -49,7 +48,8 @@ def with_model(config: Config, found: dict, length: int | None) -> tuple[Config,
       length: a sequence length no longer than the folder's; None for the folder's.
 
     Raises:
-      InputError: if the architecture is not supported, or the length exceeds the folder's.
+      InputError: if the architecture is not supported, or the length exceeds the folder's, or
+        its window of attention.
     """
     keys, tables = model_keys(found)
     length = tables.positions if length is None else length
@@ -57,6 +57,7 @@ def with_model(config: Config, found: dict, length: int | None) -> tuple[Config,
         raise InputError(
             f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
         )
+    check_window(found, length)
     of_model = {f"model.{key}": value for key, value in keys.items()}
     return config.with_values({**of_model, "data.sequence_length": length}), tables
 
@@ -113,25 +114,17 @@ def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: Ta
     Raises:
       InputError: if a tensor is missing, left over or has another shape.
     """
-    files, layout = TensorFiles(folder), _LAYOUTS[config.architecture]
-    if config.architecture == "llama" and _is_tied(found, config):
-        table = layout.outer["token_embedding", "table"]
-        layout = replace(layout, outer={**layout.outer, ("head",): table})
-    params = params_of(layout, config, tables, files.read)
+    files = TensorFiles(folder)
+    kind, family = folder_family(found)
+    params = params_of(family.layout, config, tables, files.read)
     left_over = [
         name
         for name in files.unread_names()
-        if not name.endswith(_BUFFERS)
-        and not (name == "lm_head.weight" and _is_tied(found, config))
+        if not name.endswith(_BUFFERS) and not (name == "lm_head.weight" and is_tied(found, family))
     ]
     if left_over:
         raise InputError(
             f"--input={folder} holds {left_over[0]} ({len(left_over)} such), which a plain "
-            f"{config.architecture} doesn't have; it can't be converted"
+            f"{kind} doesn't have; it can't be converted"
         )
     return params
-
-
-def _is_tied(found: dict, config: ModelConfig) -> bool:
-    """Whether the head is tied to the embedding; GPT-2's is unless its config says otherwise."""
-    return found.get("tie_word_embeddings", config.architecture == "gpt")

@@ -6,11 +6,12 @@
     norm scale, shift [D]                   weight, bias [D]
 
 Both rotate the pairs (i, i + G/2) of a head by rotary positions, so q and k need no permutation.
-Our vocabulary is padded to a multiple of 128, theirs is not.
+Our vocabulary is padded to a multiple of 128, theirs is not. A layout names the leaves of every
+block of its kind; a model has those that its config asks for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.runtime.errors import InputError
 
 LeafPath = tuple[str, ...]
 Tensors = Iterator[tuple[str, Float[np.ndarray, "..."]]]
@@ -36,12 +38,14 @@ class Layout:
       leaves: the name of each leaf of the block.
       outer: the name of each parameter outside the block.
       transposed: whether matrices are `[outputs, inputs]`.
+      scale_offset: what the class adds to the stored scale of a norm.
     """
 
     layer: str
     leaves: Mapping[LeafPath, str]
     outer: Mapping[LeafPath, str]
     transposed: bool
+    scale_offset: float = 0.0
 
 
 LLAMA = Layout(
@@ -64,6 +68,36 @@ LLAMA = Layout(
     },
     transposed=True,
 )
+
+QWEN2 = replace(
+    LLAMA,
+    leaves={
+        **LLAMA.leaves,
+        ("attention", "query", "bias"): "self_attn.q_proj.bias",
+        ("attention", "key", "bias"): "self_attn.k_proj.bias",
+        ("attention", "value", "bias"): "self_attn.v_proj.bias",
+    },
+)
+
+QWEN3 = replace(
+    LLAMA,
+    leaves={
+        **LLAMA.leaves,
+        ("attention", "query_norm", "scale"): "self_attn.q_norm.weight",
+        ("attention", "key_norm", "scale"): "self_attn.k_norm.weight",
+    },
+)
+
+OLMO2 = replace(
+    QWEN3,
+    leaves={
+        **QWEN3.leaves,
+        ("attention_norm", "scale"): "post_attention_layernorm.weight",
+        ("mlp_norm", "scale"): "post_feedforward_layernorm.weight",
+    },
+)
+
+GEMMA = replace(LLAMA, scale_offset=1.0)
 
 GPT2 = Layout(
     layer="transformer.h.{n}.",
@@ -91,6 +125,9 @@ GPT2 = Layout(
 )
 
 
+_VOCABULARY = (("head",), ("token_embedding", "table"))  # the parameters with a row per token
+
+
 class TableSizes(NamedTuple):
     """Numbers of rows of a folder's tables.
 
@@ -104,32 +141,78 @@ class TableSizes(NamedTuple):
 
 
 _TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
-
-
-def own_layout(config: ModelConfig) -> Layout:
-    """The layout of `modeling_diffeq.py`: our names, with PyTorch's for the leaves."""
-    leaves = {path: _torch_name(path) for path in declared_leaves(config)}
-    outer: dict[LeafPath, str] = {
+# Every leaf that `modeling_diffeq.py` can have.
+_KNOWN = QWEN2.leaves.keys() | QWEN3.leaves.keys() | GPT2.leaves.keys()
+OWN = Layout(
+    layer="steps.{n}.",
+    leaves={path: ".".join((*path[:-1], _TORCH_NAMES[path[-1]])) for path in sorted(_KNOWN)},
+    outer={
         ("token_embedding", "table"): "token_embedding.weight",
+        ("position_embedding", "table"): "position_embedding.weight",
         ("final_norm", "scale"): "final_norm.weight",
-    }
-    if config.architecture == "gpt":
-        outer[("position_embedding", "table")] = "position_embedding.weight"
-        outer[("final_norm", "shift")] = "final_norm.bias"
-    else:
-        outer[("head",)] = "head.weight"
-    return Layout("steps.{n}.", leaves, outer, transposed=True)
-
-
-def _torch_name(path: LeafPath) -> str:
-    """`attention.query.weight` of `("attention", "query", "kernel")`."""
-    return ".".join((*path[:-1], _TORCH_NAMES[path[-1]]))
+        ("final_norm", "shift"): "final_norm.bias",
+        ("head",): "head.weight",
+    },
+    transposed=True,
+)
 
 
 def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays."""
     block = block_of_shapes(config)
     return block_parameters(block, block.input_shapes())
+
+
+def outer_leaves(config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
+    """The shapes of the parameters outside the block, by path."""
+    width, tokens = config.embed_dim, config.padded_vocab_size
+    shapes: dict[LeafPath, tuple[int, ...]] = {
+        ("token_embedding", "table"): (tokens, width),
+        ("final_norm", "scale"): (width,),
+    }
+    if config.architecture == "gpt":
+        shapes["position_embedding", "table"] = (config.max_length, width)
+        shapes["final_norm", "shift"] = (width,)
+    if not config.has_tied_head:
+        shapes["head",] = (width, tokens)
+    return shapes
+
+
+def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
+    """Checks that the layout has a name for every parameter of the model.
+
+    Args:
+      layout: the kind of folder.
+      config: the model's config.
+      params: the model's parameters.
+
+    Raises:
+      InputError: if it lacks one, naming it.
+    """
+    makers = ("source", "adapters")  # of the block's parameters, which have names of their own
+    outer = flatten_dict({name: leaf for name, leaf in params.items() if name not in makers})
+    nameless = [
+        *(("block", *path) for path in declared_leaves(config).keys() - layout.leaves.keys()),
+        *(outer.keys() - (layout.outer.keys() & outer_leaves(config).keys())),
+    ]
+    if nameless:
+        raise InputError(
+            f"the model's parameter {'/'.join(min(nameless))} ({len(nameless)} such) has no name "
+            "in a folder of Hugging Face, so this model can't be exported"
+        )
+
+
+def tensor_shapes(layout: Layout, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of all tensors of a folder, from the model's config alone."""
+    named: list[tuple[str, tuple[int, ...]]] = []
+    for path, shape in outer_leaves(config).items():
+        rows = (config.vocab_size, config.embed_dim)
+        named.append((layout.outer[path], rows if path in _VOCABULARY else shape))
+    for path, leaf in declared_leaves(config).items():
+        shape = _stored_shape(leaf, layout)
+        names = (layout.layer.format(n=n) + layout.leaves[path] for n in range(config.num_steps))
+        named += [(name, shape) for name in names]
+    return named
 
 
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
@@ -143,13 +226,14 @@ def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict)
         include the step size.
     """
     outer = flatten_dict(params)
-    for path, name in layout.outer.items():
-        yield name, _outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
+    for path in outer_leaves(config):
+        array = _outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
+        yield layout.outer[path], array - layout.scale_offset if path[-1] == "scale" else array
     declared = declared_leaves(config)
     for path, stacked in flatten_dict(weights).items():
         for n, leaf in enumerate(np.asarray(stacked)):
             name = layout.layer.format(n=n) + layout.leaves[path]
-            yield name, _to_torch(leaf, declared[path], layout.transposed)
+            yield name, _to_torch(leaf, declared[path], layout)
 
 
 def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: ReadTensor) -> dict:
@@ -161,15 +245,15 @@ def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: Rea
       tables: number of rows of the folder's tables, at least as many as are used.
       read: reads the tensor of a given name, which must have the given shape.
     """
-    flat = {
-        path: _outer_from_torch(path, read, name, config, tables)
-        for path, name in layout.outer.items()
-    }
+    flat = {}
+    for path in outer_leaves(config):
+        array = _outer_from_torch(path, read, layout.outer[path], config, tables)
+        flat[path] = array + layout.scale_offset if path[-1] == "scale" else array
     for path, leaf in declared_leaves(config).items():
         stacked = np.empty((config.num_steps, *leaf.value.shape), np.float32)
         for n in range(config.num_steps):
             name = layout.layer.format(n=n) + layout.leaves[path]
-            stacked[n] = _from_torch(read, name, leaf, layout.transposed)
+            stacked[n] = _from_torch(read(name, _stored_shape(leaf, layout)), leaf, layout)
         flat["source", "weights", *path] = stacked
     return unflatten_dict(flat)
 
@@ -180,19 +264,25 @@ def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
     return (leaf.fan_in, size // leaf.fan_in) if leaf.role == "kernel" else (size,)
 
 
+def _stored_shape(leaf: Parameter, layout: Layout) -> tuple[int, ...]:
+    shape = _matrix_shape(leaf)
+    return shape[::-1] if layout.transposed else shape
+
+
 def _to_torch(
-    leaf: Float[np.ndarray, "..."], declared: Parameter, transposed: bool
+    leaf: Float[np.ndarray, "..."], declared: Parameter, layout: Layout
 ) -> Float[np.ndarray, "..."]:
     matrix = leaf.reshape(_matrix_shape(declared))
-    return matrix.T if transposed else matrix
+    matrix = matrix.T if layout.transposed else matrix
+    return matrix - layout.scale_offset if declared.role == "scale" else matrix
 
 
 def _from_torch(
-    read: ReadTensor, name: str, declared: Parameter, transposed: bool
+    stored: Float[np.ndarray, "..."], declared: Parameter, layout: Layout
 ) -> Float[np.ndarray, "..."]:
-    shape = _matrix_shape(declared)
-    matrix = read(name, shape[::-1] if transposed else shape)
-    return (matrix.T if transposed else matrix).reshape(declared.value.shape)
+    matrix = stored.T if layout.transposed else stored
+    matrix = matrix + layout.scale_offset if declared.role == "scale" else matrix
+    return matrix.reshape(declared.value.shape)
 
 
 def _outer_to_torch(
@@ -209,7 +299,7 @@ def _outer_from_torch(
 ) -> Float[np.ndarray, "..."]:
     """A parameter outside the block, with its vocabulary padded with zeros."""
     width = config.embed_dim
-    if path not in (("head",), ("token_embedding", "table")):
+    if path not in _VOCABULARY:
         if path[0] == "position_embedding":
             return read(name, (tables.positions, width))[: config.max_length]
         return read(name, (width,))

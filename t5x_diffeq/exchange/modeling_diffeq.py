@@ -25,12 +25,19 @@ class DiffEqConfig(PretrainedConfig):
     """Shapes, under the library's usual names, and what makes the model an ODE's.
 
     Attributes:
-      architecture: "gpt" (LayerNorm, biases, learned positions, the table as head) or
-        "llama" (RMSNorm, SwiGLU, rotary positions, grouped queries, a head of its own).
+      architecture: "gpt" (LayerNorm, biases, learned positions) or "llama" (RMSNorm, a gated MLP,
+        rotary positions, grouped queries).
       parallel: whether attention and MLP read the same state (Euler), or one after the other.
       mlp_reads_attention_norm: whether the MLP's norm reads the attention's norm, not the state.
       norm_shift: whether the norms of the steps have a shift.
-      activation: of the MLP, "gelu" or "relu" (gpt), "silu" (llama).
+      norm_position: "before" attention and MLP, or "after" them.
+      qkv_bias: whether queries, keys and values have biases.
+      qk_norm: of queries and keys: "none", "head" (of each head) or "projection" (of all together).
+      tied_head: whether the head is the tokens' own vectors.
+      embedding_scale: factor on the tokens' vectors.
+      rotary_frequencies: radians per token of each pair of a head (llama).
+      rotary_factor: factor on cosines and sines.
+      activation: of the MLP, "gelu", "relu" (gpt) or "silu" (llama).
       norm_eps: epsilon of the norms of the steps.
       final_norm_eps: of the norm before the head.
     """
@@ -44,6 +51,13 @@ class DiffEqConfig(PretrainedConfig):
         parallel=True,
         mlp_reads_attention_norm=False,
         norm_shift=True,
+        norm_position="before",
+        qkv_bias=True,
+        qk_norm="none",
+        tied_head=True,
+        embedding_scale=1.0,
+        rotary_frequencies=None,
+        rotary_factor=1.0,
         activation="gelu",
         norm_eps=1e-5,
         final_norm_eps=1e-5,
@@ -62,6 +76,13 @@ class DiffEqConfig(PretrainedConfig):
         self.parallel = parallel
         self.mlp_reads_attention_norm = mlp_reads_attention_norm
         self.norm_shift = norm_shift
+        self.norm_position = norm_position
+        self.qkv_bias = qkv_bias
+        self.qk_norm = qk_norm
+        self.tied_head = tied_head
+        self.embedding_scale = embedding_scale
+        self.rotary_frequencies = rotary_frequencies
+        self.rotary_factor = rotary_factor
         self.activation = activation
         self.norm_eps = norm_eps
         self.final_norm_eps = final_norm_eps
@@ -109,14 +130,19 @@ class Attention(nn.Module):
         self.step, self.gpt, self.head_dim = step, config.gpt, config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+        keys, bias = self.kv_heads * self.head_dim, config.qkv_bias
         if self.gpt:
-            self.qkv = nn.Linear(width, 3 * queries)
+            self.qkv = nn.Linear(width, 3 * queries, bias=bias)
         else:
-            keys = self.kv_heads * self.head_dim
-            self.query = nn.Linear(width, queries, bias=False)
-            self.key = nn.Linear(width, keys, bias=False)
-            self.value = nn.Linear(width, keys, bias=False)
+            self.query = nn.Linear(width, queries, bias=bias)
+            self.key = nn.Linear(width, keys, bias=bias)
+            self.value = nn.Linear(width, keys, bias=bias)
         self.output = nn.Linear(queries, width, bias=self.gpt)
+        self.qk_norm, eps = config.qk_norm, config.norm_eps
+        if self.qk_norm != "none":
+            head = self.qk_norm == "head"
+            self.query_norm = Norm(self.head_dim if head else queries, False, False, eps)
+            self.key_norm = Norm(self.head_dim if head else keys, False, False, eps)
 
     def forward(self, x: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
         """`[B, L, D]` to `[B, L, D]`.
@@ -130,7 +156,12 @@ class Attention(nn.Module):
         parts = (
             self.qkv(x).chunk(3, -1) if self.gpt else (self.query(x), self.key(x), self.value(x))
         )
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+        q, k, v = parts
+        if self.qk_norm == "projection":
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = self.query_norm(q), self.key_norm(k)
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
@@ -152,14 +183,19 @@ class MLP(nn.Module):
         self.up = nn.Linear(width, inner, bias=config.gpt)
         self.gate = None if config.gpt else nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=config.gpt)
-        self.relu = config.activation == "relu"
+        self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, L, D]` to `[B, L, D]`."""
         if self.gate is None:
-            up = self.up(x)
-            return self.down(up.relu() if self.relu else functional.gelu(up, approximate="tanh"))
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
+            return self.down(self.activate(self.up(x)))
+        return self.down(self.activate(self.gate(x)) * self.up(x))
+
+    def activate(self, x: Tensor) -> Tensor:
+        """The activation of each entry."""
+        if self.activation == "gelu":
+            return functional.gelu(x, approximate="tanh")
+        return functional.relu(x) if self.activation == "relu" else functional.silu(x)
 
 
 class Step(nn.Module):
@@ -172,17 +208,27 @@ class Step(nn.Module):
         self.attention, self.mlp = Attention(config, step), MLP(config)
         self.parallel = config.parallel
         self.mlp_reads_attention_norm = config.mlp_reads_attention_norm
+        self.norms_last = config.norm_position == "after"
 
     def forward(self, y: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
         """The state after the step."""
-        f = self.attention(self.attention_norm(y), turn, mask, cache)
+        f = self.f(y, turn, mask, cache)
         if self.parallel:
             return y + f + self.g(y)
         y = y + f
         return y + self.g(y)
 
+    def f(self, y: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
+        """The attention's part."""
+        if self.norms_last:
+            narrow = y.to(self.attention_norm.weight.dtype)
+            return self.attention_norm(self.attention(narrow, turn, mask, cache))
+        return self.attention(self.attention_norm(y), turn, mask, cache)
+
     def g(self, y: Tensor) -> Tensor:
         """The MLP's part."""
+        if self.norms_last:
+            return self.mlp_norm(self.mlp(y.to(self.mlp_norm.weight.dtype)))
         x = self.attention_norm(y) if self.mlp_reads_attention_norm else y
         return self.mlp(self.mlp_norm(x))
 
@@ -202,7 +248,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         self.token_embedding = nn.Embedding(config.vocab_size, width)
         if config.gpt:
             self.position_embedding = nn.Embedding(config.max_position_embeddings, width)
-        else:
+        if not config.tied_head:
             self.head = nn.Linear(width, config.vocab_size, bias=False)
         self.steps = nn.ModuleList(Step(config, n) for n in range(config.num_hidden_layers))
         self.final_norm = Norm(width, config.gpt, config.gpt, config.final_norm_eps)
@@ -218,7 +264,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """The head, where it is not the tokens' own vectors."""
-        return None if self.config.gpt else self.head
+        return None if self.config.tied_head else self.head
 
     def _init_weights(self, module: nn.Module) -> None:
         """Only for models that are not loaded: a trained one brings all weights."""
@@ -267,16 +313,16 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = positions(attention_mask, past, y)
         turn = None
-        y = y.to(torch.promote_types(y.dtype, torch.float32))
+        y = y.to(torch.promote_types(y.dtype, torch.float32)) * self.config.embedding_scale
         if self.config.gpt:
             y = y + self.position_embedding(position_ids)
         else:
-            turn = turning(position_ids, self.config.head_dim)
+            turn = turning(position_ids, self.config)
         mask = causal_mask(attention_mask, past, y)
         for step in self.steps:
             y = step(y, turn, mask, past_key_values)
         y = self.final_norm(y[:, -logits_to_keep:])
-        vectors = self.token_embedding.weight if self.config.gpt else self.head.weight
+        vectors = self.token_embedding.weight if self.config.tied_head else self.head.weight
         logits = functional.linear(y, vectors)
         loss = None if labels is None else next_token_loss(logits, labels)
         output = CausalLMOutputWithPast(
@@ -307,12 +353,12 @@ def causal_mask(attention_mask: Tensor | None, past: int, y: Tensor) -> Tensor:
     return (seen & real[:, None, None]) | (key == query)
 
 
-def turning(position_ids: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[B, 1, L, G/2]` of `position * 10000^(-2i/G)`."""
-    half = head_dim // 2
-    frequencies = 10_000.0 ** (-torch.arange(half, device=position_ids.device).float() / half)
+def turning(position_ids: Tensor, config: DiffEqConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[B, 1, L, G/2]` of `position * frequency`, times the factor."""
+    numbers = {"dtype": torch.float32, "device": position_ids.device}
+    frequencies = torch.tensor(config.rotary_frequencies, **numbers)
     angles = position_ids[:, None, :, None].float() * frequencies
-    return angles.cos(), angles.sin()
+    return angles.cos() * config.rotary_factor, angles.sin() * config.rotary_factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

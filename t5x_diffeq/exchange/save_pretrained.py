@@ -10,9 +10,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.exchange.config_json import own_config, plain_config, plain_layout
+from t5x_diffeq.exchange.check_folder import check_tensors, compare_logits
+from t5x_diffeq.exchange.config_json import own_config, plain_config
+from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
-from t5x_diffeq.exchange.layouts import declared_leaves, own_layout, tensors_of
+from t5x_diffeq.exchange.layouts import OWN, check_names, declared_leaves, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -33,20 +35,29 @@ class Summary(NamedTuple):
     Attributes:
       model_class: the library's class that reads it.
       parameters: number of parameters.
+      logits: how the folder's logits compare with the run's, in words.
       notes: what a user must know.
     """
 
     model_class: str
     parameters: int
+    logits: str
     notes: list[str]
 
 
-def check_scheme(config: ModelConfig) -> None:
-    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
+def check_form(config: ModelConfig) -> None:
+    """Checks that the block is ours, and that a step evaluates each sub-field only once.
 
     Raises:
-      InputError: if a step evaluates a sub-field more than once.
+      InputError: if the block or the scheme is of another package, or a step evaluates a sub-field
+        more than once.
     """
+    for key, value in (("block", config.block), ("scheme", config.scheme)):
+        if value is not None and ":" in value:
+            raise InputError(
+                f"model.{key}={value}: no class of transformers, nor our own file for it, computes "
+                "this, so the run can't be exported"
+            )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
             f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
@@ -96,17 +107,19 @@ def save_pretrained(
 
     Raises:
       InputError: if the model or the folder can't be used.
-      RunError: if the folder can't be written.
+      RunError: if the folder can't be written, or doesn't compute what the run does.
     """
     config = run.setup.model.config
-    check_scheme(config)
+    check_form(config)
     if peft:
         check_adapters(config)
-    plain = plain_layout(config)
+    plain = family_of(config)
+    layout = plain[1].layout if plain else OWN
+    check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
-        layout = plain or own_layout(config)
         weights = _export_weights(run.setup.model, run.params, merged=not peft)
         parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
+        check_tensors(folder, layout, config)
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
@@ -121,7 +134,10 @@ def save_pretrained(
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
         (folder / "README.md").write_text(card)
-    return Summary(written["architectures"][0], parameters, notes)
+        (model_class,) = written["architectures"]
+        adapter = folder / ADAPTER_FOLDER if peft else None
+        compared = compare_logits(folder, model_class, config, run.params, adapter)
+    return Summary(model_class, parameters, compared, notes)
 
 
 def _write_json(path: Path, content: dict) -> None:

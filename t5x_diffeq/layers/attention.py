@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.array_types import Cache, Places, Positions, State
 from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
-from t5x_diffeq.layers.rotary import rotate
+from t5x_diffeq.layers.norm import Norm
+from t5x_diffeq.layers.rotary import BASE, Scaling, rotate
 
 
 class Attention(nn.Module):
@@ -18,51 +19,70 @@ class Attention(nn.Module):
 
     Attributes:
       embed_dim: width D of the state.
+      head_dim: width G of a head.
       num_heads: query heads H.
       num_kv_heads: key and value heads K, a divisor of H.
       fused: whether one linear makes q, k and v, as in GPT (then H = K), or one each, as in Llama.
-      use_bias: whether all linears have biases.
+      use_bias: whether the output has a bias.
+      qkv_bias: whether q, k and v have biases.
+      qk_norm: which RMSNorm q and k pass through before they are rotated: "none", "head" (of each
+        head) or "projection" (of all heads together).
+      norm_eps: epsilon of these norms.
       rotary: whether q and k are rotated by their position.
+      rotary_base: see `rotary.rotate`.
+      rotary_scaling: see `rotary.rotate`.
+      writes_residual: whether the result is added to the residual stream.
       kernel: attention kernel, see `attention_kernels.causal_attention`.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
     """
 
     embed_dim: int
+    head_dim: int
     num_heads: int
     num_kv_heads: int
     fused: bool
     use_bias: bool
+    qkv_bias: bool
     rotary: bool
+    qk_norm: str = "none"
+    norm_eps: float = 1e-5
+    rotary_base: float = BASE
+    rotary_scaling: Scaling = ()
+    writes_residual: bool = True
     kernel: str = "xla"
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
 
     def setup(self):  # noqa: D102
-        head_dim = self.embed_dim // self.num_heads
         if self.fused:
             self.qkv = self._project(3, self.num_heads)
         else:
             self.query = self._project(self.num_heads)
             self.key = self._project(self.num_kv_heads)
             self.value = self._project(self.num_kv_heads)
+        if self.qk_norm != "none":
+            self.query_norm, self.key_norm = self._norm(), self._norm()
         self.output = Linear(
-            (self.num_heads, head_dim, self.embed_dim),
+            (self.num_heads, self.head_dim, self.embed_dim),
             ("heads", "head_dim", "embed"),
             num_inputs=2,
             use_bias=self.use_bias,
             init_std=self.output_std,
-            writes_residual=True,
+            writes_residual=self.writes_residual,
             dtype=self.dtype,
         )
 
+    def _norm(self) -> Norm:
+        axes = ("head_dim",) if self.qk_norm == "head" else ("heads", "head_dim")
+        return Norm(False, False, self.norm_eps, axes, dtype=self.dtype)
+
     def _project(self, *heads: int) -> Linear:
         """The linear from the state to heads; a kernel `[D, 3, H, G]` makes q, k and v at once."""
-        head_dim = self.embed_dim // self.num_heads
         return Linear(
-            (self.embed_dim, *heads, head_dim),
+            (self.embed_dim, *heads, self.head_dim),
             ("embed", *(None,) * (len(heads) - 1), "heads", "head_dim"),
-            use_bias=self.use_bias,
+            use_bias=self.qkv_bias,
             dtype=self.dtype,
         )
 
@@ -96,9 +116,12 @@ class Attention(nn.Module):
         else:
             q, k, v = self.query(x), self.key(x), self.value(x)
         q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
+        if self.qk_norm != "none":
+            q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
+            rotation = (positions, self.rotary_base, self.rotary_scaling)
             # q stays in float32 until the kernel has scaled it, so that it is rounded once.
-            q, k = rotate(q.astype(jnp.float32), positions), rotate(k, positions)
+            q, k = rotate(q.astype(jnp.float32), *rotation), rotate(k, *rotation)
         return tuple(nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
 
 

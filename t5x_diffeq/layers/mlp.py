@@ -1,4 +1,4 @@
-"""The feed-forward sub-field: GELU or ReLU as in GPT, SwiGLU as in Llama."""
+"""The feed-forward sub-field: GELU or ReLU as in GPT, or gated as in Llama and Gemma."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +29,7 @@ class MLP(nn.Module):
       activation: "gelu" (its tanh form), "relu" or "silu".
       gated: whether the output of `up` is multiplied by a gate.
       use_bias: whether all linears have biases.
+      writes_residual: whether the result is added to the residual stream.
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
     """
@@ -38,6 +39,7 @@ class MLP(nn.Module):
     activation: str
     gated: bool
     use_bias: bool
+    writes_residual: bool = True
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
 
@@ -57,6 +59,6 @@ class MLP(nn.Module):
             (self.mlp_dim, self.embed_dim),
             ("mlp", "embed"),
             init_std=self.output_std,
-            writes_residual=True,
+            writes_residual=self.writes_residual,
             name="down",
         )(hidden)

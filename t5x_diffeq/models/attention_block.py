@@ -11,7 +11,10 @@ from t5x_diffeq.models.config_layers import attention_of, norm_of
 
 
 class AttentionBlock(Block):
-    """f(y) = attention(norm(y)); a subclass adds g, and its part of `flops` and of the spectra."""
+    """f(y) = attention(norm(y)); a subclass adds g, and its part of `flops` and of the spectra.
+
+    With `config.norm_position="after"`, f(y) = norm(attention(y)).
+    """
 
     def setup(self):  # noqa: D102
         self.attention_norm = norm_of(self.config)
@@ -20,7 +23,7 @@ class AttentionBlock(Block):
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The attention sub-field."""
-        output, _ = self.attention(self.attention_norm(y), places)
+        output, _ = self._attend(y, places)
         dropped = self.attention_dropout(output, deterministic=deterministic)
         return dropped.astype(self.config.state_dtype)
 
@@ -28,7 +31,7 @@ class AttentionBlock(Block):
     def empty_cache(self, batch_size: int, length: int) -> Cache:
         """Keys and values, `[B, length, K, G]` each."""
         c = self.config
-        heads = (c.kv_heads, c.embed_dim // c.num_heads)
+        heads = (c.kv_heads, c.head_width)
         return empty_keys_and_values((batch_size, length, *heads), c.compute_dtype)
 
     def extend(
@@ -38,20 +41,29 @@ class AttentionBlock(Block):
 
         Padding is cached too, but no real token sees it before a later one has replaced it.
         """
-        output, cache = self.attention(self.attention_norm(y), places, cache)
+        output, cache = self._attend(y, places, cache)
         return output.astype(self.config.state_dtype), cache
+
+    def _attend(self, y: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:
+        output, cache = self.attention(self._attention_input(y), places, cache)
+        after = self.config.norm_position == "after"
+        return (self.attention_norm(output) if after else output), cache
+
+    def _attention_input(self, y: State) -> State:
+        after = self.config.norm_position == "after"
+        return y.astype(self.config.compute_dtype) if after else self.attention_norm(y)
 
     def attention_matrix(self, y: State, places: Places) -> Float[Array, "B H L L"]:
         """softmax(q k^T / sqrt(G)), causal."""
-        return self.attention.matrix(self.attention_norm(y), places)
+        return self.attention.matrix(self._attention_input(y), places)
 
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
         """A multiply-add is two FLOPs; causal attention counts half of its square."""
         of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "attention"}
         products, last = sum(of.values()), of["output"]
-        # 2 L D for the scores and as much for the sums of values; half of each is masked.
-        mixing = 2 * length * self.config.embed_dim
+        # 2 L H G for the scores and as much for the sums of values; half of each is masked.
+        mixing = 2 * length * self.config.num_heads * self.config.head_width
         f = SubFieldFlops(products, mixing, last, named={"qkv": products - last})
         return f, self.flops_of_g()
 

@@ -6,13 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
+from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
 from t5x_diffeq.ode.solvers import grid
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.errors import InputError
 
 VOCAB_MULTIPLE = 128
-ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu",)}  # the first is the default
+ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
+# Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
+# everywhere and a tied head.
+_LLAMAS = {"qkv_bias": False, "rotary_base": BASE, "rotary_scaling": (), "tied_head": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,7 @@ class ModelConfig(ModelKeys):
         Raises:
           InputError: if the kernel that the config names can't be used there.
         """
-        shapes = (platform, self.dtype, self.embed_dim // self.num_heads, self.max_length)
+        shapes = (platform, self.dtype, self.head_width, self.max_length)
         if self.attention != "auto":
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)
@@ -93,6 +97,23 @@ class ModelConfig(ModelKeys):
                 f"model.activation={self.activation} with model.architecture={self.architecture}: "
                 f"it can be {' or '.join(ACTIVATIONS[self.architecture])}"
             )
+        for key, value in _LLAMAS.items() if self.architecture == "gpt" else ():
+            if getattr(self, key) != value:
+                raise InputError(
+                    f"model.{key}={getattr(self, key)!r} with model.architecture=gpt: the key is "
+                    "llama's; leave it out"
+                )
+        if (self.norm_position, self.mlp_input) == ("after", "attention_norm"):
+            raise InputError(
+                "model.mlp_input=attention_norm with model.norm_position=after: the attention's "
+                "input is then not normalised; leave one of them out"
+            )
+        if self.block is not None and self.norm_position == "after":
+            raise InputError(
+                f"model.norm_position=after with model.block={self.block}: the key is of the "
+                "architecture's own block, and another places its norms itself; leave one out"
+            )
+        check_scaling(self.rotary_scaling)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
 
@@ -105,10 +126,10 @@ class ModelConfig(ModelKeys):
             )
 
     def _check_heads(self):
-        if self.embed_dim % self.num_heads:
+        if self.head_dim is None and self.embed_dim % self.num_heads:
             raise InputError(
                 f"model.embed_dim={self.embed_dim} is not divisible by "
-                f"model.num_heads={self.num_heads}"
+                f"model.num_heads={self.num_heads}; change one of them or set model.head_dim"
             )
         if self.num_heads % self.kv_heads:
             raise InputError(
@@ -120,16 +141,29 @@ class ModelConfig(ModelKeys):
                 f"model.num_kv_heads={self.kv_heads}: gpt's q, k and v are one linear, so it must "
                 f"equal model.num_heads={self.num_heads} (or be None); llama can have fewer"
             )
-        if self.architecture == "llama" and self.embed_dim // self.num_heads % 2:
+        if self.architecture == "llama" and self.head_width % 2:
             raise InputError(
                 f"model.embed_dim={self.embed_dim} over model.num_heads={self.num_heads} gives "
                 "heads of odd width, which rotary positions cannot turn; make it even"
+                if self.head_dim is None
+                else f"model.head_dim={self.head_dim} is odd, and rotary positions turn pairs; "
+                "make it even"
             )
 
     @property
     def kv_heads(self) -> int:
         """The number of key and value heads."""
         return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_width(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def has_tied_head(self) -> bool:
+        """Whether the head is the embedding table."""
+        return self.architecture == "gpt" or self.tied_head
 
     @property
     def mlp_activation(self) -> str:

@@ -10,12 +10,13 @@ from t5x_diffeq.models.config import ModelConfig
 
 
 def norm_of(config: ModelConfig) -> Norm:
-    """The norm of a sub-field."""
+    """The norm of a sub-field, before or after it."""
     gpt = config.architecture == "gpt"
     return Norm(
         centred=gpt,
         use_shift=gpt or config.norm_shift,
         epsilon=config.norm_eps,
+        writes_residual=config.norm_position == "after",
         dtype=config.compute_dtype,
     )
 
@@ -25,10 +26,16 @@ def attention_of(config: ModelConfig) -> Attention:
     gpt = config.architecture == "gpt"
     return Attention(
         config.embed_dim,
+        config.head_width,
         config.num_heads,
         config.kv_heads,
         fused=gpt,
+        qkv_bias=gpt or config.qkv_bias,
+        qk_norm=config.qk_norm,
+        norm_eps=config.norm_eps,
         rotary=not gpt,
+        rotary_base=config.rotary_base,
+        rotary_scaling=config.rotary_scaling,
         kernel=config.attention,
         **_common(config),
     )
@@ -53,6 +60,7 @@ def output_std(config: ModelConfig) -> float:
 def _common(config: ModelConfig) -> dict[str, Any]:
     return {
         "use_bias": config.architecture == "gpt",
+        "writes_residual": config.norm_position == "before",
         "output_std": output_std(config),
         "dtype": config.compute_dtype,
     }

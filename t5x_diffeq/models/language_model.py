@@ -93,10 +93,10 @@ class LanguageModel(nn.Module):
         gpt = c.architecture == "gpt"
         dtypes: dict[str, Any] = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
         table: Callable[..., Embedding] = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
-        self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if gpt else 1.0)
+        self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if c.has_tied_head else 1.0)
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
-        else:
+        if not c.has_tied_head:
             self.head = declare(
                 self,
                 "head",
@@ -271,14 +271,15 @@ class LanguageModel(nn.Module):
     def embed(self, tokens: Tokens, places: Places) -> State:
         """The state at t = 0."""
         y = self.token_embedding(tokens)
+        if self.config.embedding_scale != 1:
+            y = y * self.config.embedding_scale
         if self.config.architecture == "llama":
             return y
         return y + self.position_embedding(places.positions)
 
     def head_vectors(self) -> Float[Array, "V D"]:
         """A vector per token of the padded vocabulary; its product with the state is the logit."""
-        gpt = self.config.architecture == "gpt"
-        vectors = self.token_embedding.table if gpt else self.head.T
+        vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
         return vectors.astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:

@@ -13,6 +13,7 @@ class TransformerBlock(AttentionBlock):
     """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
 
     With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
+    With `config.norm_position="after"`, f(y) = norm(attention(y)), g(y) = norm'(mlp(y)).
     The state and both results have `config.state_dtype`; in between, `config.dtype` is used.
     """
 
@@ -24,8 +25,12 @@ class TransformerBlock(AttentionBlock):
 
     def g(self, y: State, deterministic: bool = True) -> State:
         """The MLP sub-field."""
-        x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
-        dropped = self.mlp_dropout(self.mlp(self.mlp_norm(x)), deterministic=deterministic)
+        if self.config.norm_position == "after":
+            output = self.mlp_norm(self.mlp(y.astype(self.config.compute_dtype)))
+        else:
+            x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
+            output = self.mlp(self.mlp_norm(x))
+        dropped = self.mlp_dropout(output, deterministic=deterministic)
         # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
         # and the next norm's sums, into the MLP's products, which then take up to twice as long.
         return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)

@@ -103,7 +103,7 @@ def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
     """The setup of a config on a topology; for GPUs with a stand-in for cuDNN's kernel."""
     setup = make_setup(config, vocab_size, topology.devices)
     own = setup.model.config
-    shapes = (own.dtype, own.embed_dim // own.num_heads, own.max_length)
+    shapes = (own.dtype, own.head_width, own.max_length)
     if not topology.gpus or choose("gpu", *shapes)[0] != "cudnn":
         return setup
     return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))

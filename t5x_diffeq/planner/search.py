@@ -55,7 +55,8 @@ def with_details(config: Config, attention: str) -> list[Changes]:
     found: list[Changes] = [{"train.microbatches": 2 * config.train.microbatches}]
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
-        chosen = splash_blocks(attention, length, model.embed_dim // model.num_heads).size
+        width = model.head_dim or model.embed_dim // model.num_heads
+        chosen = splash_blocks(attention, length, width).size
         sizes = (size for size in _BLOCKS if size != chosen and length % size == 0)
         found += [{"model.attention": f"splash:{size}"} for size in sizes]
     return found

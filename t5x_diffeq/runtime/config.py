@@ -80,6 +80,7 @@ class ModelKeys(_Section):
     embed_dim: Size
     num_heads: Size
     num_kv_heads: SizeOrNone
+    head_dim: SizeOrNone
     mlp_dim: Size
     activation: Annotated[str | None, Key(str, choices=("gelu", "relu", "silu"), optional=True)]
     time_embed_dim: Size
@@ -91,6 +92,13 @@ class ModelKeys(_Section):
     final_norm_eps: Positive
     norm_shift: Switch
     mlp_input: Annotated[str, _one_of("state", "attention_norm")]
+    norm_position: Annotated[str, _one_of("before", "after")]
+    qkv_bias: Switch
+    qk_norm: Annotated[str, _one_of("none", "head", "projection")]
+    rotary_base: Annotated[float, Key(float, 1, open="(]")]
+    rotary_scaling: Entries
+    tied_head: Switch
+    embedding_scale: Positive
     dropout_rate: BelowOne
     adapter_rank: Count
     adapter_alpha: Positive

@@ -122,7 +122,7 @@ def _kernel_work(config: ModelConfig) -> float:
     if not config.attention.startswith("splash"):
         # Two products forward, five backward: two for each of those, and the scores again.
         return 1 + again + 5 / 2
-    head_dim = config.embed_dim // config.num_heads
+    head_dim = config.head_width
     blocks = splash_blocks(config.attention, config.max_length, head_dim)
     backward = 5 if blocks.fused else 7
     widened = (head_dim + -head_dim % LANES) / head_dim

@@ -48,5 +48,6 @@ def export(
         "class": summary.model_class,
         "layers": str(run.setup.model.config.num_steps),
         "parameters": format_count(summary.parameters),
+        "logits": summary.logits,
     }
     print_table(f"exported to {output}", facts)

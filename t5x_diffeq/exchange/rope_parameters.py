@@ -1,0 +1,116 @@
+"""Rotary positions in a `config.json`, to and from `model.rotary_base` and `rotary_scaling`.
+
+Version 5 of transformers keeps everything in `rope_parameters`; version 4 has `rope_theta` and
+`rope_scaling`, whose key for the type was once `type`.
+"""
+
+from collections.abc import Mapping
+from math import log
+from typing import Any
+
+from t5x_diffeq.layers.rotary import BASE, Scaling
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runtime.errors import InputError
+
+_LENGTH = "original_max_position_embeddings"
+# Their names of a scaling's numbers, in our order.
+_NUMBERS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
+    "yarn": ("factor", "beta_fast", "beta_slow", _LENGTH, "attention_factor"),
+}
+
+
+def rotary_to_json(config: ModelConfig) -> dict:
+    """The keys of `config.json`, for versions 4 and 5 of the library."""
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if config.rotary_scaling:
+        kind, *numbers = config.rotary_scaling
+        scaling = {"rope_type": kind, **dict(zip(_NUMBERS[str(kind)], numbers, strict=True))}
+    return {
+        "rope_theta": config.rotary_base,
+        "rope_scaling": scaling if config.rotary_scaling else None,
+        "rope_parameters": {**scaling, "rope_theta": config.rotary_base},
+    }
+
+
+def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
+    """`rotary_base` and `rotary_scaling` of a folder.
+
+    Args:
+      found: the folder's `config.json`.
+      length: its longest sequence.
+
+    Raises:
+      InputError: if its positions are of a kind that we don't have.
+    """
+    given = _parameters(found)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default" and kind not in _NUMBERS:
+        raise InputError(
+            f"--input: rotary positions are scaled by {kind!r} in config.json; the scalings that "
+            f"can be converted are {', '.join(_NUMBERS)}"
+        )
+    for key, only in (("partial_rotary_factor", 1.0), ("truncate", True)):
+        value = given.get(key, found.get(key))
+        if value not in (None, only):
+            raise InputError(
+                f"--input: {key} is {value!r} in config.json, and only rotary positions with "
+                f"{only} can be converted"
+            )
+    base = given.get("rope_theta", found.get("rope_theta"))
+    scaling = () if kind == "default" else (kind, *_numbers(kind, given, length))
+    return {
+        "rotary_base": _number("rope_theta", BASE if base is None else base),
+        "rotary_scaling": scaling,
+    }
+
+
+def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("rope_scaling", "rope_parameters"):
+        given = found.get(key) or {}
+        if not isinstance(given, Mapping) or any(isinstance(x, Mapping) for x in given.values()):
+            raise InputError(
+                f"--input: {key} is {given!r} in config.json; it must be one set of parameters"
+            )
+        if given:
+            return given
+    return {}
+
+
+def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:
+    """The numbers of a scaling; those that may be missing have the library's defaults."""
+    values: dict[str, Any] = {_LENGTH: length}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if kind == "yarn":
+        values.setdefault("factor", length / _number(_LENGTH, values[_LENGTH]))
+        values = {"beta_fast": 32, "beta_slow": 1} | values
+        values.setdefault("attention_factor", _attention_factor(values))
+    missing = [name for name in _NUMBERS[kind] if name not in values]
+    if missing:
+        raise InputError(
+            f"--input: config.json lacks {missing[0]} of its {kind} rotary positions; restore it"
+        )
+    return tuple(_number(name, values[name]) for name in _NUMBERS[kind])
+
+
+def _attention_factor(values: Mapping[str, Any]) -> float:
+    """YaRN's default factor on cosines and sines, 1 + 0.1 log(factor), or a ratio of two such."""
+    factor = _number("factor", values["factor"])
+
+    def temper(scale: float) -> float:
+        return 0.1 * scale * log(factor) + 1 if factor > 1 else 1.0
+
+    scales = [values.get(key) for key in ("mscale", "mscale_all_dim")]
+    if all(scales):
+        return temper(_number("mscale", scales[0])) / temper(_number("mscale_all_dim", scales[1]))
+    return temper(1.0)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise InputError(
+            f"--input: {name} is {value!r} in config.json; it must be a number greater than 0; "
+            "restore it"
+        )
+    return float(value)

@@ -1,0 +1,96 @@
+"""The tables of rotary positions: those of transformers 5.23 to the last bit, and of old runs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_diffeq.layers.rotary import SCALINGS, check_scaling, rotary_table, rotate
+from t5x_diffeq.runtime.errors import InputError
+
+LLAMA3 = ("llama3", 8.0, 1.0, 4.0, 8192)
+YARN = ("yarn", 4.0, 32, 1, 32768, 1.138629436111989)
+# What `inv_freq` is there, for heads of width 16.
+RECORDED = {
+    (5e5, ()): [
+        1,
+        0.19392276,
+        0.03760603,
+        0.007292665,
+        0.0014142134,
+        0.0002742482,
+        5.3182957e-05,
+        1.0313385e-05,
+    ],
+    (1e4, ("linear", 3.0)): [
+        0.33333334,
+        0.10540926,
+        0.033333335,
+        0.010540926,
+        0.0033333332,
+        0.0010540927,
+        0.00033333336,
+        0.000105409265,
+    ],
+    (5e5, LLAMA3): [
+        1,
+        0.19392276,
+        0.03760603,
+        0.007292665,
+        0.000524846,
+        3.4281024e-05,
+        6.6478697e-06,
+        1.2891732e-06,
+    ],
+    (1e6, YARN): [
+        1,
+        0.17782794,
+        0.03162278,
+        0.00421756,
+        0.0005,
+        4.4456985e-05,
+        7.905694e-06,
+        1.4058534e-06,
+    ],
+}
+
+
+@pytest.mark.parametrize(("base", "scaling"), RECORDED, ids=str)
+def test_tables_are_those_of_transformers(base, scaling):
+    frequencies, factor = rotary_table(16, base, scaling)
+    assert frequencies.dtype == np.float32
+    np.testing.assert_array_equal(frequencies, np.float32(RECORDED[base, scaling]))
+    assert factor == (scaling[-1] if scaling[:1] == ("yarn",) else 1)
+
+
+@pytest.mark.parametrize("width", [8, 64, 128])
+def test_the_default_table_is_that_of_runs_before_the_keys(width):
+    half = width // 2
+    before = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    np.testing.assert_array_equal(rotary_table(width, 10_000.0, ())[0], before)
+
+
+def test_the_factor_scales_queries_and_keys():
+    x = jnp.ones((1, 3, 1, 8))
+    positions = jnp.arange(3)[None]
+    plain = rotate(x, positions, 1e6, ("yarn", 4.0, 32.0, 1.0, 8.0, 1.0))
+    scaled = rotate(x, positions, 1e6, ("yarn", 4.0, 32.0, 1.0, 8.0, 1.5))
+    np.testing.assert_allclose(scaled, 1.5 * plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (("dynamic", 2.0), "the first entry can be linear, llama3, yarn"),
+        (("linear",), "linear takes 1 numbers greater than 0: factor"),
+        (("linear", 0.0), "linear takes 1 numbers greater than 0"),
+        (("llama3", 8, 1, "4", 16), "llama3 takes 4 numbers greater than 0: factor, low_freq"),
+        (("llama3", 8, 4, 4, 16), "low_freq_factor must be less than high_freq_factor"),
+    ],
+)
+def test_scalings_that_are_none(scaling, message):
+    with pytest.raises(InputError, match=message):
+        check_scaling(scaling)
+
+
+def test_every_scaling_is_checked_here():
+    assert {scaling[0] for _, scaling in RECORDED if scaling} == SCALINGS.keys()
