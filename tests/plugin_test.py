@@ -79,7 +79,7 @@ def test_evaluate_generate_and_python(workdir, capsys):
 
 
 def test_analyze(workdir, tmp_path, capsys):
-    call(analyze, "spectra", f"--workdir={workdir}", f"--output={tmp_path}", "--times=3")
+    call(analyze, "--what=spectra", f"--workdir={workdir}", f"--output={tmp_path}", "--times=3")
     numbers = json.loads(capsys.readouterr().out.splitlines()[0])
     assert {name.partition("/")[0] for name in numbers} == {"qk", "ov", "squared"}
 
@@ -122,7 +122,7 @@ def test_verbs_refuse_a_block_without_their_hook(tmp_path, capsys):
     config.train.update(total_steps=1)
     assert train(Config.of(config), tmp_path / "run") == 0
     for verb, arguments, message in (
-        (analyze, ["spectra", f"--output={tmp_path}"], "spectra needs .*`spectral_factors`"),
+        (analyze, ["--what=spectra", f"--output={tmp_path}"], "spectra needs .*`spectral_factors`"),
         (export, [f"--output={tmp_path / 'out'}"], "export needs the method `pytorch_form`"),
     ):
         with pytest.raises(InputError, match=message):

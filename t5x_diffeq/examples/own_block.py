@@ -34,7 +34,7 @@ class QKNormBlock(td.Block):
 
     def setup(self):  # noqa: D102
         c = self.config
-        heads = (c.num_heads, c.embed_dim // c.num_heads)
+        heads = (c.num_heads, c.head_width)
         self.norm, self.mlp_norm = norm_of(c), norm_of(c)
         self.query, self.key, self.value = (
             Linear((c.embed_dim, *heads), ("embed", "heads", "head_dim"), dtype=c.compute_dtype)
