@@ -3,6 +3,8 @@
 Between the two, sequences may go through the model in several microbatches, whose gradients with
 respect to the made weights are summed in float32. So accumulation adds no work for the
 hypernetwork. Frozen parts have no gradient, and neither have the weights that they make.
+
+A teacher's weights are made once, too. It reads each microbatch beside the model, without dropout.
 """
 
 from collections.abc import Callable
@@ -20,13 +22,12 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, projection_squares
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
 Batch = dict[str, jax.Array]
 Params = dict
-_Gradients = tuple[
-    tuple[Params, Weights], Array
-]  # gradients of the rest and of the weights, and loss
+Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+_Gradients = tuple[tuple[Params, Weights], Means]  # of the rest and of the weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -35,25 +36,30 @@ def make_gradient(
     trains: Callable[[str], bool],
     keys: TrainKeys,
     depths: tuple[int, ...] | None = None,
-) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
-    """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
+    teacher: LanguageModel | None = None,
+) -> Callable[..., tuple[Params, Array, Means]]:
+    """The function from parameters, a batch and a dropout key to gradient, its norm, and means.
 
-    The gradient is of the parts that train.
+    The gradient is of the parts that train. With a teacher, the function's fourth argument is the
+    teacher's parameters.
 
-    The loss is the sum of all tokens' losses over the number of tokens in the batch, whatever
-    the number of microbatches.
+    Each mean is the sum over all tokens of the batch over their number, whatever the number of
+    microbatches: the cross entropy `loss` and, with a teacher, its KL divergence `distillation`.
 
     Args:
       model: the language model.
       trains: whether a part of the parameters, given its name, trains.
       keys: `config.train`: each device's rows must be divisible by its microbatches.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
+      teacher: the model on its own grid whose predictions are distilled, if any.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
-    def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
+    def gradient(
+        params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
+    ) -> tuple[Params, Array, Means]:
         make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
@@ -62,25 +68,36 @@ def make_gradient(
         fixed, _ = make(params, frozen) if frozen else ({}, {})
         weights, pull_back, embeddings = jax.vjp(partial(make, params), makers, has_aux=True)
 
+        if teacher:
+            their_weights = teacher.apply({"params": teacher_params}, method="weights")
+
         def loss(
             rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
-        ) -> tuple[Array, Array]:
+        ) -> tuple[Array, Means]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
-            losses, squares = jnp.zeros(()), jnp.zeros(())
+            theirs = None
+            if teacher:
+                theirs = _state_and_head(teacher, teacher_params, batch, their_weights)
+            losses, squares, divergence = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
-                each_loss, normalisers = batch_losses(
-                    each, merged, batch, keys.loss_chunk, own, key
+                each_loss, normalisers, *divergences = batch_losses(
+                    each, merged, batch, keys.loss_chunk, own, key, theirs
                 )
                 losses += (each_loss * batch["mask"]).sum()
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
+                divergence += sum((d * batch["mask"]).sum() for d in divergences)
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            return loss + keys.z_loss * z, loss
+            if not teacher:
+                return loss + keys.z_loss * z, {"loss": loss}
+            kl, share = divergence / tokens / len(models), keys.distill_weight
+            whole = (1 - share) * loss + share * kl + keys.z_loss * z
+            return whole, {"loss": loss, "distillation": kl}
 
         of_part: Callable[[Batch, Array], _Gradients] = partial(
             jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
         )
-        (d_rest, d_weights), mean = (
+        (d_rest, d_weights), means = (
             of_part(batch, key)
             if keys.microbatches == 1
             else _accumulate(of_part, batch, key, keys.microbatches)
@@ -90,7 +107,7 @@ def make_gradient(
         gradient = {**d_makers, **d_rest}
         squares = projection_squares(d_weights, embeddings)
         of_source = {("source", *path): square for path, square in squares.items()}
-        return gradient, _norm(gradient, of_source), mean
+        return gradient, _norm(gradient, of_source), means
 
     return gradient
 
@@ -150,8 +167,11 @@ def batch_losses(
     chunk: int,
     weights: Weights | None = None,
     key: Array | None = None,
-) -> tuple[Array, Array]:
+    teacher: StateAndHead | None = None,
+) -> tuple[Array, ...]:
     """Each token's loss and log normaliser, `[B, L]`; with dropout if a key is given.
+
+    With a teacher, also the KL divergence of the model's prediction from the teacher's.
 
     Args:
       model: the model.
@@ -160,7 +180,23 @@ def batch_losses(
       chunk: tokens per device whose logits exist at once.
       weights: the weights of the pass; None: made from the parameters.
       key: the dropout key.
+      teacher: the teacher's last state of this batch and its head.
     """
+    y, head = _state_and_head(model, params, batch, weights, key)
+    sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
+    if teacher is None:
+        return token_losses(y, head, batch["targets"], **sizes)
+    return distillation_losses((y, head), teacher, batch["targets"], **sizes)
+
+
+def _state_and_head(
+    model: LanguageModel,
+    params: Params,
+    batch: Batch,
+    weights: Weights | None = None,
+    key: Array | None = None,
+) -> StateAndHead:
+    """The model's last state of a batch, normalised, and its head."""
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head = model.apply(
         {"params": params},
@@ -172,6 +208,4 @@ def batch_losses(
         method="state_and_head",
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
-    y, head = jax.lax.optimization_barrier((y, head))
-    vocab_size = model.config.vocab_size
-    return token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
+    return jax.lax.optimization_barrier((y, head))
