@@ -198,7 +198,9 @@ def _choices_of_chunk(
     """Losses of a chunk, and the most likely token at each position; the first in a tie."""
     losses, _ = _losses_of_chunk(heads, first, vocab, vocab_size, tokens)
     (states,), _ = tokens
-    logits, numbers = _logits_of_chunk(heads[0], first, vocab_size, states)  # XLA reuses those above
+    logits, numbers = _logits_of_chunk(
+        heads[0], first, vocab_size, states
+    )  # XLA reuses those above
     highest = logits.max(-1)
     highest = jax.lax.pmax(highest, vocab) if vocab else highest
     best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)
