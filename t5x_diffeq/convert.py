@@ -2,9 +2,10 @@
 
 The new workdir is a complete run at step 0, for evaluate, generate, analyze, export and finetune.
 With --to_ode the layers become the values of W(t) at the nodes of a neural ODE, which is the same
-model at that number of steps; with fewer --time_embed_dim than layers, it is the best approximation
-of that width, with fewer parameters. --config.data.source and --config.data.path name the text to measure
-it on; model, length and tokenizer come from FOLDER. Needs safetensors: pip install -e '.[export]'.
+model at that number of steps; with --time_embed_dim below the number of layers, it is the best
+approximation with so few functions of time, and has fewer parameters. --config.data.source and
+--config.data.path name the text to measure it on; model, length and tokenizer come from FOLDER.
+Needs safetensors: pip install -e '.[export]'.
 """
 
 from collections.abc import Iterable

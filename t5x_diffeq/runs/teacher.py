@@ -52,9 +52,9 @@ def check_teachers_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
         raise InputError(f"{_KEY}={workdir} has lost its tokenizer/; take another teacher")
     if theirs.fingerprint != tokenizer.fingerprint:
         raise InputError(
-            f"{_KEY}={workdir} has another tokenizer than this run, so that their predictions "
-            "can't be compared; set data.tokenizer to the file in the teacher's tokenizer/, or take "
-            "another teacher"
+            f"{_KEY}={workdir} has another tokenizer than this run, and only predictions of the "
+            "same tokens can be compared; set data.tokenizer to the file in its tokenizer/, or "
+            "take another teacher"
         )
 
 
