@@ -87,9 +87,8 @@ def get_config() -> ConfigDict:
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
-    train.distill_step = placeholder(
-        int
-    )  # the teacher's checkpoint; None: its newest at each start
+    train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is
+    #   looked up at each start
     train.distill_weight = 0.5  # w: the loss is (1 - w) cross entropy + w KL(teacher || model)
     train.microbatches = 1  # number of sequential microbatches per step
     train.eval_batch_size = 32  # sequences per evaluation batch, over all devices

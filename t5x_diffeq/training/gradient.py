@@ -68,16 +68,13 @@ def make_gradient(
         fixed, _ = make(params, frozen) if frozen else ({}, {})
         weights, pull_back, embeddings = jax.vjp(partial(make, params), makers, has_aux=True)
 
-        if teacher:
-            their_weights = teacher.apply({"params": teacher_params}, method="weights")
+        read = _make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
             rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
         ) -> tuple[Array, Means]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
-            theirs = None
-            if teacher:
-                theirs = _state_and_head(teacher, teacher_params, batch, their_weights)
+            theirs = read(batch) if read else None
             losses, squares, divergence = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
@@ -88,7 +85,7 @@ def make_gradient(
                 squares += (jnp.square(normalisers) * batch["mask"]).sum()
                 divergence += sum((d * batch["mask"]).sum() for d in divergences)
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            if not teacher:
+            if not read:
                 return loss + keys.z_loss * z, {"loss": loss}
             kl, share = divergence / tokens / len(models), keys.distill_weight
             whole = (1 - share) * loss + share * kl + keys.z_loss * z
@@ -187,6 +184,12 @@ def batch_losses(
     if teacher is None:
         return token_losses(y, head, batch["targets"], **sizes)
     return distillation_losses((y, head), teacher, batch["targets"], **sizes)
+
+
+def _make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:
+    """The function from a batch to the teacher's last state and head; its weights are made here."""
+    weights: Weights = nn.apply(LanguageModel.weights, teacher)({"params": params})
+    return lambda batch: _state_and_head(teacher, params, batch, weights)
 
 
 def _state_and_head(

@@ -27,11 +27,12 @@ class TrainMetrics(clu_metrics.Collection):
     learning_rate: clu_metrics.LastValue.from_output("learning_rate")  # type: ignore[valid-type]
 
 
-@struct.dataclass
-class DistillationMetrics(TrainMetrics):
-    """The metrics of an optimizer step with a teacher: also the KL divergence from it."""
-
-    distillation: clu_metrics.LastValue.from_output("distillation")  # type: ignore[valid-type]
+StepMetrics = clu_metrics.Collection  # these, or with a teacher the next ones
+# Of an optimizer step with a teacher: also the KL divergence from it. Of a subclass, clu would
+# compute only its own fields.
+DistillationMetrics = clu_metrics.Collection.create(
+    **TrainMetrics.__annotations__, distillation=clu_metrics.LastValue.from_output("distillation")
+)
 
 
 @struct.dataclass
@@ -55,7 +56,7 @@ class Teacher(NamedTuple):
 
 def _make_train_step(
     setup: Setup, depths: tuple[int, ...] | None = None, teacher: LanguageModel | None = None
-) -> Callable[..., tuple[TrainState, TrainMetrics]]:
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
 
     With a teacher, its third argument is the teacher's parameters.
@@ -70,7 +71,7 @@ def _make_train_step(
 
     def train_step(
         state: TrainState, batch: Batch, *teacher_params: dict
-    ) -> tuple[TrainState, TrainMetrics]:
+    ) -> tuple[TrainState, StepMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         gradient, norm, means = of_batch(state.params, batch, dropout_key, *teacher_params)
         training = {name: state.params[name] for name in gradient}

@@ -29,7 +29,7 @@ from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
-    TrainMetrics,
+    StepMetrics,
     check_finite,
     compile_train_step,
     make_eval_step,
@@ -126,7 +126,7 @@ def train(
         def is_due(step: int, every: int) -> bool:
             return step % every == 0 or step == total_steps
 
-        def report(step: int, metrics: TrainMetrics) -> None:
+        def report(step: int, metrics: StepMetrics) -> None:
             values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
             check_finite(step, values, checkpoints.latest_step, start)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
