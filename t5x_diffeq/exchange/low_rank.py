@@ -173,13 +173,17 @@ def _with_constants(span: Float[np.ndarray, "N T"], gram: Matrix) -> Float[np.nd
         rewarded[0, 0] -= reward
         return np.linalg.eigh(rewarded)[1][:, 0]
 
-    low, high = 0.0, 2 * float(np.trace(of_leaves))
-    if abs(left_out(low)[0]) >= _LEAST_SHARE:
-        high = low
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if abs(left_out(middle)[0]) >= _LEAST_SHARE else (middle, high)
-    return whole @ np.linalg.svd(left_out(high)[None])[2][1:].T
+    out = left_out(0)
+    if abs(out[0]) < _LEAST_SHARE:
+        low, high = 0.0, 2 * float(np.trace(of_leaves))
+        for _ in range(60):
+            middle = (low + high) / 2
+            enough = abs(left_out(middle)[0]) >= _LEAST_SHARE
+            low, high = (low, middle) if enough else (middle, high)
+        out = left_out(low)  # where eigenvalues cross, its share jumps from below the bound
+        rest = out[1:] * np.copysign(1, out[0]) / np.linalg.norm(out[1:])
+        out = np.append(_LEAST_SHARE, (1 - _LEAST_SHARE**2) ** 0.5 * rest)
+    return whole @ np.linalg.svd(out[None])[2][1:].T
 
 
 # ------------------------------------------------------------------------------- P, W0 and errors

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -27,7 +27,7 @@ class TrainMetrics(clu_metrics.Collection):
     learning_rate: clu_metrics.LastValue.from_output("learning_rate")  # type: ignore[valid-type]
 
 
-StepMetrics = clu_metrics.Collection  # these, or with a teacher the next ones
+StepMetrics: TypeAlias = clu_metrics.Collection  # these, or with a teacher the next ones
 # Of an optimizer step with a teacher: also the KL divergence from it. Of a subclass, clu would
 # compute only its own fields.
 DistillationMetrics = clu_metrics.Collection.create(
