@@ -101,6 +101,11 @@ def get_config() -> ConfigDict:
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
+    train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
+    #   tokenizer, whose predictions the model learns; None: no teacher
+    train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is
+    #   looked up at each start
+    train.distill_weight = 0.5  # w: the loss is (1 - w) cross entropy + w KL(teacher || model)
     train.microbatches = 1  # number of sequential microbatches per step
     train.eval_batch_size = 32  # sequences per evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # batches per evaluation; None: the whole split

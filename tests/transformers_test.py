@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from exported_models import (
     ADAPTED,
+    CLASSIC,
+    LLAMA,
     MODELS,
     OTHER_CLASSES,
     TEXTS,
@@ -165,3 +167,16 @@ def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
     with pytest.raises(RunError, match="Qwen3ForCausalLM computes other logits from the exported"):
         save_pretrained(run, as_run, tokenizer, [], tmp_path / "wrong")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+def test_a_block_of_another_package(interpreter, tmp_path, monkeypatch):
+    """Its own PyTorch file computes what the block does, as an ODE and as layers."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "plugin_package")
+    monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
+    block = {"block": "diffeq_plugin.parts:SquaredBlock(power=3)"}
+    for number, model in enumerate((LLAMA, {**CLASSIC, "architecture": "gpt"})):
+        run, tokenizer, as_run = random_run(({**model, **block}, "bytes"))
+        summary = save_pretrained(run, as_run, tokenizer, [], tmp_path / f"out{number}")
+        assert summary.model_class == "SquaredForCausalLM"
+        assert summary.logits.startswith("PyTorch's, to "), summary.logits

@@ -272,7 +272,7 @@ def layout_of_block(config: ModelConfig) -> Layout:
 
 
 def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
-    """`[inputs, outputs]` for a `Linear`'s kernel, the size of a vector, else the declared shape."""
+    """`[inputs, outputs]` of a `Linear`, the size of a vector, or else the declared shape."""
     size = int(np.prod(leaf.value.shape))
     if leaf.role != "kernel":
         return (size,)

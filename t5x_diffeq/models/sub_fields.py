@@ -55,6 +55,11 @@ def block_of_shapes(config: ModelConfig) -> Block:
     return make_block(replace(config, attention="xla"))
 
 
+def has_cost(config: ModelConfig) -> bool:
+    """Whether the config's block has a running cost."""
+    return make_block(config).has_cost
+
+
 def has_hook(config: ModelConfig, hook: str) -> bool:
     """Whether the config's block has this hook, a method of `Block` that it may leave out.
 

@@ -209,10 +209,15 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
     say_next(workdir)
 
 
+def python_command() -> str:
+    """The interpreter as one types it here."""
+    return shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+
+
 def say_next(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
-    python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+    python = python_command()
     say(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
         f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",

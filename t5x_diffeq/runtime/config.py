@@ -150,6 +150,9 @@ class TrainKeys(_Section):
     depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
     depths_per_step: Size
     depths_until: Fraction
+    distill_from: TextOrNone
+    distill_step: CountOrNone
+    distill_weight: Fraction
     microbatches: Size
     eval_batch_size: Size
     eval_batches: SizeOrNone
