@@ -77,8 +77,9 @@ def make_gradient(
             loss, z = losses / tokens / len(models), squares / tokens / len(models)
             return loss + keys.z_loss * z, loss
 
+        tokens = jnp.maximum(batch["mask"].sum(), 1)  # a batch of prompts alone has no loss
         of_part: Callable[[Batch, Array], _Gradients] = partial(
-            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, tokens
         )
         (d_rest, d_weights), mean = (
             of_part(batch, key)
