@@ -156,6 +156,14 @@ class ChatTemplate:
         except Exception as error:  # a template can raise anything
             raise TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
 
+    def end_of_answer(self) -> str:
+        """What the template writes after an answer, such as `<|im_end|>`; empty if nothing."""
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "answer"}]
+        try:
+            return self.render(said).rpartition("answer")[2].strip()
+        except TemplateError:
+            return ""
+
     def render_spans(
         self, messages: list[dict], answerer: str, tools: Any = None
     ) -> tuple[str, list[Span]]:
