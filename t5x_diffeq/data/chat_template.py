@@ -28,11 +28,11 @@ class TemplateError(Exception):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What a tokenizer knows about conversations.
+    """What the files of a tokenizer say about conversations.
 
     Attributes:
       template: its chat template; None if it has none.
-      tokens: its special tokens by the name that templates know them by, such as `eos_token`.
+      tokens: special tokens by the names that templates have for them, such as `eos_token`.
       origin: where the template was found.
     """
 
@@ -116,15 +116,16 @@ class ChatTemplate:
 
     Args:
       chat: the tokenizer's chat format, with a template.
+      tokens: special tokens that the tokenizer has where its files name none.
       now: the time that the template can ask for; training data has the same one on any day.
 
     Raises:
       InputError: if the template isn't one, or jinja2 isn't installed.
     """
 
-    def __init__(self, chat: ChatFormat, now: datetime = _DAY_OF_DATA):
+    def __init__(self, chat: ChatFormat, tokens: Mapping[str, str], now: datetime = _DAY_OF_DATA):
         assert chat.template is not None  # whoever calls this has checked it
-        self.tokens, self.origin = dict(chat.tokens), chat.origin
+        self.tokens, self.origin = {**tokens, **chat.tokens}, chat.origin
         self.has_generation = _GENERATION.search(chat.template) is not None
         self._plain = _compile(chat, now, lambda text: text)
         self._marked = _compile(chat, now, lambda text: _START + text + _STOP)

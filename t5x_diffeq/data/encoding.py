@@ -141,7 +141,7 @@ class ConversationEncoder:
                 "data.loss_on=completion: the records have messages, and the tokenizer has no chat "
                 "template to write them with; set --config.data.chat_template=FILE.jinja"
             )
-        return ChatTemplate(self.tokenizer.chat)
+        return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
 
     def cut(
         self, documents: Iterable[str], skipped: Counter

@@ -4,8 +4,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,13 +40,15 @@ class Tokenizer(Protocol):
       end_of_text: the token that ends every document.
       fingerprint: a hash of everything that determines its output.
       threads: number of threads that `encode` uses.
-      chat: how it writes conversations; the fingerprint doesn't depend on it.
+      special_tokens: names of its special tokens, by the names of chat templates for them.
+      chat: what its files say about conversations; the fingerprint doesn't depend on it.
     """
 
     vocab_size: int
     end_of_text: int
     fingerprint: str
     threads: int
+    special_tokens: Mapping[str, str]
     chat: ChatFormat
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
@@ -69,6 +70,7 @@ class ByteTokenizer:
     threads = 1
 
     def __init__(self) -> None:
+        self.special_tokens: Mapping[str, str] = {}
         self.chat = ChatFormat()
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
@@ -112,10 +114,11 @@ class SentencePieceTokenizer:
             )
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
         self.threads = os.cpu_count() or 1
-        own = {"bos_token": self.processor.bos_id(), "eos_token": self.end_of_text}
-        self.chat = ChatFormat(
-            tokens={k: self.processor.id_to_piece(i) for k, i in own.items() if i >= 0}
-        )
+        ids = {"bos_token": self.processor.bos_id(), "eos_token": self.end_of_text}
+        self.special_tokens: Mapping[str, str] = {
+            name: self.processor.id_to_piece(i) for name, i in ids.items() if i >= 0
+        }
+        self.chat = ChatFormat()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
@@ -215,7 +218,8 @@ class HuggingFaceTokenizer:
         )
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
         self.threads = os.cpu_count() or 1
-        self.chat = ChatFormat(tokens={"eos_token": end})
+        self.special_tokens: Mapping[str, str] = {"eos_token": end}
+        self.chat = ChatFormat()
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
@@ -287,18 +291,13 @@ def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
     """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        tokenizer = kind(path.read_bytes(), end_of_text)
+        tokenizer: Tokenizer = kind(path.read_bytes(), end_of_text)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(
             f"{path} is neither a sentencepiece model nor a tokenizer.json "
             f"({' '.join(str(error).split())[:200]}); restore it or name another"
         ) from error
-    return _with_chat(tokenizer, read_chat_format(path.parent))
-
-
-def _with_chat(tokenizer: Tokenizer, found: ChatFormat) -> Tokenizer:
-    """The tokenizer with its folder's chat format, and with its own special tokens beside those."""
-    tokenizer.chat = replace(found, tokens={**tokenizer.chat.tokens, **found.tokens})
+    tokenizer.chat = read_chat_format(path.parent)
     return tokenizer
 
 
@@ -332,4 +331,6 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
             return _read_tokenizer(folder / name, end_of_text)
     if not (folder / _BYTES_FILE).exists():
         return None
-    return _with_chat(ByteTokenizer(), read_chat_format(folder))
+    tokenizer = ByteTokenizer()
+    tokenizer.chat = read_chat_format(folder)
+    return tokenizer

@@ -63,7 +63,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
 def _chat_settings(tokenizer: Tokenizer) -> dict[str, str]:
     """The chat template and the special tokens that it can name; nothing if there is none."""
     chat = tokenizer.chat
-    return {} if chat.template is None else {"chat_template": chat.template, **chat.tokens}
+    if chat.template is None:
+        return {}
+    return {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
 
 
 def _end_of_text(tokenizer: Tokenizer) -> str | None:

@@ -49,7 +49,7 @@ def _chat_template(tokenizer: Tokenizer, workdir: AnyPath) -> ChatTemplate:
             f"--chat: the run in {workdir} has no chat template; tune it with "
             "--config.data.loss_on=completion --config.data.chat_template=FILE.jinja"
         )
-    return ChatTemplate(tokenizer.chat, datetime.now())
+    return ChatTemplate(tokenizer.chat, tokenizer.special_tokens, datetime.now())
 
 
 def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
