@@ -161,9 +161,10 @@ class ChatTemplate:
         """What the template writes after an answer, such as `<|im_end|>`; empty if nothing."""
         said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "answer"}]
         try:
-            return self.render(said).rpartition("answer")[2].strip()
+            _, found, end = self.render(said).rpartition("answer")
         except TemplateError:
             return ""
+        return end.strip() if found else ""
 
     def render_spans(
         self, messages: list[dict], answerer: str, tools: Any = None

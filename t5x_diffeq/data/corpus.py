@@ -135,7 +135,7 @@ def _say_trained(corpus: Corpus) -> None:
     chat = corpus.tokenizer.chat
     splits = [
         f"{split}: {format_count(len(documents))} conversations, "
-        f"{format_count(documents.trained_tokens)} of {format_count(documents.lengths.sum())} "
+        f"{format_count(documents.trained_tokens)} of {format_count(int(documents.lengths.sum()))} "
         "tokens have a loss"
         for part in corpus.parts
         for split, documents in (("train", part.train), ("validation", part.validation))
