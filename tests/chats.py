@@ -2,6 +2,16 @@
 
 from functools import cache
 
+from sentencepiece import sentencepiece_model_pb2 as pb2
+
+from t5x_diffeq.data.chat_template import ChatFormat
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
+
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
@@ -79,3 +89,29 @@ def tokenizer_json():
     texts = [message["content"] for message in TWO_TURNS] * 9
     bpe.train_from_iterator(texts, vocab_size=300, special_tokens=SPECIAL)
     return bpe.to_str().encode()
+
+
+@cache
+def _sentencepiece():
+    return SentencePieceTokenizer.train([CHATML, INSTRUCT, "é 日本"] * 20, 330).model
+
+
+@cache
+def _prefixed():
+    """A sentencepiece model that puts a space before a text, as Llama's does."""
+    model = pb2.ModelProto.FromString(_sentencepiece())
+    model.normalizer_spec.add_dummy_prefix = True
+    return model.SerializeToString()
+
+
+def chat_tokenizer_of(kind: str, template: str = CHATML) -> Tokenizer:
+    """A tokenizer with a chat template: bytes, json, sentencepiece or prefixed."""
+    made: Tokenizer
+    if kind == "bytes":
+        made = ByteTokenizer()
+    elif kind == "json":
+        made = HuggingFaceTokenizer(tokenizer_json())
+    else:
+        made = SentencePieceTokenizer(_prefixed() if kind == "prefixed" else _sentencepiece())
+    made.chat = ChatFormat(template, FILE_TOKENS if kind == "json" else {})
+    return made

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chats import CHATML, FILE_TOKENS, HEADERS, INSTRUCT, MARKED, TWO_TURNS, tokenizer_json
+from chats import CHATML, HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of
 from helpers import corpus_of, small_config, train_keys
 from row import Row
 from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.data import shards, streams
-from t5x_diffeq.data.chat_template import ChatFormat
 from t5x_diffeq.data.conversations import conversation_of
 from t5x_diffeq.data.encoding import ConversationEncoder, TextEncoder
 from t5x_diffeq.data.examples import eval_examples, train_examples
@@ -24,7 +23,7 @@ from t5x_diffeq.data.pipeline import train_dataset
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.sources import _RecordTexts, load_source
 from t5x_diffeq.data.token_codes import encode_tokens, is_trained, tokens_of
-from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.evaluation import evaluate_loss
@@ -32,17 +31,6 @@ from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.verbs.prepare_data import prepare_data
 
 END = 0  # of bytes
-
-
-def tokenizer_of(kind, template=CHATML):
-    if kind == "bytes":
-        made = ByteTokenizer()
-    elif kind == "json":
-        made = HuggingFaceTokenizer(tokenizer_json())
-    else:
-        made = SentencePieceTokenizer.train([CHATML, INSTRUCT, "é 日本"] * 20, 330)
-    made.chat = ChatFormat(template, FILE_TOKENS if kind == "json" else {})
-    return made
 
 
 def codes_of(record, tokenizer):
@@ -64,7 +52,7 @@ def runs(codes, tokenizer):
 
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
 def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(kind):
-    tokenizer = tokenizer_of(kind)
+    tokenizer = chat_tokenizer_of(kind)
     codes = codes_of({"prompt": "Say é:\n", "completion": "日本 ok", "id": 3}, tokenizer)
     assert codes[-1] == tokenizer.end_of_text  # the model learns to stop
     assert runs(codes[:-1], tokenizer) == ["Say é:\n", "日本 ok"]
@@ -81,7 +69,7 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(kind):
 )
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
 def test_of_several_turns_every_answer_is_trained_on(kind, template, read, end):
-    tokenizer = tokenizer_of(kind, template)
+    tokenizer = chat_tokenizer_of(kind, template)
     codes = codes_of({"messages": TWO_TURNS}, tokenizer)
     assert codes[-1] == tokenizer.end_of_text
     assert runs(codes[:-1], tokenizer) == [
@@ -94,13 +82,13 @@ def test_of_several_turns_every_answer_is_trained_on(kind, template, read, end):
 
 
 def test_special_tokens_of_a_template_are_these_tokens():
-    tokenizer = tokenizer_of("json", HEADERS)
+    tokenizer = chat_tokenizer_of("json", HEADERS)
     tokens = tokens_of(codes_of({"messages": TWO_TURNS}, tokenizer)).tolist()
     number_of = tokenizer.processor.token_to_id
     assert tokens[0] == number_of("<|begin_of_text|>")
     assert tokens.count(number_of("<|eot_id|>")) == len(TWO_TURNS)
     assert tokens.count(number_of("<|endoftext|>")) == 1
-    sentencepiece = tokenizer_of("sentencepiece", INSTRUCT)
+    sentencepiece = chat_tokenizer_of("sentencepiece", INSTRUCT)
     tokens = tokens_of(codes_of({"messages": TWO_TURNS[1:]}, sentencepiece)).tolist()
     assert tokens.count(sentencepiece.end_of_text) == 2  # </s>, as many as there are answers
     assert "</s>" not in sentencepiece.decode(tokens)
@@ -108,7 +96,7 @@ def test_special_tokens_of_a_template_are_these_tokens():
 
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
 def test_tokens_lie_where_their_characters_are(kind):
-    tokenizer = tokenizer_of(kind)
+    tokenizer = chat_tokenizer_of(kind)
     text = " <|im_start|>é日本</s>  end"
     (placed,) = encode_with_offsets(tokenizer, [text])
     assert tokenizer.decode(placed.tokens).replace("</s>", "") == text.replace("</s>", "")
@@ -124,7 +112,7 @@ def test_tokens_lie_where_their_characters_are(kind):
 
 def test_a_template_that_writes_end_of_text_does_not_end_the_document():
     """Attention goes on to the second turn; the last one closes the document, once."""
-    tokenizer = tokenizer_of("json", INSTRUCT)
+    tokenizer = chat_tokenizer_of("json", INSTRUCT)
     codes = codes_of({"messages": TWO_TURNS[1:]}, tokenizer)
     tokens, end, size = tokens_of(codes), tokenizer.end_of_text, len(codes)
     assert (tokens == end).sum() == 2
@@ -258,7 +246,7 @@ def test_parquet_and_datasets_hold_conversations_too(tmp_path):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_conversations_that_are_skipped_and_counted(record, reason):
-    assert codes_of(record, tokenizer_of("bytes", MARKED)) == Counter({reason: 1})
+    assert codes_of(record, chat_tokenizer_of("bytes", MARKED)) == Counter({reason: 1})
 
 
 def test_messages_need_a_template():
