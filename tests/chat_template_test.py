@@ -5,7 +5,8 @@ import sys
 from datetime import datetime
 
 import pytest
-from chats import CHATML, FILE_TOKENS, HEADERS, INSTRUCT, MARKED, TWO_TURNS
+from chats import CHATML, FILE_TOKENS, HEADERS, INSTRUCT, MARKED, TWO_TURNS, tokenizer_json
+from helpers import small_config
 
 from t5x_diffeq.data.chat_template import (
     ChatFormat,
@@ -14,6 +15,9 @@ from t5x_diffeq.data.chat_template import (
     read_chat_format,
     read_template,
 )
+from t5x_diffeq.data.recipe import adopt_tokenizer, tokenizer_in
+from t5x_diffeq.data.tokenizer import ByteTokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -157,3 +161,27 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError, match=r'the package jinja2; pip install "t5x_diffeq\[data\]"'):
         template_of(CHATML)
+
+
+def test_a_template_comes_with_the_tokenizers_file_or_by_name(small, tmp_path):
+    """And a folder's tokenizer that was made with another template is refused."""
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())
+    config = {"chat_template": CHATML, **FILE_TOKENS}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "other.jinja").write_text(HEADERS)
+    small.data.tokenizer = str(tmp_path / "tokenizer.json")
+    made = make_tokenizer(Config.of(small).data, [])
+    assert (made.chat.template, made.chat.tokens) == (CHATML, FILE_TOKENS)
+    tokenizer_in(tmp_path / "made", Config.of(small).data, [])
+    kept = tokenizer_in(tmp_path / "made", Config.of(small).data, [])
+    assert kept.chat.fingerprint == made.chat.fingerprint
+    small.data.chat_template = str(tmp_path / "other.jinja")
+    other = make_tokenizer(Config.of(small).data, [])
+    assert (other.chat.template, other.chat.tokens) == (HEADERS, FILE_TOKENS)
+    assert other.fingerprint == made.fingerprint
+    with pytest.raises(InputError, match=r"was made with data.chat_template None, not '.*jinja'"):
+        tokenizer_in(tmp_path / "made", Config.of(small).data, [])
+    adopt_tokenizer(made, tmp_path / "made", Config.of(small).data)  # as fine-tuning does
+    assert load_tokenizer(tmp_path / "made").chat.template == HEADERS
+    adopt_tokenizer(ByteTokenizer(), tmp_path / "bytes", Config.of(small_config("x")).data)
+    assert load_tokenizer(tmp_path / "bytes").chat.template is None
