@@ -80,11 +80,13 @@ def test_without_generation_prompt_the_answer_begins_after_the_question():
 
 
 def test_templates_that_hide_who_wrote_what_are_refused():
-    last_only = (
-        "{% for m in messages %}{{ m.role if loop.last else '' }}{{ m.content }}|{% endfor %}"
-    )
-    with pytest.raises(InputError, match=r"of here writes message 2 of .* endgeneration %}, and"):
-        template_of(last_only).render_spans(TWO_TURNS, "assistant")
+    last_role = "{{ m.role if loop.last else '' }}{{ m.content }}|"
+    short_history = "{{ m.content if loop.last or m.role != 'assistant' else m.content[:1] }}|"
+    prompts = ["", "", "{{ 'thinks' if add_generation_prompt }}"]
+    for each, prompt in zip((last_role, short_history, "{{ m.content }}"), prompts, strict=True):
+        template = template_of("{% for m in messages %}" + each + "{% endfor %}" + prompt)
+        with pytest.raises(InputError, match=r"of here writes message 2 of .* endgeneration %}, a"):
+            template.render_spans(TWO_TURNS, "assistant")
     shouted = (
         "{% filter upper %}{% generation %}"
         + "{{ messages[0].content }}"
