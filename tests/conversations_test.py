@@ -57,9 +57,8 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(kind):
     assert codes[-1] == tokenizer.end_of_text  # the model learns to stop
     assert runs(codes[:-1], tokenizer) == ["Say é:\n", "日本 ok"]
     assert codes.dtype == "<i4"
-    spaced = codes_of({"prompt": "Say: ", "completion": "日"}, tokenizer)
-    border = ["Say:", " 日"] if kind == "sentencepiece" else ["Say: ", "日"]  # it has a token " 日"
-    assert runs(spaced[:-1], tokenizer) == border
+    spaced = codes_of({"prompt": "Say: ", "completion": "qz"}, tokenizer)
+    assert runs(spaced[:-1], tokenizer) == ["Say: ", "qz"]
 
 
 @pytest.mark.parametrize(
