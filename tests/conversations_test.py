@@ -21,6 +21,7 @@ from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import train_dataset
 from t5x_diffeq.data.preparation import tokenise_documents
+from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.sources import _RecordTexts, load_source
 from t5x_diffeq.data.token_codes import encode_tokens, is_trained, tokens_of
 from t5x_diffeq.data.tokenizer import ByteTokenizer
@@ -373,7 +374,12 @@ def test_shards_of_whole_texts_hold_no_masks(config, tmp_path):
     corpus_of(config.data, tmp_path / "run", new=True)
     made = tmp_path / "run" / "data" / "0"
     assert "masks" not in json.loads((made / "manifest.json").read_text())
-    config.data.update(source="tokens", path=str(made), loss_on="completion")
+    config.data.update(source="tokens", path=str(made))
+    folder = tmp_path / "tuned" / "tokenizer"
+    adopt_tokenizer(chat_tokenizer_of("bytes"), folder, DataKeys(**config.data))
+    tuned = corpus_of(config.data, tmp_path / "tuned", new=True)
+    assert tuned.tokenizer.chat.template == CHATML  # that of the run in init_from
+    config.data.loss_on = "completion"
     with pytest.raises(InputError, match=r"on=completion: the shards in .* with data.loss_on=all"):
         corpus_of(config.data, tmp_path / "refused", new=True)
     manifest = json.loads((made / "manifest.json").read_text())

@@ -180,6 +180,10 @@ def _make_corpus(
                 "data.mixture: its shards were made with different tokenizers; prepare them with "
                 "the same one (--config.data.tokenizer=FILE)"
             )
+        there = load_tokenizer(workdir / "tokenizer")
+        same = there is not None and there.fingerprint == tokenizer.fingerprint
+        if there and same and tokenizer.chat.template is None:
+            tokenizer.chat = there.chat  # of the run in init_from, which can have a template
         put_tokenizer(tokenizer, workdir / "tokenizer")
     else:
         text = digest(source.fingerprint.encode() for source in sources if source)
