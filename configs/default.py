@@ -74,6 +74,12 @@ def get_config() -> ConfigDict:
     #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
     data.validation_path = placeholder(str)  # text_files: the validation text; None: the last tenth
     data.text_field = "text"  # the field of a line, row or record that holds the text
+    data.loss_on = (
+        "all"  # the tokens to train on and to evaluate | completion: records have messages
+    )
+    #   or a prompt and a completion, and only what the assistant wrote counts; t5x_diffeq/data
+    data.chat_template = placeholder(str)  # a .jinja file that writes messages as text; None: the
+    #   tokenizer's own (chat_template.jinja or tokenizer_config.json beside its file)
     data.data_dir = placeholder(str)  # where libraries keep datasets; None: their default
     data.train_split = "train"  # of tfds and huggingface, such as "train[:99%]"
     data.validation_split = "validation"  # likewise

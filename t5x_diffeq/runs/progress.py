@@ -89,11 +89,12 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
-def eval_line(step: int, values: dict[str, float]) -> str:
-    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
+def eval_line(step: int, values: dict[str, float], loss_on: str) -> str:
+    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`, or on those that count."""
+    counted = "tokens" if loss_on == "all" else f"tokens of the {loss_on}s"
     return (
         f"eval at step {step}: loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f} on "
-        f"{format_count(values['tokens'])} tokens"
+        f"{format_count(values['tokens'])} {counted}"
     )
 
 

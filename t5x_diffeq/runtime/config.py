@@ -122,6 +122,8 @@ class DataKeys(_Section):
     path: TextOrNone
     validation_path: TextOrNone
     text_field: Text
+    loss_on: Annotated[str, _one_of("all", "completion")]
+    chat_template: TextOrNone
     data_dir: TextOrNone
     train_split: Text
     validation_split: Text

@@ -88,8 +88,9 @@ def make_gradient(
                 means = {k: means.get(k, 0) + x / len(models) for k, x in of_each.items()}
             return _objective(means, keys) + keys.z_loss * z, means
 
+        tokens = jnp.maximum(batch["mask"].sum(), 1)  # a batch of prompts alone has no loss
         of_part: Callable[[Batch, Array], _Gradients] = partial(
-            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, tokens
         )
         (d_rest, d_weights), means = (
             of_part(batch, key)

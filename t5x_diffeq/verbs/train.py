@@ -151,7 +151,7 @@ def train(
                 batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
                 values = evaluate_loss(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-                say(progress.eval_line(step, values))
+                say(progress.eval_line(step, values, config.data.loss_on))
 
         def run_tasks_now(step: int) -> None:
             with clock.pause(), watchdog.limit(f"tasks at step {step}", limits.eval_timeout):
