@@ -223,7 +223,7 @@ def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """
     sizes = {}
     optional = ("head_dim", "num_kv_heads", "mlp_dim" if family.architecture == "gpt" else "")
-    for ours, theirs in [("vocab_size", "vocab_size"), *family.keys.items()]:
+    for ours, theirs in [*family.keys.items(), ("vocab_size", "vocab_size")]:
         if ours == "activation":
             continue
         value = found.get(theirs, family.defaults.get(ours))
