@@ -74,6 +74,12 @@ def get_config() -> ConfigDict:
     #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
     data.validation_path = placeholder(str)  # text_files: the validation text; None: the last tenth
     data.text_field = "text"  # the field of a line, row or record that holds the text
+    data.loss_on = (
+        "all"  # the tokens to train on and to evaluate | completion: records have messages
+    )
+    #   or a prompt and a completion, and only what the assistant wrote counts; t5x_diffeq/data
+    data.chat_template = placeholder(str)  # a .jinja file that writes messages as text; None: the
+    #   tokenizer's own (chat_template.jinja or tokenizer_config.json beside its file)
     data.data_dir = placeholder(str)  # where libraries keep datasets; None: their default
     data.train_split = "train"  # of tfds and huggingface, such as "train[:99%]"
     data.validation_split = "validation"  # likewise
@@ -101,6 +107,11 @@ def get_config() -> ConfigDict:
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
+    train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
+    #   tokenizer, whose predictions the model learns; None: no teacher
+    train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is
+    #   looked up at each start
+    train.distill_weight = 0.5  # w: the loss is (1 - w) cross entropy + w KL(teacher || model)
     train.microbatches = 1  # number of sequential microbatches per step
     train.eval_batch_size = 32  # sequences per evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # batches per evaluation; None: the whole split

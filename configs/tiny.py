@@ -1,6 +1,6 @@
 """The first run: a small ODE transformer on the standard library's source text, in minutes.
 
-    launch/local.sh configs/tiny.py
+    launch/local.sh configs/tiny.py             # also :baseline, :shared
 
 Two CPU cores train it in a few minutes. The README says what to expect.
 """
@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from configs import default
 
 
-def get_config() -> ConfigDict:
-    """6 Euler steps, width 128."""
-    config = default.get_config()
+def get_config(variant: str = "ode") -> ConfigDict:
+    """6 Euler steps, width 128; or a baseline of as many layers, or of shared weights."""
+    config = default.set_variant(default.get_config(), variant)
     config.model.num_steps = 6
     config.model.embed_dim = 128
     config.model.mlp_dim = 512

@@ -1,6 +1,7 @@
 """Continues prompts with a trained run: --workdir=DIR --prompt=TEXT [--prompt=TEXT ...].
 
 Prints the prompt and its continuation on standard output. Several prompts give a JSON object each.
+With --chat, a prompt is a message to the run's model, and only the answer is printed.
 """
 
 from absl import flags
@@ -15,6 +16,12 @@ _PROMPT = flags.DEFINE_multi_string(
     "prompt",
     None,
     "Text to continue; may be repeated. [default: the start of the validation text]",
+    flag_values=FLAGS,
+)
+_CHAT = flags.DEFINE_bool(
+    "chat",
+    False,
+    "Write each prompt as a user's message, with the run's chat template; print the answer alone.",
     flag_values=FLAGS,
 )
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -64,6 +71,8 @@ _ADAPTERS = flags.DEFINE_string(
 
 
 def _check_flags() -> None:
+    if _CHAT.value and not _PROMPT.value:
+        raise InputError("--chat needs a message to answer; give --prompt=TEXT")
     if not 0 < _TOP_P.value <= 1:
         raise InputError(f"--top_p={_TOP_P.value} must be above 0, and at most 1")
     if _TEMPERATURE.value != 0 and not 1e-3 <= _TEMPERATURE.value <= 1e3:

@@ -32,7 +32,7 @@ def run(*arguments):
     [
         (["train"], "train needs --config=FILE and --workdir=DIR"),
         (["train", "--config=configs/none.py"], "--config=configs/none.py: there is no such file"),
-        (["train", "--config=configs/tiny.py:ode"], "this file has no variants"),
+        (["train", "--config=configs/default.py:ode"], "this file has no variants"),
         (["train", "--config=configs/shakespeare.py:odd"], "variant 'odd' is unknown; there are"),
         (["train", "--wrkdir=x"], "--wrkdir is no flag of this verb; did you mean --workdir?"),
         (["train", "workdir"], "argument 'workdir' is not understood"),

@@ -1,6 +1,8 @@
 """Hugging Face folders into runs: exact, or refused by name; and per-layer models into ODEs."""
 
 import json
+import re
+import shlex
 from types import SimpleNamespace
 
 import jax
@@ -217,8 +219,6 @@ def test_weights_go_straight_from_node_to_node(num_nodes, width):
 
 
 def test_a_bad_time_embedding_is_refused():
-    with pytest.raises(InputError, match=r"--time_embed_dim=5 is less than the 6 layers"):
-        make_time_basis(6, 5)
     bad = make_time_basis(4, 4)._replace(mixed=1e9)
     with pytest.raises(InputError, match=r"of 4 nodes has condition number 1\.0e\+09, and float32"):
         check_condition(bad)
@@ -265,6 +265,31 @@ def test_the_verb(tmp_path, capsys):
         for file in ("tokenizer.json", "tokenizer.model", "config.json"):
             again = (tmp_path / name / "again" / file).read_bytes()
             assert again == (tmp_path / "out" / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_fewer_functions_of_time_than_layers(tmp_path, capsys):
+    """The verb says what it costs, and names commands that make it up again."""
+    run = save_model("llama", tmp_path / "out")
+    workdir = tmp_path / "run"
+    flags = [f"--input={tmp_path / 'out'}", f"--workdir={workdir}"]
+    call(convert, *flags, "--to_ode", "--time_embed_dim=1")
+    told = capsys.readouterr().err
+    assert re.search(r"\n  all kernels +0\.\d{4}  \(0\.\d{4}\)\n", told)
+    before, after = map(float, re.findall(r"(?:model|T = 1\)) +(\d+\.\d\d)\n", told))
+    sizes = re.search(r"parameters: ([\d,]+) in the folder, ([\d,]+) now", told)
+    original, found = (int(size.replace(",", "")) for size in sizes.groups())
+    converted = load_run(workdir, run.setup.model.config.vocab_size, batch_size=1)
+    assert found == sum(leaf.size for leaf in jax.tree.leaves(converted.params)) < original
+    call(evaluate, f"--workdir={workdir}", "--batch_size=8")
+    evaluated = json.loads(capsys.readouterr().out)["eval/perplexity"]
+    assert after == pytest.approx(evaluated, abs=0.01) and after != before
+    commands = [shlex.split(line)[2:] for line in told.splitlines() if " -m t5x" in line]
+    assert [command[0] for command in commands] == [
+        f"t5x_diffeq.{verb}" for verb in ("convert", "finetune", "evaluate")
+    ]
+    assert f"--config.train.distill_from={workdir}-teacher" in commands[1]
+    assert f"--config.data.path={convert.CONFIG.value.data.path}" in commands[1]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import auto_mesh
 
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import distillation_losses, token_losses
 from t5x_diffeq.training.partitioning import AXES, mesh_context
 
 RNG = np.random.default_rng(0)
@@ -55,13 +55,86 @@ def test_meshes(shape):
         close(value_and_gradients(make_chunked_losses(3)))
 
 
-def test_logits_never_all_exist():
+# --------------------------------------------------------------------------- with a teacher
+
+TEACHER = (
+    jnp.asarray(RNG.normal(size=(8, 5, 24)), jnp.float32),
+    jnp.asarray(RNG.normal(size=(128, 24)), jnp.float32),
+)
+
+
+def log_softmax(y, head):
+    """In float64, of the 100 tokens."""
+    logits = np.einsum("bld,vd->blv", *(np.asarray(x, np.float64) for x in (y, head)))[..., :100]
+    highest = logits.max(-1, keepdims=True)
+    return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
+
+
+def plain_divergences():
+    """KL(teacher || student) of each token, and the gradient of the `weighted` sum in NumPy."""
+    theirs, ours = log_softmax(*TEACHER), log_softmax(Y, HEAD)
+    divergences = (np.exp(theirs) * (theirs - ours)).sum(-1)
+    d_logits = (np.exp(ours) - np.exp(theirs)) * np.arange(40.0).reshape(8, 5)[..., None]
+    d_head = np.zeros(HEAD.shape)
+    d_head[:100] = np.einsum("blv,bld->vd", d_logits, Y)
+    return divergences, (d_logits @ np.asarray(HEAD)[:100], d_head)
+
+
+def weighted(teacher, chunk):
+    """The sum of the divergences, each weighted by its number, as a function of y and the head."""
+
+    def total(y, head):
+        found = distillation_losses((y, head), teacher, TARGETS, vocab_size=100, chunk=chunk)
+        return (found[2] * jnp.arange(40.0).reshape(8, 5)).sum(), found
+
+    return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "shape"), [(7, None), (1000, None), (3, (2, 2, 2)), (3, (1, 1, 8)), (3, (1, 8, 1))]
+)
+def test_divergences_and_their_gradient(chunk, shape):
+    divergences, gradients = plain_divergences()
+    if shape is None:
+        found, values = weighted(TEACHER, chunk)(Y, HEAD)
+    else:
+        mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
+        with mesh_context(mesh, RULES):
+            found, values = weighted(TEACHER, chunk)(Y, HEAD)
+    np.testing.assert_allclose(values[2], divergences, atol=1e-5 * divergences.max())
+    for a, b in zip(values[:2], EXPECTED[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+    for a, b in zip(found, gradients, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+def test_a_model_does_not_diverge_from_itself():
+    (d_y, d_head), values = weighted((Y, HEAD), 7)(Y, HEAD)
+    np.testing.assert_array_equal(values[2], 0)
+    scale = np.abs(plain_divergences()[1][1]).max()
+    assert max(float(jnp.abs(d).max()) for d in (d_y, d_head)) < 1e-6 * scale
+
+
+def test_a_teacher_gets_no_gradient():
+    def total(*teacher):
+        found = distillation_losses((Y, HEAD), teacher, TARGETS, vocab_size=100, chunk=7)
+        return sum(x.sum() for x in found)
+
+    found = jax.jit(jax.grad(total, argnums=(0, 1)))(*TEACHER)
+    jax.tree.map(lambda d: np.testing.assert_array_equal(d, 0), found)
+
+
+@pytest.mark.parametrize("with_teacher", [False, True])
+def test_logits_never_all_exist(with_teacher):
     """The compiled step's temporaries stay far below the logits' own size."""
     y, head = jnp.zeros((4, 512, 16)), jnp.zeros((4096, 16))
     targets = jnp.zeros((4, 512), jnp.int32)
+    sizes = {"vocab_size": 4096, "chunk": 128}
 
     def loss(y, head):
-        return token_losses(y, head, targets, vocab_size=4096, chunk=128)[0].sum()
+        if with_teacher:
+            return distillation_losses((y, head), (y + 1, head), targets, **sizes)[2].sum()
+        return token_losses(y, head, targets, **sizes)[0].sum()
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(y, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 4096 * 4

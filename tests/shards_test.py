@@ -14,7 +14,8 @@ import pytest
 from helpers import ROOT, call, corpus_of
 
 from t5x_diffeq import prepare_data
-from t5x_diffeq.data import preparation, shards
+from t5x_diffeq.data import encoding, preparation, shards
+from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import tokenizer_in
@@ -168,14 +169,14 @@ def test_what_is_no_text_is_skipped_and_counted(data, tmp_path, capsys):
 
 
 def test_enormous_documents_are_tokenised_in_pieces(monkeypatch):
-    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 25)
     texts = ["a line\nand words, more" * 3, "x" * 35, "short"]
-    pieces = [piece for piece, _ in preparation.cut_documents(texts, Counter())]
+    pieces = [piece for piece, _ in TextEncoder(ByteTokenizer()).cut(texts, Counter())]
     assert "".join(pieces) == "".join(texts)
     assert max(map(len, pieces)) == 10
     assert pieces[:2] == ["a line\n", "and "]
-    found = list(tokenise_documents(texts, ByteTokenizer(), Counter()))
+    found = list(tokenise_documents(texts, TextEncoder(ByteTokenizer()), Counter()))
     assert [bytes(tokens.astype(np.uint8)) for tokens in found] == [
         text.encode() + b"\0" for text in texts
     ]

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from configs import default
-from t5x_diffeq.data.preparation import cut_documents
+from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
 
@@ -72,7 +73,7 @@ def test_such_files_of_a_folder_are_skipped_and_counted(tmp_path):
     (tmp_path / "d.txt").write_text("another")
     source = source_of(tmp_path, validation_path=str(tmp_path / "a.txt"))
     skipped = Counter()
-    kept = [text for text, _ in cut_documents(source.train, skipped)]
+    kept = [text for text, _ in TextEncoder(ByteTokenizer()).cut(source.train, skipped)]
     assert kept == ["a text", "another"]
     assert skipped == {"not UTF-8": 1, "with a NUL character": 1}
 

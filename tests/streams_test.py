@@ -12,7 +12,8 @@ from helpers import corpus_of, metrics_of, send_after, small_config
 from row import Row as Documents
 
 from t5x_diffeq.benchmarks import throughput
-from t5x_diffeq.data import preparation, streams
+from t5x_diffeq.data import encoding, streams
+from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import RowStreams, document_at, gather_positions
 from t5x_diffeq.data.tokenizer import ByteTokenizer
@@ -28,7 +29,7 @@ TEXTS = [f"<{n}>" + "abcdefg " * (n * n % 23) for n in range(40)]
 
 
 def rows_of(texts, batch_size=BATCH, **options):
-    return RowStreams(texts, ByteTokenizer(), LENGTH, batch_size, seed=3, **options)
+    return RowStreams(texts, TextEncoder(ByteTokenizer()), LENGTH, batch_size, seed=3, **options)
 
 
 def run(texts, count, rows=ALL_ROWS, step=0, positions=None, **options):
@@ -128,7 +129,7 @@ def test_what_is_no_text_is_skipped_and_counted_now_and_then(capsys):
 def test_enormous_documents_are_read_in_pieces(monkeypatch):
     texts = ["line of words\n" * 40 + str(n) for n in range(BATCH)]
     whole = run(texts, 60)
-    for module in (preparation, streams):
+    for module in (encoding, streams):
         monkeypatch.setattr(module, "PIECE_CHARACTERS", 50)
     assert_equal(whole, run(texts, 60))
     assert_equal(whole[30:], run(texts, 30, step=30, positions=whole[29][1].tolist()))

@@ -94,13 +94,63 @@ def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     """They run as they stand, on this run."""
     text = (ROOT / "README.md").read_text()
     lines = text.partition("In Python, the run is\n\n")[2].partition("\n\n")[0]
-    assert lines.count("\n") == 4
+    assert lines.count("\n") == 5
     code = textwrap.dedent(lines).replace("workdirs/tiny", str(run_on_lines))
     names = {}
-    exec(code.replace("def main(", "line"), names)
+    exec(code.replace("def main():", "line"), names)
     assert {len(leaf) for leaf in jax.tree.leaves(names["W"])} == {3}
     np.testing.assert_array_equal(names["y"], run.trajectory("line"))
-    assert capsys.readouterr().out.startswith("line")
+
+
+@pytest.mark.slow
+def test_the_five_lines_on_the_first_run(tmp_path):
+    """Trains configs/tiny.py for a few steps in Python, and looks inside."""
+    values = {"train.total_steps": 5, "train.eval_batches": 1, "train.eval_all_at_end": False}
+    config = td.load_config("configs/tiny.py", values)
+    run = td.train(config, tmp_path / "tiny")
+    assert {len(leaf) for leaf in jax.tree.leaves(run.weights(t=[0.0, 0.5, 1.0]))} == {3}
+    assert run.trajectory("def main():").shape == (7, len(run.tokens("def main():")), 128)
+    assert run.at_depth(12, scheme="heun").evaluate(limit=1)["loss"] > 0
+    (text,) = run.generate(["def main():"], max_tokens=40)
+    assert text.startswith("def main():") and len(run.tokens(text)) > 10
+    again = td.train(config, tmp_path / "tiny")  # it is finished: loaded, not trained
+    assert again.loss("def main():") == run.loss("def main():")
+
+
+def test_configs_that_can_not_be_loaded():
+    for file, values, message in (
+        ("configs/nothing.py", {}, "there is no such config file"),
+        ("configs/tiny.py:odd", {}, "variant 'odd' is unknown"),
+        ("configs/tiny.py", {"model.width": 3}, "config key 'model.width' does not exist"),
+        ("configs/tiny.py", {"model.num_steps": 0}, "model.num_steps is 0; it must be at least 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            td.load_config(file, values)
+    assert td.load_config("configs/tiny.py:baseline").model.weights == "per_layer"
+
+
+@pytest.mark.parametrize("scheme", ["euler", "midpoint", "rk4"])
+def test_integrate_takes_a_field_of_ones_own(scheme):
+    """Against the exact solution of dy/dt = t y, and the gradient with respect to y(0)."""
+
+    def grow(t, y):
+        return t * y
+
+    def end(y, steps=64):
+        return td.integrate(grow, lambda t: t, y, scheme=scheme, num_steps=steps)
+
+    error = {"euler": 2e-2, "midpoint": 1e-4, "rk4": 1e-6}[scheme]
+    np.testing.assert_allclose(end(np.ones(3)), np.full(3, np.exp(0.5)), rtol=error)
+    slope = jax.grad(lambda y: end(y).sum())(np.ones(3))
+    np.testing.assert_allclose(slope, np.full(3, np.exp(0.5)), rtol=error)
+    times = td.grid(scheme, 4).reshape(-1)
+    by_values = td.integrate(grow, times, np.ones(3), scheme=scheme, num_steps=4)
+    np.testing.assert_array_equal(by_values, end(np.ones(3), 4))
+    states = td.integrate(grow, times, np.ones(3), scheme=scheme, num_steps=4, keep=True)
+    assert states.shape == (5, 3)
+    np.testing.assert_allclose(states[-1], by_values, rtol=1e-6)
+    with pytest.raises(InputError, match=rf"4 steps of {scheme} read them at {len(times)} times"):
+        td.integrate(grow, times[1:], np.ones(3), scheme=scheme, num_steps=4)
 
 
 def test_too_long_a_text(run):

@@ -10,14 +10,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chats import TEMPLATES, TWO_TURNS, chat_tokenizer_of
 from exported_models import (
     ADAPTED,
+    CLASSIC,
+    LLAMA,
     MODELS,
     OTHER_CLASSES,
     TEXTS,
@@ -28,12 +32,15 @@ from exported_models import (
 from helpers import ROOT
 
 from configs import default
+from t5x_diffeq.data.chat_template import ChatTemplate
+from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.exchange import check_folder, layouts
 from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run
@@ -41,7 +48,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.setup import make_setup
 
-PACKAGES = ("torch>=2.6", "transformers>=4.48", "peft>=0.14", "safetensors>=0.5", "numpy")
+PACKAGES = ("torch>=2.6", "transformers>=4.48", "jinja2", "peft>=0.14", "safetensors>=0.5", "numpy")
 MINUTES = 10
 UV = (sys.executable, "-m", "uv")
 
@@ -165,3 +172,46 @@ def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
     with pytest.raises(RunError, match="Qwen3ForCausalLM computes other logits from the exported"):
         save_pretrained(run, as_run, tokenizer, [], tmp_path / "wrong")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+def test_a_block_of_another_package(interpreter, tmp_path, monkeypatch):
+    """Its own PyTorch file computes what the block does, as an ODE and as layers."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "plugin_package")
+    monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
+    block = {"block": "diffeq_plugin.parts:SquaredBlock(power=3)"}
+    for number, model in enumerate((LLAMA, {**CLASSIC, "architecture": "gpt"})):
+        run, tokenizer, as_run = random_run(({**model, **block}, "bytes"))
+        summary = save_pretrained(run, as_run, tokenizer, [], tmp_path / f"out{number}")
+        assert summary.model_class == "SquaredForCausalLM"
+        assert summary.logits.startswith("PyTorch's, to "), summary.logits
+
+
+@pytest.mark.slow
+def test_conversations_are_written_and_masked_as_in_transformers(interpreter, tmp_path):
+    kinds = product(("bytes", "json", "prefixed"), TEMPLATES.items())
+    for kind, (name, template) in kinds:
+        if (kind, name) == ("bytes", "instruct"):
+            continue  # bytes have no eos_token to write
+        tokenizer = chat_tokenizer_of(kind, template)
+        chat = ChatTemplate(tokenizer.chat, tokenizer.special_tokens)
+        messages = TWO_TURNS if name != "instruct" else TWO_TURNS[1:]
+        text, spans = chat.render_spans(messages, "assistant")
+        (placed,) = encode_with_offsets(tokenizer, [text])
+        said = {
+            "messages": messages,
+            "text": text,
+            "prompt": chat.render(messages[:-1], prompting=True),
+            "tokens": placed.tokens.tolist(),
+            "mask": placed.overlap(spans, len(text)).astype(int).tolist(),
+            "marked": name == "marked",
+        }
+        folder = tmp_path / f"{kind}_{name}"
+        folder.mkdir()
+        write_tokenizer(tokenizer, folder, max_length=100)
+        (folder / "said.json").write_text(json.dumps(said))
+    command = [interpreter, ROOT / "tests" / "in_transformers_chat.py", tmp_path]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
+    assert ended.stdout.count("agrees") == 3 * len(TEMPLATES) - 1

@@ -107,9 +107,9 @@ def test_tokens_beyond_the_vocabulary(shards, data, tmp_path, written):
     def change(manifest):
         path = shards / f"{NAMES[1]}.array_record"
         lengths = np.load(shards / f"{NAMES[1]}.lengths.npy")
-        _, largest = write_records(path, (np.full(n, 999, "<u2") for n in lengths))
+        _, counts = write_records(path, (np.full(n, 999, "<u2") for n in lengths))
         manifest["train"]["sha256"][1] = file_digest(path)
-        manifest["train"]["largest_token"][1] = largest
+        manifest["train"]["largest_token"][1] = counts["largest_token"]
         if not written:
             without_later_keys(manifest)
 

@@ -16,13 +16,15 @@ import numpy as np
 
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import train_examples
 from t5x_diffeq.data.pipeline import host_batches, train_dataset
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.streams import RowStreams
-from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault
+from t5x_diffeq.data.text_faults import find_text_fault
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.runtime.config import DataKeys
 
 SECONDS = 1.0  # for each measurement in a round
@@ -61,7 +63,7 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
         "pipeline": _count_tokens(host_batches(dataset, 0, threads)),
         "plain_grain": plain_grain(records, tokens_of, data, batch_size, seed, threads),
     }
-    if data.source not in ("tokens", "mixture"):
+    if data.source not in ("tokens", "mixture") and data.loss_on == "all":  # Grain knows no chat
         works |= _text_methods(load_source(data), corpus.tokenizer, data, batch_size, seed)
     for work in works.values():
         for _ in range(_WARM_UP_BATCHES):
@@ -124,9 +126,10 @@ def _text_methods(
     source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
 ) -> dict[str, Work]:
     """The methods that tokenise documents: alone, in the loop, and in Grain's read threads."""
-    works = {"tokenising": _tokenise_over_and_over(source.train, tokenizer)}
+    encoder = TextEncoder(tokenizer)
+    works = {"tokenising": _tokenise_over_and_over(source.train, encoder)}
     if source.one_by_one and len(source.train) >= batch_size:
-        streams = RowStreams(source.train, tokenizer, data.sequence_length, batch_size, seed)
+        streams = RowStreams(source.train, encoder, data.sequence_length, batch_size, seed)
         in_loop = streams.batches(np.arange(batch_size), 0, None)
         works["in_loop"] = _count_tokens(batch for batch, _ in in_loop)
         works["grain_tokenising"] = _tokenise_with_grain(source, tokenizer, data, batch_size, seed)
@@ -147,6 +150,6 @@ def _tokenise_with_grain(
     return plain_grain(documents, tokens_of, data, batch_size, seed, os.cpu_count() or 1)
 
 
-def _tokenise_over_and_over(documents: Documents, tokenizer: Tokenizer) -> Work:
-    for tokens in tokenise_documents(cycle(documents), tokenizer, Counter()):
+def _tokenise_over_and_over(documents: Documents, encoder: TextEncoder) -> Work:
+    for tokens in tokenise_documents(cycle(documents), encoder, Counter()):
         yield len(tokens)

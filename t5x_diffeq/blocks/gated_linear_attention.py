@@ -37,9 +37,17 @@ _NAMES = ("query", "key", "value", "gate")
 class GatedLinearBlock(Block):
     """f is gated linear attention, of as many heads as the config has; g is the config's MLP."""
 
+    needs = {  # noqa: RUF012
+        "num_kv_heads": None,
+        "qk_norm": "none",
+        "qkv_bias": False,
+        "norm_position": "before",
+        "mlp_input": "state",
+    }
+
     def setup(self):  # noqa: D102
         c = self.config
-        width, heads = c.embed_dim, (c.num_heads, c.embed_dim // c.num_heads)
+        width, heads = c.embed_dim, (c.num_heads, c.head_width)
         linear = partial(Linear, dtype=c.compute_dtype)
         self.mixer_norm, self.mlp_norm = norm_of(c), norm_of(c)
         self.query, self.key, self.value, self.gate = (
@@ -115,17 +123,15 @@ class GatedLinearBlock(Block):
     @nn.nowrap
     def _memory_shape(self, batch_size: int) -> tuple[int, int, int, int]:
         c = self.config
-        head_dim = c.embed_dim // c.num_heads
-        return batch_size, c.num_heads, head_dim, head_dim
+        return batch_size, c.num_heads, c.head_width, c.head_width
 
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
         """Linear in the length: each token meets those of its chunk, and S."""
         c, of_kernels = self.config, kernel_flops(self)
-        head_dim = c.embed_dim // c.num_heads
         of_f = {path[0]: flops for path, flops in of_kernels.items() if path[0] != "mlp"}
         # Scores and sums of values within the chunk, half of each masked; reading and updating S.
-        mixing = c.embed_dim * (2 * min(_CHUNK, length) + 4 * head_dim)
+        mixing = c.num_heads * c.head_width * (2 * min(_CHUNK, length) + 4 * c.head_width)
         named = {"qkv": sum(of_f[name] for name in ("query", "key", "value"))}
         f = SubFieldFlops(sum(of_f.values()), mixing, of_f["output"], named)
         return f, mlp_flops(of_kernels)

@@ -45,6 +45,7 @@ class MixtureBlock(AttentionBlock):
     balance: float = 0.01
 
     has_cost = True
+    needs = {"norm_position": "before", "mlp_input": "state", "activation": None}  # noqa: RUF012
 
     def setup(self):  # noqa: D102
         super().setup()

@@ -8,10 +8,15 @@ import os
 from dataclasses import dataclass, replace
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.manifest import MANIFEST, SPLITS, damage_error, read_manifest
+from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, damage_error, read_manifest
 from t5x_diffeq.data.mixture import ConcatenatedDocuments, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
-from t5x_diffeq.data.recipe import discard_other_tokenizer, put_tokenizer, tokenizer_in
+from t5x_diffeq.data.recipe import (
+    discard_other_tokenizer,
+    fingerprints,
+    put_tokenizer,
+    tokenizer_in,
+)
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
@@ -74,8 +79,12 @@ class Corpus:
     def amount(self, split: str) -> str:
         """The size of all parts: `1.23M tokens`, or `12.3k documents` for texts."""
         documents = [getattr(part, split) for part in self.parts]
-        if all(isinstance(each, ShardedDocuments) for each in documents):
-            return f"{format_count(sum(int(each.lengths.sum()) for each in documents))} tokens"
+        sharded = [each for each in documents if isinstance(each, ShardedDocuments)]
+        if len(sharded) == len(documents):
+            tokens = sum(int(each.lengths.sum()) for each in sharded)
+            trained = sum(each.trained_tokens for each in sharded)
+            note = f" ({format_count(trained)} with a loss)" if trained < tokens else ""
+            return f"{format_count(tokens)} tokens{note}"
         return f"{format_count(sum(map(len, documents)))} documents"
 
 
@@ -102,6 +111,8 @@ def prepare_corpus(
     if new:
         _make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
+    if data.loss_on == "completion":
+        _say_trained(corpus)
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
             folder = _shard_folder(config)
@@ -117,6 +128,21 @@ def prepare_corpus(
     if in_loop:
         return replace(corpus, parts=(replace(corpus.parts[0], train=in_loop.train),))
     return corpus
+
+
+def _say_trained(corpus: Corpus) -> None:
+    """Prints how many tokens have a loss, and where the chat template comes from."""
+    chat = corpus.tokenizer.chat
+    splits = [
+        f"{split}: {format_count(len(documents))} conversations, "
+        f"{format_count(documents.trained_tokens)} of {format_count(int(documents.lengths.sum()))} "
+        "tokens have a loss"
+        for part in corpus.parts
+        for split, documents in (("train", part.train), ("validation", part.validation))
+        if isinstance(documents, ShardedDocuments)
+    ]
+    template = chat.origin if chat.template is not None else "none"
+    say("data.loss_on=completion", *(f"  {line}" for line in splits), f"  template: {template}")
 
 
 def _check_one_by_one(source: Source) -> None:
@@ -141,14 +167,23 @@ def _make_corpus(
         _shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
     ]
     given = [_tokenizer_of_shards(folder) for folder in folders if folder]
+    if given and data.chat_template is not None:
+        raise InputError(
+            f"data.chat_template={data.chat_template}: prepare_data has already written the "
+            "conversations of data.source=tokens with a template; leave it out"
+        )
     documents = ConcatenatedDocuments([source.train for source in sources if source])
     if given:
         tokenizer = given[0]
-        if any(other.fingerprint != tokenizer.fingerprint for other in given):
+        if any(fingerprints(other) != fingerprints(tokenizer) for other in given):
             raise InputError(
                 "data.mixture: its shards were made with different tokenizers; prepare them with "
                 "the same one (--config.data.tokenizer=FILE)"
             )
+        there = load_tokenizer(workdir / "tokenizer")
+        same = there is not None and there.fingerprint == tokenizer.fingerprint
+        if there and same and tokenizer.chat.template is None:
+            tokenizer.chat = there.chat  # of the run in init_from, which can have a template
         put_tokenizer(tokenizer, workdir / "tokenizer")
     else:
         text = digest(source.fingerprint.encode() for source in sources if source)
@@ -162,6 +197,7 @@ def _make_corpus(
         made = f"data/{number}"
         if folder:
             manifest = _read_shards(folder)
+            _check_masks(folder, manifest, data.loss_on)
         else:
             assert source  # a part without shards has documents
             manifest = _tokenise(source, tokenizer, workdir / made, splits)
@@ -214,6 +250,16 @@ def _read_shards(folder: AnyPath) -> dict:
         if split not in manifest:
             raise InputError(damage_error(folder, f"it has no {split}"))
     return manifest
+
+
+def _check_masks(folder: AnyPath, manifest: dict, loss_on: str) -> None:
+    """Checks that shards say which tokens are trained on where the config asks for it."""
+    made_with = "completion" if manifest.get(MASKS) else "all"
+    if made_with != loss_on:
+        raise InputError(
+            f"data.loss_on={loss_on}: the shards in data.path={folder} were prepared with "
+            f"data.loss_on={made_with}; set that, or prepare them again"
+        )
 
 
 def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:

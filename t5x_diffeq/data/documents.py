@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.data.lines import line_starts, read_line, read_line_documents
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, file_digest
@@ -60,7 +61,8 @@ class FileDocuments(Documents):
 
     Args:
       paths: the files.
-      field: the field of a line or row that holds the text.
+      field: the field of a line or row that holds the text; None: each is a conversation, and its
+        document is that of `conversations.conversation_of`.
 
     Attributes:
       one_by_one: whether a document can be read, in any order, by reading only its own bytes.
@@ -69,8 +71,10 @@ class FileDocuments(Documents):
       InputError: if a file can't be read; names it, and where.
     """
 
-    def __init__(self, paths: Sequence[Path], field: str):
+    def __init__(self, paths: Sequence[Path], field: str | None):
         self.field = field
+        if field is None:
+            _check_records(paths)
         if len(paths) == 1 and _kind_of(paths[0]) in _TEXT:  # among several, such a file is skipped
             _check_text(paths[0])
         self.chunks = [_count_contents(c, field) for path in paths for c in _chunks_of(path)]
@@ -161,18 +165,18 @@ def _line_chunks(path: Path) -> Iterator[Chunk]:
             start = stop
 
 
-def _count_contents(chunk: Chunk, field: str) -> Chunk:
+def _count_contents(chunk: Chunk, field: str | None) -> Chunk:
     texts = _read_chunk(chunk, field)
     return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
 
 
 @lru_cache(_RECENT_CHUNKS)
-def read_recent_chunk(chunk: Chunk, field: str) -> list[str]:
+def read_recent_chunk(chunk: Chunk, field: str | None) -> list[str]:
     """`_read_chunk`, cached for the documents that are read next."""
     return _read_chunk(chunk, field)
 
 
-def _read_chunk(chunk: Chunk, field: str) -> list[str]:
+def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     """The documents of a chunk.
 
     Bytes that are not UTF-8 become lone surrogates: such a document is skipped, and counted, when
@@ -232,6 +236,16 @@ def _import_optional(package: str, kind: str) -> ModuleType:
         ) from error
 
 
+def _check_records(paths: Sequence[Path]) -> None:
+    """Checks that no file is a text without records."""
+    for path in paths:
+        if _kind_of(path) not in (*_LINES, *_ROWS):
+            raise InputError(
+                f"data.path: {path} holds text; data.loss_on=completion needs records with "
+                "messages, or with prompt and completion, as .jsonl or .parquet"
+            )
+
+
 def _check_text(path: Path) -> None:
     content = read_bytes(Chunk(path, 0, None))
     try:
@@ -258,20 +272,35 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
         raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
 
 
-def _read_rows(chunk: Chunk, field: str) -> list[str]:
+def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
     """One document per row of a row group; null is an empty text."""
     file = _open_parquet(chunk.path)
+    if field is None:
+        return _read_conversations(file, chunk)
     if field not in file.schema_arrow.names:
         raise InputError(
             f"data.path: {chunk.path} has no column {field!r}, but "
             f"{', '.join(file.schema_arrow.names)}; set --config.data.text_field"
         )
+    column = [row[field] for row in _row_group(file, chunk, [field])]
+    if any(not isinstance(text, str | None) for text in column):
+        raise InputError(f"data.path: {chunk.path}: its column {field!r} is not text")
+    return [text or "" for text in column]
+
+
+def _row_group(file: "pyarrow.parquet.ParquetFile", chunk: Chunk, columns: list[str]) -> list[dict]:
+    """The rows of a row group, as mappings of these columns."""
     try:
-        column = file.read_row_group(chunk.start, columns=[field]).column(0).to_pylist()
+        return file.read_row_group(chunk.start, columns=columns).to_pylist()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"data.path: {chunk.path}: row group {chunk.start} can't be read: {error}"
         ) from error
-    if any(not isinstance(text, str | None) for text in column):
-        raise InputError(f"data.path: {chunk.path}: its column {field!r} is not text")
-    return [text or "" for text in column]
+
+
+def _read_conversations(file: "pyarrow.parquet.ParquetFile", chunk: Chunk) -> list[str]:
+    """One conversation per row of a row group."""
+    columns = keys_of_conversations(file.schema_arrow.names, f"data.path: {chunk.path}")
+    where = f"data.path: {chunk.path}, row group {chunk.start}, row"
+    rows = enumerate(_row_group(file, chunk, columns))
+    return [conversation_of(row, f"{where} {number}") for number, row in rows]

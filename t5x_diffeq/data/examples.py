@@ -1,12 +1,14 @@
 """Training and validation examples from a corpus, as `config.data` describes them."""
 
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.pipeline import Examples, Mixture
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.runtime.config import DataKeys
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
 
@@ -46,11 +48,14 @@ def train_examples(
       InputError: if a part is too short, or the keys don't go together.
     """
     check_data(data)
+    if data.loss_on == "completion":
+        _say_longer(corpus, data.sequence_length)
     end, length = corpus.tokenizer.end_of_text, data.sequence_length
     if data.tokenize == "in_loop":
         texts, cross = corpus.parts[0].train, data.cross_documents
         assert not isinstance(texts, ShardedDocuments)  # those are tokenised ahead, not in the loop
-        return RowStreams(texts, corpus.tokenizer, length, batch_size, seed, cross)
+        encoder = encoder_of(corpus.tokenizer, data.loss_on == "completion")
+        return RowStreams(texts, encoder, length, batch_size, seed, cross)
     mixture: list[tuple[float, Examples]] = []
     for number, part in enumerate(corpus.parts):
         assert isinstance(part.train, ShardedDocuments)  # texts are tokenised in the loop
@@ -71,6 +76,19 @@ def train_examples(
             f"train.batch_size={batch_size}; give more text, a smaller batch or shorter sequences"
         )
     return mixture
+
+
+def _say_longer(corpus: Corpus, length: int) -> None:
+    """Prints how many conversations are cut because they are longer than a sequence."""
+    splits = [part.train for part in corpus.parts]
+    lengths = [each.lengths for each in splits if isinstance(each, ShardedDocuments)]
+    longer = sum(int((each > length).sum()) for each in lengths)
+    if longer:
+        say(
+            f"{longer} of {sum(map(len, lengths))} conversations are longer than "
+            f"data.sequence_length={length} and are cut: in the later parts the assistant doesn't "
+            "see what came before"
+        )
 
 
 def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:

@@ -7,6 +7,8 @@ from t5x_diffeq.runtime.files import AnyPath
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
+MASKS = "masks"  # true if the shards say which tokens are trained on; without it, all are
+TRAINED = "trained_tokens"  # how many, in a shard and in a split
 _FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
 _OF_SPLIT = {"names": list, "sha256": list, "documents": int, "tokens": int}
 _OF_SHARDS = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
@@ -42,6 +44,8 @@ def _fault_of(manifest: object) -> str | None:
         return f"it is a {type(manifest).__name__}, not a JSON object"
     if fault := _fault_of_keys(manifest, _FACTS):
         return fault
+    if not isinstance(manifest.get(MASKS, False), bool):
+        return f"its {MASKS!r} is {manifest[MASKS]!r:.60}"
     splits = [split for split in SPLITS if split in manifest]
     if not splits:
         return f"it has neither {' nor '.join(SPLITS)}"
@@ -49,7 +53,8 @@ def _fault_of(manifest: object) -> str | None:
         facts = manifest[split]
         if not isinstance(facts, dict):
             return f"its {split} is no JSON object"
-        if fault := _fault_of_keys(facts, _OF_SPLIT):
+        needed = _OF_SPLIT | ({TRAINED: int} if manifest.get(MASKS) else {})
+        if fault := _fault_of_keys(facts, needed):
             return f"of {split}, {fault}"
         if fault := _fault_of_shards(facts):
             return f"of {split}, {fault}"
@@ -77,6 +82,6 @@ def _fault_of_keys(facts: dict, types: dict[str, type]) -> str | None:
             return f"it lacks {key!r}"
         if not isinstance(facts[key], kind) or isinstance(facts[key], bool):
             return f"its {key!r} is {facts[key]!r:.60}"
-        if kind is int and facts[key] < (0 if key in _OF_SPLIT else 1):
+        if kind is int and facts[key] < (0 if key in (*_OF_SPLIT, TRAINED) else 1):
             return f"its {key!r} is {facts[key]}"
     return None

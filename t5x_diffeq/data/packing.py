@@ -11,6 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Integer
 
+from t5x_diffeq.data.token_codes import Codes, is_trained, tokens_of
 from t5x_diffeq.runtime.errors import InputError
 
 _OPEN_ROWS = 64  # rows that first-fit packing keeps open
@@ -18,12 +19,15 @@ _OPEN_ROWS = 64  # rows that first-fit packing keeps open
 
 @runtime_checkable
 class TokenDocuments(Protocol):
-    """A sequence of tokenised documents, whose lengths are known without reading any."""
+    """A sequence of tokenised documents, whose lengths are known without reading any.
+
+    They hold codes (see `token_codes`): tokens, some of which may be marked as not trained on.
+    """
 
     lengths: np.ndarray
 
     def slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Tokens `start` to `stop` (or the end) of document `number`; `end_of_text` is its last."""
+        """Codes `start` to `stop` (or the end) of document `number`; `end_of_text` is its last."""
 
 
 class Example(TypedDict):
@@ -51,6 +55,22 @@ def add_segments(example: Example, starts: np.ndarray) -> Example:
     opened = np.maximum.accumulate(np.where(starts, columns, 0), axis=-1)
     segments = np.cumsum(starts, axis=-1, dtype=np.int32)
     return {**example, "segments": segments, "positions": columns - opened}
+
+
+def example_of(inputs: Codes, targets: Codes, end_of_text: int | None) -> Example:
+    """The example, or the batch, of codes (see `token_codes`); only targets to train on count.
+
+    Args:
+      inputs: the codes to read, `[..., L]`.
+      targets: the codes that follow them, `[..., L]`.
+      end_of_text: the token that opens segments; None: no segments, attention crosses documents.
+    """
+    example: Example = {
+        "inputs": tokens_of(inputs),
+        "targets": tokens_of(targets),
+        "mask": is_trained(targets).astype(np.float32),
+    }
+    return example if end_of_text is None else add_segments(example, inputs == end_of_text)
 
 
 class Windows:
@@ -97,19 +117,16 @@ class Windows:
 
     def __getitem__(self, k: int) -> Example:
         """Window k."""
-        window = self.tokens(k * self.length, (k + 1) * self.length + 1)
+        window = self.codes(k * self.length, (k + 1) * self.length + 1)
         missing = self.length + 1 - len(window)
-        mask = np.ones(self.length, np.float32)
         if missing:
-            mask[self.length - missing :] = 0
             window = np.pad(window, (0, missing))
-        example: Example = {"inputs": window[:-1], "targets": window[1:], "mask": mask}
-        if self.end_of_text is None:
-            return example
-        return add_segments(example, example["inputs"] == self.end_of_text)
+        example = example_of(window[:-1], window[1:], self.end_of_text)
+        example["mask"][self.length - missing :] = 0
+        return example
 
-    def tokens(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        """Tokens `start` to `stop` (or the end) of the concatenated documents."""
+    def codes(self, start: int, stop: int) -> Integer[np.ndarray, " codes"]:
+        """Codes `start` to `stop` (or the end) of the concatenated documents."""
         row = np.empty(min(stop, int(self.ends[-1])) - start, np.int32)
         index = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
@@ -172,8 +189,10 @@ class FirstFitRows:
             before = min(first, 1)  # if the piece continues a document, the token before it
             piece = self.documents.slice(number, first - before, first + self.length)
             stop = position + len(piece) - before
-            targets[position:stop], mask[position:stop] = piece[before:], 1
-            inputs[position + 1 - before : stop] = piece[:-1]
+            tokens = tokens_of(piece)
+            targets[position:stop] = tokens[before:]
+            mask[position:stop] = is_trained(piece[before:])
+            inputs[position + 1 - before : stop] = tokens[:-1]
             starts[position] = True
             position = stop
         if position < self.length:

@@ -12,23 +12,22 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.manifest import SPLITS
+from t5x_diffeq.data.encoding import Encoder, encoder_of
+from t5x_diffeq.data.manifest import MASKS, SPLITS
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
     format_reasons,
     merge_shards,
     read_shard_facts,
     stem,
-    token_dtype,
     write_shard,
 )
 from t5x_diffeq.data.sources import Source
-from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault, load_tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath, digest
 
-PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 _Job = tuple[str, int]  # the split and number of a shard
 _Tell = Callable[[int], None]  # called with the number of documents taken so far
@@ -69,6 +68,7 @@ def prepare_shards(
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
         "record_tokens": RECORD_TOKENS,
+        **({MASKS: True} if source.conversations else {}),
     }
     mine = [(split, n) for split in splits for n in range(shards)][part[0] :: part[1]]
     missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
@@ -86,7 +86,8 @@ def prepare_shards(
 
 def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
     """A hash of everything that determines the tokens."""
-    return digest([source.fingerprint.encode(), tokenizer.fingerprint.encode()])
+    encoder = encoder_of(tokenizer, source.conversations)
+    return digest([source.fingerprint.encode(), encoder.fingerprint.encode()])
 
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
@@ -158,8 +159,8 @@ class _Worker:
         self.done = done
         tokenizer = load_tokenizer(folder / "tokenizer")
         assert tokenizer is not None  # the caller of `prepare_shards` has saved it
-        self.tokenizer = tokenizer
-        self.tokenizer.threads = threads
+        tokenizer.threads = threads
+        self.encoder = encoder_of(tokenizer, source.conversations)
 
     def make(self, job: _Job, tell: _Tell | None = None) -> None:
         """Tokenises and writes one shard; calls `tell` with the number of documents taken."""
@@ -169,7 +170,7 @@ class _Worker:
         write_shard(
             self.folder,
             stem(*job, self.shards),
-            tokenise_documents(documents, self.tokenizer, skipped),
+            tokenise_documents(documents, self.encoder, skipped),
             self.facts,
             skipped,
         )
@@ -205,41 +206,25 @@ def _own_documents(source: Source, job: _Job, shards: int) -> range:
 
 
 def tokenise_documents(
-    documents: Iterable[str], tokenizer: Tokenizer, skipped: Counter
+    documents: Iterable[str], encoder: Encoder, skipped: Counter
 ) -> Iterator[Integer[np.ndarray, " length"]]:
-    """The tokens of each document with `end_of_text`, in the smallest dtype.
+    """The codes of each document with `end_of_text`, in the dtype of the files.
 
     Documents that can't be trained on are counted in `skipped`, by reason.
     """
-    dtype, parts = token_dtype(tokenizer.vocab_size), []
-    for batch in group_pieces(cut_documents(documents, skipped)):
-        for tokens, (_, is_last) in zip(
-            tokenizer.encode([text for text, _ in batch]), batch, strict=True
+    end, parts = np.array([encoder.end_of_text], encoder.dtype), []
+    for batch in group_pieces(encoder.cut(documents, skipped)):
+        for codes, (_, is_last) in zip(
+            encoder.encode([piece for piece, _ in batch]), batch, strict=True
         ):
-            parts.append(tokens.astype(dtype))
+            parts.append(codes.astype(encoder.dtype))
             if is_last:
-                yield np.concatenate([*parts, np.array([tokenizer.end_of_text], dtype)])
+                yield np.concatenate([*parts, end])
                 parts = []
 
 
-def cut_documents(documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
-    """The documents in pieces of bounded length, each with whether it is its document's last."""
-    for text in documents:
-        reason = find_text_fault(text)
-        if reason:
-            skipped[reason] += 1
-            continue
-        start = 0
-        while len(text) - start > PIECE_CHARACTERS:
-            stop = start + PIECE_CHARACTERS
-            cut = max(text.rfind(mark, start, stop) for mark in "\n ") + 1
-            yield text[start : cut or stop], False
-            start = cut or stop
-        yield text[start:], True
-
-
 def group_pieces(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    """Groups of pieces (tuples that begin with a text) of about `BATCH_CHARACTERS` each."""
+    """Groups of tuples that begin with a piece, of about `BATCH_CHARACTERS` each."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

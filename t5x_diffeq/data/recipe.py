@@ -3,7 +3,7 @@
 import json
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, with_template
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -19,22 +19,28 @@ def _recipe_of(data: DataKeys, text: str | None = None) -> dict:
         "tokenizer": data.tokenizer,
         "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
         "end_of_text": data.end_of_text,
+        "chat_template": data.chat_template,
         "text": text if trained else None,
     }
 
 
 def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> None:
-    """Saves another run's tokenizer as the one for `config.data`."""
-    put_tokenizer(tokenizer, folder)
+    """Saves another run's tokenizer as the one for `config.data`, with its chat template if any."""
+    put_tokenizer(with_template(tokenizer, data), folder)
     write_whole(folder / _RECIPE, json.dumps(_recipe_of(data), indent=2).encode())
 
 
 def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
     """Saves the tokenizer as the only one in `folder`; a refused run may have left another."""
     there = load_tokenizer(folder)
-    if there is not None and there.fingerprint != tokenizer.fingerprint:
+    if there is not None and fingerprints(there) != fingerprints(tokenizer):
         remove_folder(folder)
     tokenizer.save(folder)
+
+
+def fingerprints(tokenizer: Tokenizer) -> tuple[str, str]:
+    """Hashes of everything that determines its tokens, and of how it writes conversations."""
+    return tokenizer.fingerprint, tokenizer.chat.fingerprint
 
 
 def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str | None:

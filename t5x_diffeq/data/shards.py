@@ -2,9 +2,10 @@
 
 A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (records of a
 document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several).
-Beside each are the documents' lengths (`.lengths.npy`) and the shard's facts (`.json`), written
-last: a shard without facts is incomplete. `manifest.json` is written when every shard has been
-checked; `tokenizer/` holds the tokenizer.
+The records of conversations hold codes instead, little-endian int32, which also say which tokens
+are trained on (see `token_codes`). Beside each file are the documents' lengths (`.lengths.npy`) and
+the shard's facts (`.json`), written last: a shard without facts is incomplete. `manifest.json` is
+written when every shard has been checked; `tokenizer/` holds the tokenizer.
 """
 
 import io
@@ -20,7 +21,8 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
-from t5x_diffeq.data.manifest import MANIFEST, SPLITS, read_manifest
+from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, TRAINED, read_manifest
+from t5x_diffeq.data.token_codes import CODE_DTYPE, is_trained, token_dtype, tokens_of
 from t5x_diffeq.data.verification import (
     cause,
     check_amounts,
@@ -45,11 +47,6 @@ def stem(split: str, index: int, count: int) -> str:
     return f"{split}-{index:05}-of-{count:05}"
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest dtype that can hold every token."""
-    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-
-
 def write_shard(
     folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Counter
 ) -> dict:
@@ -70,7 +67,7 @@ def write_shard(
     """
     try:
         with atomic_file(folder / f"{name}.array_record") as partial:
-            lengths, largest = write_records(partial, documents)
+            lengths, counts = write_records(partial, documents)
             sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
         raise RunError(
@@ -86,7 +83,8 @@ def write_shard(
         "skipped": dict(sorted(skipped.items())),
         "documents": len(lengths),
         "tokens": sum(lengths),
-        "largest_token": largest,
+        "largest_token": counts["largest_token"],
+        **({TRAINED: counts[TRAINED]} if facts.get(MASKS) else {}),
         "sha256": sha256,
         "lengths_sha256": file_digest(lengths_file),
     }
@@ -94,19 +92,24 @@ def write_shard(
     return facts
 
 
-def write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], int]:
-    """Writes each document's records; returns the documents' lengths, and the largest token."""
+def write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], dict[str, int]]:
+    """Writes each document's records.
+
+    Returns:
+      The documents' lengths, the largest token, and how many tokens are trained on.
+    """
     writer = ArrayRecordWriter(str(path), "group_size:1")
-    lengths, largest = [], 0
+    lengths, largest, trained = [], 0, 0
     try:
         for tokens in documents:
             for first in range(0, len(tokens), RECORD_TOKENS):
                 writer.write(tokens[first : first + RECORD_TOKENS].tobytes())
             lengths.append(len(tokens))
-            largest = max(largest, int(tokens.max(initial=0)))
+            largest = max(largest, int(tokens_of(tokens).max(initial=0)))
+            trained += int(is_trained(tokens).sum())
     finally:
         writer.close()
-    return lengths, largest
+    return lengths, {"largest_token": largest, TRAINED: trained}
 
 
 def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
@@ -147,6 +150,8 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, splits: Sequence[str]
             "documents": sum(shard["documents"] for shard in found),
             "tokens": sum(shard["tokens"] for shard in found),
         }
+        if facts.get(MASKS):
+            manifest[split][TRAINED] = sum(shard[TRAINED] for shard in found)
         for key in ("largest_token", "lengths_sha256"):
             if all(key in shard for shard in found):  # earlier versions did not write them
                 manifest[split][key] = [shard[key] for shard in found]
@@ -197,6 +202,7 @@ class ShardedDocuments:
 
     Attributes:
       lengths: number of tokens in each document.
+      trained_tokens: how many tokens of the split are trained on.
 
     Raises:
       InputError: if a shard can't be read; names it.
@@ -212,7 +218,9 @@ class ShardedDocuments:
         lengths = [load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
         check_amounts(folder, split, facts[split], self.lengths)
-        self.dtype, self.record_tokens = token_dtype(facts["vocab_size"]), facts["record_tokens"]
+        self.dtype = CODE_DTYPE if facts.get(MASKS) else token_dtype(facts["vocab_size"])
+        self.record_tokens = facts["record_tokens"]
+        self.trained_tokens = facts[split].get(TRAINED, facts[split]["tokens"])
         records = [-(-each.astype(np.int64) // self.record_tokens) for each in lengths]
         self.first_records = np.cumsum(np.concatenate([[0], *records]), dtype=np.int64)
         self.shard_records = [0, *accumulate(int(each.sum()) for each in records)]
@@ -228,10 +236,10 @@ class ShardedDocuments:
 
     def __getitem__(self, number: int) -> TokenArray:
         """The tokens of document `number`."""
-        return self.slice(number, 0, int(self.lengths[number]))
+        return tokens_of(self.slice(number, 0, int(self.lengths[number])))
 
     def slice(self, number: int, start: int, stop: int) -> TokenArray:
-        """Tokens `start` to `stop` (or the end) of document `number`."""
+        """Codes `start` to `stop` (or the end) of document `number`."""
         if self.row is not None:
             begin, end = self.ends[number] - self.lengths[number], self.ends[number]
             return self.row[begin + start : min(begin + stop, end)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.data.documents import (
     DECOMPRESSORS,
     FILE_KINDS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
 _VALIDATION_PART = 0.1  # the last fraction of text files is for validation
+_PLAIN = ("stdlib", "wikitext103", "openwebtext")  # sources without records
 _NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -44,6 +46,7 @@ class Source:
       fingerprint: a hash of everything that determines them.
       large: whether it is better to tokenise them with many processes.
       one_by_one: whether any document can be read, in any order, without reading many others.
+      conversations: whether each document is a conversation (see `conversations`).
     """
 
     name: str
@@ -52,6 +55,7 @@ class Source:
     fingerprint: str
     large: bool = False
     one_by_one: bool = True
+    conversations: bool = False
 
 
 @runtime_checkable
@@ -70,11 +74,13 @@ class _RecordTexts(Documents):
 
     Args:
       records: the records, each a mapping.
-      field: the key of the text, which is a string or the bytes of one.
+      field: the key of the text, which is a string or the bytes of one; None: each record is a
+        conversation.
+      name: the name of the dataset and split, for messages.
     """
 
-    def __init__(self, records: _Records, field: str):
-        self.records, self.field = records, field
+    def __init__(self, records: _Records, field: str | None, name: str):
+        self.records, self.field, self.name = records, field, name
 
     def __len__(self) -> int:
         return len(self.records)
@@ -83,6 +89,8 @@ class _RecordTexts(Documents):
         """Document `number`; bytes that are not UTF-8 become lone surrogates."""
         if not 0 <= number < len(self):
             raise IndexError(number)
+        if self.field is None:
+            return conversation_of(self.records[number], f"{self.name}, record {number}")
         text = self.records[number][self.field]
         return text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
 
@@ -93,6 +101,11 @@ def load_source(data: DataKeys) -> Source:
     Raises:
       InputError: if there is no such source or its data can't be used.
     """
+    if data.loss_on == "completion" and data.source in _PLAIN:
+        raise InputError(
+            f"data.loss_on=completion needs records with messages, or with prompt and completion, "
+            f"and data.source={data.source} is plain text; set data.source or data.loss_on=all"
+        )
     if is_plugin(data.source):
         return _from_function(data)
     if data.source not in SOURCES:
@@ -120,6 +133,11 @@ def _from_function(data: DataKeys) -> Source:
     if kinds != {str}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InputError(f"data.source={data.source}: its documents are of type {names}, not str")
+    if data.loss_on == "completion":
+        raise InputError(
+            f"data.loss_on=completion with data.source={data.source}, which returns texts; return "
+            "a t5x_diffeq.data.sources.Source of conversations, or set data.loss_on=all"
+        )
     texts = (b"train", *map(_utf8, train), b"validation", *map(_utf8, validation))
     return Source(data.source, train, validation, digest(texts))
 
@@ -163,18 +181,28 @@ def text_files(data: DataKeys) -> Source:
 
     `data.validation_path` names other files for validation.
     """
-    documents = FileDocuments(find_text_files("path", data.path), data.text_field)
+    chat = data.loss_on == "completion"
+    field = _field_of(data)
+    documents = FileDocuments(find_text_files("path", data.path), field)
     assert data.path  # or it would have been refused
     large = documents.characters > 64e6
     if data.validation_path:
         found = find_text_files("validation_path", data.validation_path)
-        others = FileDocuments(found, data.text_field)
+        others = FileDocuments(found, field)
         fingerprint = digest([documents.fingerprint.encode(), others.fingerprint.encode()])
-        return Source(data.path, documents, others, fingerprint, large, documents.one_by_one)
+        return Source(data.path, documents, others, fingerprint, large, documents.one_by_one, chat)
     cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
+    if chat:
+        cut = cut[0], 0  # a conversation stays whole
     train = DocumentRange(documents, (0, 0), cut)
     validation = DocumentRange(documents, cut, (len(documents), 0))
-    return Source(data.path, train, validation, documents.fingerprint, large, documents.one_by_one)
+    fingerprint = documents.fingerprint
+    return Source(data.path, train, validation, fingerprint, large, documents.one_by_one, chat)
+
+
+def _field_of(data: DataKeys) -> str | None:
+    """The field that holds the text; None if records are conversations."""
+    return None if data.loss_on == "completion" else data.text_field
 
 
 def find_text_files(key: str, path: str | None) -> list[Path]:
@@ -238,16 +266,14 @@ def own_builder(data: DataKeys) -> Source:
 def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
     """The splits of a built dataset."""
     info = builder.info
-    if data.text_field not in info.features:
-        raise InputError(
-            f"data.text_field={data.text_field}: {info.name} has {', '.join(info.features)}"
-        )
+    _check_fields(data, list(info.features), info.name)
 
     def split(key: str) -> _RecordTexts:
         name = getattr(data, key)
         if name.split("[")[0] not in info.splits:
             raise InputError(f"data.{key}={name}: {info.name} has {', '.join(info.splits)}")
-        return _RecordTexts(builder.as_data_source(name), data.text_field)
+        records = builder.as_data_source(name)
+        return _RecordTexts(records, _field_of(data), f"{info.name}, {name}")
 
     facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
     return _library_source(info.full_name, split, data, facts)
@@ -281,14 +307,19 @@ def huggingface(data: DataKeys) -> Source:
             raise InputError(
                 f"data.path={data.path}, data.{key}={named} can't be loaded: {error}"
             ) from error
-        if data.text_field not in part.column_names:
-            raise InputError(
-                f"data.text_field={data.text_field}: {name} has {', '.join(part.column_names)}"
-            )
+        _check_fields(data, part.column_names, name)
         facts.append(part._fingerprint)
-        return _RecordTexts(part, data.text_field)
+        return _RecordTexts(part, _field_of(data), f"{name}, {named}")
 
     return _library_source(data.path, split, data, facts)
+
+
+def _check_fields(data: DataKeys, names: list[str], dataset: str) -> None:
+    """Checks that a library's records have the fields that are read."""
+    if data.loss_on == "completion":
+        keys_of_conversations(names, f"data.path={data.path}: {dataset}")
+    elif data.text_field not in names:
+        raise InputError(f"data.text_field={data.text_field}: {dataset} has {', '.join(names)}")
 
 
 def _library_source(
@@ -298,7 +329,8 @@ def _library_source(
     train, validation = split("train_split"), split("validation_split")
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
     fingerprint = digest(fact.encode() for fact in facts)
-    return Source(name, train, validation, fingerprint, large=len(train) > 10_000)
+    large, chat = len(train) > 10_000, data.loss_on == "completion"
+    return Source(name, train, validation, fingerprint, large, conversations=chat)
 
 
 SOURCES = {

@@ -20,10 +20,10 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Integer
 
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.packing import Example, add_segments
-from t5x_diffeq.data.preparation import PIECE_CHARACTERS, cut_documents, group_pieces
+from t5x_diffeq.data.encoding import PIECE_CHARACTERS, Encoder, Piece
+from t5x_diffeq.data.packing import Example, example_of
+from t5x_diffeq.data.preparation import group_pieces
 from t5x_diffeq.data.shards import format_reasons
-from t5x_diffeq.data.tokenizer import Tokenizer, find_text_fault
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
@@ -38,7 +38,7 @@ class RowStreams:
 
     Args:
       documents: the texts.
-      tokenizer: the tokenizer.
+      encoder: makes codes of them.
       length: L, tokens in a window.
       batch_size: B, rows in the global batch.
       seed: shuffles the documents.
@@ -51,13 +51,13 @@ class RowStreams:
     def __init__(
         self,
         documents: Documents,
-        tokenizer: Tokenizer,
+        encoder: Encoder,
         length: int,
         batch_size: int,
         seed: int,
         cross_documents: bool = False,
     ):
-        self.documents, self.tokenizer, self.length = documents, tokenizer, length
+        self.documents, self.encoder, self.length = documents, encoder, length
         self.batch_size, self.seed, self.cross_documents = batch_size, seed, cross_documents
         self.skipped, self.said = Counter[str](), 0
         if len(documents) < batch_size:
@@ -65,8 +65,9 @@ class RowStreams:
                 f"data.tokenize=in_loop gives each of the {batch_size} rows of a batch documents "
                 f"of its own, and there are {len(documents)}; set data.tokenize=ahead"
             )
-        if all(map(find_text_fault, documents)):  # the first one usually ends this
-            reasons = format_reasons(Counter(filter(None, map(find_text_fault, documents))))
+        skipped = Counter[str]()
+        if next(encoder.cut(documents, skipped), None) is None:  # the first one usually ends this
+            reasons = format_reasons(skipped)
             raise InputError(f"data.source has no document to train on: {reasons}; give text")
 
     def batches(
@@ -87,7 +88,7 @@ class RowStreams:
         """
         first = self._initial_positions(step, positions)
         own = [
-            StreamRow(self.texts(r, int(first[r, 0])), *first[r].tolist()) for r in rows.tolist()
+            StreamRow(self.pieces(r, int(first[r, 0])), *first[r].tolist()) for r in rows.tolist()
         ]
         with ThreadPoolExecutor(1) as thread:
             block = thread.submit(self.block, rows, own)
@@ -108,12 +109,12 @@ class RowStreams:
             )
         return found
 
-    def texts(self, row: int, first: int) -> Iterator[tuple[int, str, bool]]:
-        """Pieces of the row's documents from `first` on: document, text, whether it is its last."""
+    def pieces(self, row: int, first: int) -> Iterator[tuple[int, Piece, bool]]:
+        """Pieces of the row's documents from `first` on: document, piece, and if it is the last."""
         for number in count(first):
             index = row + number * self.batch_size
             text = self.documents[document_at(len(self.documents), self.seed, index)]
-            for piece, is_last in cut_documents([text], self.skipped):
+            for piece, is_last in self.encoder.cut([text], self.skipped):
                 yield number, piece, is_last
 
     def block(
@@ -131,26 +132,22 @@ class RowStreams:
 
     def _fill(self, own: list["StreamRow"], tokens: int) -> None:
         """Tokenises documents until each row holds this many tokens."""
-        end = np.array([self.tokenizer.end_of_text], np.int32)
+        end = np.array([self.encoder.end_of_text], np.int32)
         while lacking := [row for row in own if row.available < tokens]:
             wanted = (piece for row in lacking for piece in row.next_pieces(tokens))
             for batch in group_pieces(wanted):
-                encoded = _encode_evenly(self.tokenizer, [text for text, *_ in batch])
+                encoded = _encode_evenly(self.encoder, [piece for piece, *_ in batch])
                 for found, (_, is_last, number, row) in zip(encoded, batch, strict=True):
                     row.add(number, np.concatenate([found, end]) if is_last else found)
 
-    def _windows(self, tokens: Integer[np.ndarray, "rows tokens"]) -> Example:
-        """Rows of s L + 1 tokens as examples `[s, rows, L]`."""
+    def _windows(self, codes: Integer[np.ndarray, "rows codes"]) -> Example:
+        """Rows of s L + 1 codes as examples `[s, rows, L]`."""
 
-        def by_step(row: Integer[np.ndarray, "rows tokens"]) -> Integer[np.ndarray, "s rows L"]:
+        def by_step(row: Integer[np.ndarray, "rows codes"]) -> Integer[np.ndarray, "s rows L"]:
             return np.ascontiguousarray(row.reshape(len(row), -1, self.length).swapaxes(0, 1))
 
-        inputs, targets = by_step(tokens[:, :-1]), by_step(tokens[:, 1:])
-        mask = np.ones(inputs.shape, np.float32)
-        example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
-        if self.cross_documents:
-            return example
-        return add_segments(example, inputs == self.tokenizer.end_of_text)
+        end = None if self.cross_documents else self.encoder.end_of_text
+        return example_of(by_step(codes[:, :-1]), by_step(codes[:, 1:]), end)
 
     def _report_skipped(self) -> None:
         """Prints how many documents these rows skipped, whenever the number has doubled."""
@@ -163,7 +160,7 @@ class StreamRow:
     """The tokens that a row holds, from the start of the next window, and their documents.
 
     Args:
-      texts: pieces of the row's documents: document, text, and whether it is its last.
+      pieces: pieces of the row's documents: document, piece, and whether it is its last.
       number: the document of the first piece.
       consumed: tokens of that document that are no longer held.
 
@@ -173,18 +170,18 @@ class StreamRow:
       available: number of tokens held; negative while consumed tokens are tokenised again.
     """
 
-    def __init__(self, texts: Iterator[tuple[int, str, bool]], number: int, consumed: int):
-        self.texts, self.numbers, self.starts = texts, [number], [-consumed]
+    def __init__(self, pieces: Iterator[tuple[int, Piece, bool]], number: int, consumed: int):
+        self.pieces, self.numbers, self.starts = pieces, [number], [-consumed]
         self.tokens: list[np.ndarray] = []
         self.available = -consumed
 
-    def next_pieces(self, tokens: int) -> Iterator[tuple[str, bool, int, "StreamRow"]]:
+    def next_pieces(self, tokens: int) -> Iterator[tuple[Piece, bool, int, "StreamRow"]]:
         """The next pieces, about as many as are needed to hold this many tokens."""
         missing = min((tokens - self.available) * _CHARACTERS_PER_TOKEN, PIECE_CHARACTERS)
         while missing > 0:
-            number, text, is_last = next(self.texts)
-            yield text, is_last, number, self
-            missing -= len(text)
+            number, piece, is_last = next(self.pieces)
+            yield piece, is_last, number, self
+            missing -= len(piece)
 
     def add(self, number: int, tokens: Integer[np.ndarray, " tokens"]) -> None:
         """Adds a piece of document `number`, except for what was already consumed."""
@@ -209,11 +206,11 @@ class StreamRow:
         return tokens[: consumed + 1], positions
 
 
-def _encode_evenly(tokenizer: Tokenizer, texts: list[str]) -> list[Integer[np.ndarray, " length"]]:
-    """The tokens of each text; starts with long texts, so that all cores finish together."""
-    order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
-    encoded = tokenizer.encode([texts[n] for n in order])
-    return [tokens for _, tokens in sorted(zip(order, encoded, strict=True), key=itemgetter(0))]
+def _encode_evenly(encoder: Encoder, pieces: list[Piece]) -> list[Integer[np.ndarray, " length"]]:
+    """The codes of each piece; starts with long ones, so that all cores finish together."""
+    order = sorted(range(len(pieces)), key=lambda n: -len(pieces[n]))
+    encoded = encoder.encode([pieces[n] for n in order])
+    return [codes for _, codes in sorted(zip(order, encoded, strict=True), key=itemgetter(0))]
 
 
 def document_at(documents: int, seed: int, index: int) -> int:

@@ -4,14 +4,17 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
+from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
+from t5x_diffeq.data.conversations import text_of_conversation
 from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.data.text_faults import find_text_fault
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
@@ -37,12 +40,16 @@ class Tokenizer(Protocol):
       end_of_text: the token that ends every document.
       fingerprint: a hash of everything that determines its output.
       threads: number of threads that `encode` uses.
+      special_tokens: names of its special tokens, by the names of chat templates for them.
+      chat: what its files say about conversations; the fingerprint doesn't depend on it.
     """
 
     vocab_size: int
     end_of_text: int
     fingerprint: str
     threads: int
+    special_tokens: Mapping[str, str]
+    chat: ChatFormat
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text, without `end_of_text`."""
@@ -62,6 +69,10 @@ class ByteTokenizer:
     fingerprint = "bytes"
     threads = 1
 
+    def __init__(self) -> None:
+        self.special_tokens: Mapping[str, str] = {}
+        self.chat = ChatFormat()
+
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The bytes of each text."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
@@ -71,7 +82,8 @@ class ByteTokenizer:
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
     def save(self, folder: AnyPath) -> None:
-        """Writes a marker file: there is nothing else to save."""
+        """Writes a marker file, and the chat template if there is one."""
+        self.chat.save(folder)
         write_whole(folder / _BYTES_FILE, b"")
 
 
@@ -102,6 +114,11 @@ class SentencePieceTokenizer:
             )
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
         self.threads = os.cpu_count() or 1
+        ids = {"bos_token": self.processor.bos_id(), "eos_token": self.end_of_text}
+        self.special_tokens: Mapping[str, str] = {
+            name: self.processor.id_to_piece(i) for name, i in ids.items() if i >= 0
+        }
+        self.chat = ChatFormat()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
@@ -153,7 +170,8 @@ class SentencePieceTokenizer:
         return self.processor.decode([int(token) for token in tokens])
 
     def save(self, folder: AnyPath) -> None:
-        """Writes the sentencepiece model file, and which token ends a document."""
+        """Writes the model, which token ends a document, and how conversations are written."""
+        self.chat.save(folder)
         end = self.processor.id_to_piece(self.end_of_text)
         write_whole(folder / _END_FILE, json.dumps(end).encode())
         write_whole(folder / _MODEL_FILE, self.model)
@@ -182,6 +200,8 @@ class HuggingFaceTokenizer:
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
+        # With add_special_tokens=False all that it would do is leave spaces out of offsets.
+        self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
         self.processor.no_truncation()
         self.model = model
@@ -193,9 +213,13 @@ class HuggingFaceTokenizer:
                 f"the tokenizer has none of the tokens {', '.join(candidates)} to end a document; "
                 "name one that it has with --config.data.end_of_text"
             )
-        self.end_of_text = next(i for i in ids if i is not None)
+        self.end_of_text, end = next(
+            (i, token) for i, token in zip(ids, candidates, strict=True) if i is not None
+        )
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
         self.threads = os.cpu_count() or 1
+        self.special_tokens: Mapping[str, str] = {"eos_token": end}
+        self.chat = ChatFormat()
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
@@ -210,7 +234,8 @@ class HuggingFaceTokenizer:
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def save(self, folder: AnyPath) -> None:
-        """Writes the file, and which token ends a document."""
+        """Writes the file, which token ends a document, and how conversations are written."""
+        self.chat.save(folder)
         end = self.processor.id_to_token(self.end_of_text)
         write_whole(folder / _END_FILE, json.dumps(end).encode())
         write_whole(folder / _JSON_FILE, self.model)
@@ -223,32 +248,24 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + _LINE_CHARACTERS]
 
 
-def _training_texts(documents: Documents) -> Iterator[str]:
+def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
     for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
-        text = documents[number][:_TRAINING_CHARACTERS]
+        text = documents[number]
+        text = (text_of_conversation(text) if conversations else text)[:_TRAINING_CHARACTERS]
         if find_text_fault(text) is None:
             yield text
-
-
-def find_text_fault(text: str) -> str | None:
-    """Why a document can't be trained on (it is then skipped and counted), or None if it can."""
-    if not text or text.isspace():
-        return "empty"
-    if "\0" in text:
-        return "with a NUL character"
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate stands for an undecodable byte
-        return "not UTF-8"
-    return None
 
 
 def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     """The tokenizer that `config.data` describes, trained on `documents` where it says so.
 
     Raises:
-      InputError: if there is no such tokenizer, or it can't be read or trained.
+      InputError: if there is no such tokenizer, or it or its chat template can't be read or made.
     """
+    return with_template(_make_tokenizer(data, documents), data)
+
+
+def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     if data.tokenizer in ("bytes", "sentencepiece") and data.end_of_text is not None:
         raise InputError(
             f"data.end_of_text={data.end_of_text} names a token of a tokenizer that is a file, and "
@@ -259,7 +276,7 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     if data.tokenizer == "sentencepiece":
         say("training the tokenizer")
         with Progress("training the tokenizer"):
-            texts = _training_texts(documents)
+            texts = _training_texts(documents, data.loss_on == "completion")
             return SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
     path = parse_path(data.tokenizer, "data.tokenizer")
     if not path.is_file():
@@ -272,15 +289,28 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
 
 def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
     """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
+    kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        if path.suffix == ".json":
-            return HuggingFaceTokenizer(path.read_bytes(), end_of_text)
-        return SentencePieceTokenizer(path.read_bytes(), end_of_text)
+        tokenizer: Tokenizer = kind(path.read_bytes(), end_of_text)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(
             f"{path} is neither a sentencepiece model nor a tokenizer.json "
             f"({' '.join(str(error).split())[:200]}); restore it or name another"
         ) from error
+    tokenizer.chat = read_chat_format(path.parent)
+    return tokenizer
+
+
+def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
+    """The tokenizer with the template of `data.chat_template`, if that is set.
+
+    Raises:
+      InputError: if it can't be read.
+    """
+    if data.chat_template is not None:
+        path = parse_path(data.chat_template, "data.chat_template")
+        tokenizer.chat = read_template(path, tokenizer.chat.tokens)
+    return tokenizer
 
 
 def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
@@ -299,4 +329,8 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     for name in (_MODEL_FILE, _JSON_FILE):
         if (folder / name).exists():
             return _read_tokenizer(folder / name, end_of_text)
-    return ByteTokenizer() if (folder / _BYTES_FILE).exists() else None
+    if not (folder / _BYTES_FILE).exists():
+        return None
+    tokenizer = ByteTokenizer()
+    tokenizer.chat = read_chat_format(folder)
+    return tokenizer

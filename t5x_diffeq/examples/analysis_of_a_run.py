@@ -26,6 +26,7 @@ config = td.load_config(
         "data.sequence_length": 64,
         "train.total_steps": 40,
         "train.eval_batches": 2,
+        "train.eval_all_at_end": False,
     },
 )
 run = td.train(config, "workdirs/example")

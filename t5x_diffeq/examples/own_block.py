@@ -34,7 +34,7 @@ class QKNormBlock(td.Block):
 
     def setup(self):  # noqa: D102
         c = self.config
-        heads = (c.num_heads, c.embed_dim // c.num_heads)
+        heads = (c.num_heads, c.head_width)
         self.norm, self.mlp_norm = norm_of(c), norm_of(c)
         self.query, self.key, self.value = (
             Linear((c.embed_dim, *heads), ("embed", "heads", "head_dim"), dtype=c.compute_dtype)
@@ -78,12 +78,9 @@ if __name__ == "__main__":
         "data.sequence_length": 64,
         "train.total_steps": 20,
         "train.eval_batches": 2,
+        "train.eval_all_at_end": False,
     }
     for variant in ("ode", "baseline"):
         config = td.load_config(f"configs/tiny.py:{variant}", SIZES)
         run = td.train(config, f"workdirs/own_block_{variant}")
-        print(
-            variant,
-            run.evaluate(limit=2),
-            jax.tree.map(jnp.shape, run.weights([1.0]) if variant == "ode" else {}),
-        )
+        print(variant, run.evaluate(limit=2))

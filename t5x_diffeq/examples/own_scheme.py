@@ -61,6 +61,7 @@ if __name__ == "__main__":
             "data.sequence_length": 64,
             "train.total_steps": 20,
             "train.eval_batches": 2,
+            "train.eval_all_at_end": False,
         },
     )
     run = td.train(config, "workdirs/own_scheme")

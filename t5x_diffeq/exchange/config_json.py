@@ -7,6 +7,7 @@ from t5x_diffeq.exchange.families import FAMILIES, PLAIN, REFUSED, Family, famil
 from t5x_diffeq.exchange.layouts import TableSizes
 from t5x_diffeq.exchange.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.layers.rotary import BASE, rotary_table
+from t5x_diffeq.models.block import PyTorchForm
 from t5x_diffeq.models.config import ACTIVATIONS, ModelConfig
 from t5x_diffeq.runtime.config_keys import INT32, Key
 from t5x_diffeq.runtime.errors import InputError
@@ -88,6 +89,21 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
         "max_position_embeddings": config.max_length,
         "tie_word_embeddings": False,  # our class reads the table itself: there is nothing to tie
         **_common(config, end_of_text),
+    }
+
+
+def block_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict:
+    """`config.json` of a block's own PyTorch file."""
+    module = form.modeling.stem
+    return {
+        **own_config(config, end_of_text),
+        "model_type": f"t5x_diffeq_{module.removeprefix('modeling_')}",
+        "architectures": [form.model_class],
+        "auto_map": {
+            "AutoConfig": f"{module}.{form.config_class}",
+            "AutoModelForCausalLM": f"{module}.{form.model_class}",
+        },
+        **form.config,
     }
 
 

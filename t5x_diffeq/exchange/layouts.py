@@ -141,11 +141,18 @@ class TableSizes(NamedTuple):
 
 
 _TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
+
+
+def torch_name(path: LeafPath) -> str:
+    """`attention.query.weight` of `("attention", "query", "kernel")`."""
+    return ".".join((*path[:-1], _TORCH_NAMES.get(path[-1], path[-1])))
+
+
 # Every leaf that `modeling_diffeq.py` can have.
 _KNOWN = QWEN2.leaves.keys() | QWEN3.leaves.keys() | GPT2.leaves.keys()
 OWN = Layout(
     layer="steps.{n}.",
-    leaves={path: ".".join((*path[:-1], _TORCH_NAMES[path[-1]])) for path in sorted(_KNOWN)},
+    leaves={path: torch_name(path) for path in sorted(_KNOWN)},
     outer={
         ("token_embedding", "table"): "token_embedding.weight",
         ("position_embedding", "table"): "position_embedding.weight",
@@ -258,29 +265,41 @@ def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: Rea
     return unflatten_dict(flat)
 
 
+def layout_of_block(config: ModelConfig) -> Layout:
+    """The layout of a model of another block: `OWN`, with the names of that block's leaves."""
+    leaves = {path: torch_name(path) for path in declared_leaves(config)}
+    return replace(OWN, leaves=leaves)
+
+
 def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
-    """`[inputs, outputs]` for a kernel; for other leaves, their size."""
+    """`[inputs, outputs]` of a `Linear`, the size of a vector, or else the declared shape."""
     size = int(np.prod(leaf.value.shape))
-    return (leaf.fan_in, size // leaf.fan_in) if leaf.role == "kernel" else (size,)
+    if leaf.role != "kernel":
+        return (size,)
+    return (leaf.fan_in, size // leaf.fan_in) if leaf.takes_adapter else leaf.value.shape
+
+
+def _is_transposed(leaf: Parameter, layout: Layout) -> bool:
+    return layout.transposed and leaf.takes_adapter
 
 
 def _stored_shape(leaf: Parameter, layout: Layout) -> tuple[int, ...]:
     shape = _matrix_shape(leaf)
-    return shape[::-1] if layout.transposed else shape
+    return shape[::-1] if _is_transposed(leaf, layout) else shape
 
 
 def _to_torch(
     leaf: Float[np.ndarray, "..."], declared: Parameter, layout: Layout
 ) -> Float[np.ndarray, "..."]:
     matrix = leaf.reshape(_matrix_shape(declared))
-    matrix = matrix.T if layout.transposed else matrix
+    matrix = matrix.T if _is_transposed(declared, layout) else matrix
     return matrix - layout.scale_offset if declared.role == "scale" else matrix
 
 
 def _from_torch(
     stored: Float[np.ndarray, "..."], declared: Parameter, layout: Layout
 ) -> Float[np.ndarray, "..."]:
-    matrix = stored.T if layout.transposed else stored
+    matrix = stored.T if _is_transposed(declared, layout) else stored
     matrix = matrix + layout.scale_offset if declared.role == "scale" else matrix
     return matrix.reshape(declared.value.shape)
 

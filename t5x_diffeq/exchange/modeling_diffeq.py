@@ -237,6 +237,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
     """Embed, step N times, normalise, and compare with the vocabulary's vectors."""
 
     config_class = DiffEqConfig
+    step_class = Step  # of another block, a subclass has its own
     supports_gradient_checkpointing = False
     _no_split_modules = ["Step"]  # noqa: RUF012
     _supports_sdpa = True
@@ -250,7 +251,8 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
             self.position_embedding = nn.Embedding(config.max_position_embeddings, width)
         if not config.tied_head:
             self.head = nn.Linear(width, config.vocab_size, bias=False)
-        self.steps = nn.ModuleList(Step(config, n) for n in range(config.num_hidden_layers))
+        steps = range(config.num_hidden_layers)
+        self.steps = nn.ModuleList(self.step_class(config, n) for n in steps)
         self.final_norm = Norm(width, config.gpt, config.gpt, config.final_norm_eps)
         self.post_init()
 

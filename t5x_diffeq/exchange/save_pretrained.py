@@ -11,19 +11,27 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.exchange.check_folder import check_tensors, compare_logits
-from t5x_diffeq.exchange.config_json import own_config, plain_config
+from t5x_diffeq.exchange.config_json import block_config, own_config, plain_config
 from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
-from t5x_diffeq.exchange.layouts import OWN, check_names, declared_leaves, tensors_of
+from t5x_diffeq.exchange.layouts import (
+    OWN,
+    check_names,
+    declared_leaves,
+    layout_of_block,
+    tensors_of,
+)
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import is_plugin
 
 _MODELING = Path(__file__).with_name("modeling_diffeq.py")
 _EXPORTED_SCHEMES = ("euler", "lie_trotter")
@@ -46,18 +54,16 @@ class Summary(NamedTuple):
 
 
 def check_form(config: ModelConfig) -> None:
-    """Checks that the block is ours, and that a step evaluates each sub-field only once.
+    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
 
     Raises:
-      InputError: if the block or the scheme is of another package, or a step evaluates a sub-field
-        more than once.
+      InputError: if the scheme is of another package, or evaluates a sub-field more than once.
     """
-    for key, value in (("block", config.block), ("scheme", config.scheme)):
-        if value is not None and ":" in value:
-            raise InputError(
-                f"model.{key}={value}: no class of transformers, nor our own file for it, computes "
-                "this, so the run can't be exported"
-            )
+    if is_plugin(config.scheme):
+        raise InputError(
+            f"model.scheme={config.scheme}: no class of transformers, nor our own file for it, "
+            "computes this, so the run can't be exported"
+        )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
             f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
@@ -114,7 +120,8 @@ def save_pretrained(
     if peft:
         check_adapters(config)
     plain = family_of(config)
-    layout = plain[1].layout if plain else OWN
+    form = make_block(config).pytorch_form() if config.block else None
+    layout = plain[1].layout if plain else layout_of_block(config) if form else OWN
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
         weights = _export_weights(run.setup.model, run.params, merged=not peft)
@@ -122,13 +129,18 @@ def save_pretrained(
         check_tensors(folder, layout, config)
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
-        written = (plain_config if plain else own_config)(config, tokenizer.end_of_text)
+        end = tokenizer.end_of_text
+        if form:
+            written = block_config(config, form, end)
+        else:
+            written = (plain_config if plain else own_config)(config, end)
         _write_json(folder / "config.json", written)
         ends = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
         _write_json(folder / "generation_config.json", ends)
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
-            shutil.copyfile(_MODELING, folder / _MODELING.name)
+            for file in (_MODELING, *([form.modeling] if form else [])):
+                shutil.copyfile(file, folder / file.name)
         notes = [lacking] if lacking else []
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")

@@ -6,7 +6,8 @@ times as large. The layers are then values of W(t) at t_n = n/N. They are interp
 
     kernel(t) = W0 + P e(t)      bias(t) = P e(t)      scale(t) = 1 + P e(t)
 
-with P of minimum norm and W0 the mean over the layers, computed in float64.
+with P of minimum norm and W0 the mean over the layers, computed in float64. A time embedding of
+fewer entries than there are layers can't interpolate them all; `low_rank` approximates them.
 """
 
 from dataclasses import replace
@@ -16,7 +17,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from t5x_diffeq.exchange.layouts import declared_leaves
-from t5x_diffeq.exchange.time_basis import FREQUENCIES, TIME_SCALE, TimeBasis, make_time_basis
+from t5x_diffeq.exchange.time_basis import (
+    FREQUENCIES,
+    TIME_SCALE,
+    TimeBasis,
+    make_time_basis,
+    smooth_frequencies,
+)
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import OFFSET
 from t5x_diffeq.runtime.config import ModelKeys
@@ -31,13 +38,17 @@ def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
       layers: `config.model` of the per-layer model.
       width: T; None for the number of layers.
     """
+    num_layers = layers.num_steps
+    width = num_layers if width is None else width
+    exact = (FREQUENCIES, TIME_SCALE)
+    frequencies, scale = exact if width >= num_layers else smooth_frequencies(num_layers)
     return replace(
         layers,
         weights="time_dependent",
         step_size="1/N",
-        time_embed_dim=layers.num_steps if width is None else width,
-        num_frequencies=FREQUENCIES,
-        time_scale=TIME_SCALE,
+        time_embed_dim=width,
+        num_frequencies=frequencies,
+        time_scale=scale,
         init="invariant",
     )
 
@@ -46,7 +57,7 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
     """Parameters of the ODE from those of the per-layer model, and its time embedding.
 
     Args:
-      config: config of the ODE.
+      config: config of the ODE, with T of at least the number of layers.
       params: parameters of the per-layer model; its stacked weights are removed, leaf by leaf.
 
     Raises:

@@ -51,12 +51,21 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "add_eos_token": False,
         **({} if end is None else {"bos_token": end, "eos_token": end}),
         **files.settings,
+        **_chat_settings(tokenizer),
     }
     for name, content in ((_JSON_FILE, files.json), (_MODEL_FILE, files.model)):
         if content:
             (folder / name).write_bytes(content)
     (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
     return files.lacking
+
+
+def _chat_settings(tokenizer: Tokenizer) -> dict[str, str]:
+    """The chat template and the special tokens that it can name; nothing if there is none."""
+    chat = tokenizer.chat
+    if chat.template is None:
+        return {}
+    return {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
 
 
 def _end_of_text(tokenizer: Tokenizer) -> str | None:

@@ -6,7 +6,9 @@ It writes the logits of the tokens. If the packages are missing or don't have th
 why and ends with 3. It imports nothing of t5x_diffeq, so that JAX doesn't run beside PyTorch.
 """
 
+import json
 import sys
+from pathlib import Path
 
 CANNOT_COMPARE = 3
 
@@ -18,7 +20,7 @@ def main(folder: str, model_class: str, tokens: str, logits: str, *adapter: str)
         import torch
         import transformers
 
-        own = model_class == "DiffEqForCausalLM"
+        own = "auto_map" in json.loads((Path(folder) / "config.json").read_text())
         kind = (
             transformers.AutoModelForCausalLM if own else getattr(transformers, model_class, None)
         )

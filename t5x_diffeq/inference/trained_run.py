@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Tokens, Weights
+from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
@@ -58,7 +58,7 @@ class TrainedRun:
         Raises:
           InputError: if the text is longer than the model's length.
         """
-        return self._apply(LanguageModel.__call__, self._tokens(text))[0]
+        return self._apply(LanguageModel.__call__, self.tokens(text)[None])[0]
 
     def trajectory(self, text: str) -> Float[Array, "states L D"]:
         """The states y at t = 0, 1/N, ..., 1, for the N solver steps of the run's grid.
@@ -67,7 +67,7 @@ class TrainedRun:
           InputError: if the text is longer than the model's length.
         """
         weights = self._apply(LanguageModel.weights)
-        return self._apply(LanguageModel.trajectory, self._tokens(text), weights)[:, 0]
+        return self._apply(LanguageModel.trajectory, self.tokens(text)[None], weights)[:, 0]
 
     def loss(self, text: str) -> float:
         """The mean cross entropy of the text's tokens but the first, in nats per token.
@@ -75,7 +75,7 @@ class TrainedRun:
         Raises:
           InputError: if the text has fewer than two tokens, or is longer than the model's length.
         """
-        tokens = self._tokens(text)[0]
+        tokens = self.tokens(text)
         if len(tokens) < 2:
             raise InputError(f"{text!r} has {len(tokens)} tokens; a loss takes at least 2")
         logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
@@ -109,7 +109,7 @@ class TrainedRun:
           InputError: if a prompt is longer than the model's length.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
-        tokens = [self._tokens(text)[0].tolist() for text in texts]
+        tokens = [self.tokens(text).tolist() for text in texts]
         room = self.run.setup.model.config.max_length - max(map(len, tokens))
         rows = [Continuation(self.tokenizer, each) for each in tokens]
         sampling, key = sampling or Sampling(temperature=0.8), jax.random.key(seed)
@@ -132,14 +132,19 @@ class TrainedRun:
         """The run's tokenizer."""
         return self.corpus.tokenizer
 
-    def _tokens(self, text: str) -> Tokens:
+    def tokens(self, text: str) -> Int[Array, " L"]:
+        """The text's tokens.
+
+        Raises:
+          InputError: if the text is longer than the model's length.
+        """
         (tokens,) = self.tokenizer.encode([text])
         limit = self.run.setup.model.config.max_length
         if len(tokens) > limit:
             raise InputError(
                 f"the text has {len(tokens)} tokens, and the model's length is {limit}"
             )
-        return jnp.asarray(tokens, jnp.int32)[None]
+        return jnp.asarray(tokens, jnp.int32)
 
     def _apply(self, method: Callable[..., _Result], *arguments: Array | Weights) -> _Result:
         with self.run.setup.context():

@@ -28,11 +28,14 @@ def mesh_axes(logical: str) -> tuple[str, ...]:
 
 def on_shards(
     function: Callable,
-    in_specs: tuple[PartitionSpec, ...],
+    in_specs: tuple,
     out_specs: PartitionSpec | tuple[PartitionSpec, ...],
     check_vma: bool = True,
 ) -> Callable:
-    """The function under `jax.shard_map`; without a mesh, the function itself."""
+    """The function under `jax.shard_map`; without a mesh, the function itself.
+
+    `in_specs` has a partition spec, or a tree of them, for each argument.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return function
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)

@@ -9,7 +9,8 @@ which refuse a block that lacks theirs.
 
 from collections.abc import Mapping
 from math import prod
-from typing import ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,23 @@ class SubFieldFlops(NamedTuple):
     named: Mapping[str, float] = {}
 
 
+class PyTorchForm(NamedTuple):
+    """How transformers reads a model of a block.
+
+    Attributes:
+      modeling: the Python file that defines the model; it is copied beside the weights, as is
+        `modeling_diffeq.py`, from which it can import.
+      config_class: the name of its `PretrainedConfig`.
+      model_class: the name of its causal language model.
+      config: what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads.
+    """
+
+    modeling: Path
+    config_class: str
+    model_class: str
+    config: Mapping[str, Any]
+
+
 class Block(nn.Module):
     """A vector field f + g, made of ordinary Linen layers; the base class of every block.
 
@@ -58,6 +76,7 @@ class Block(nn.Module):
     config: ModelConfig
 
     has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
+    needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The sub-field that mixes tokens: its value at y, in `config.state_dtype`."""
@@ -120,6 +139,17 @@ class Block(nn.Module):
         """The FLOPs of f and of g on sequences of `length` tokens."""
         raise self.lacks("flops")
 
+    # ------------------------------------------------------------------ hooks: export
+    @nn.nowrap
+    def pytorch_form(self) -> PyTorchForm:
+        """The PyTorch file that computes the block.
+
+        Its tensors are named by the block's paths, as in `steps.0.mlp.up.weight`. The kernel of a
+        `Linear` is `[outputs, inputs]`, any other leaf as it is declared; what writes to the
+        residual stream includes the step size.
+        """
+        raise self.lacks("pytorch_form")
+
     # ------------------------------------------------------------------ hooks: analysis
     @nn.nowrap
     def spectral_factors(self, weights: Weights) -> Factors:
@@ -148,6 +178,7 @@ HOOKS = {
     "empty_cache": "generation",
     "extend": "generation",
     "flops": "counting FLOPs",
+    "pytorch_form": "export",
     "spectral_factors": "the analysis of spectra",
     "attention_matrix": "attention rollout",
 }

@@ -19,6 +19,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
+    has_cost,
     make_block,
     vector_field,
 )
@@ -250,7 +251,7 @@ class LanguageModel(nn.Module):
             kept_dtype=c.compute_dtype,
             key=None if deterministic else self.make_rng("dropout"),
         )
-        if not make_block(c).has_cost:
+        if not has_cost(c):
             return solve(y), jnp.zeros(())
         end = solve(StateWithCost.at_start(y))
         return end.y, end.cost / (c.dt * c.num_steps)

@@ -38,6 +38,12 @@ def make_block(config: ModelConfig) -> Block:
             f"model.block={config.block} is no block; it must be a subclass of "
             "t5x_diffeq.models.block.Block"
         )
+    for key, value in block.needs.items():
+        if getattr(config, key) != value:
+            raise InputError(
+                f"model.{key}={getattr(config, key)}: the block {config.block} works with {value} "
+                "alone; leave the key out"
+            )
     return block
 
 
@@ -49,8 +55,18 @@ def block_of_shapes(config: ModelConfig) -> Block:
     return make_block(replace(config, attention="xla"))
 
 
+def has_cost(config: ModelConfig) -> bool:
+    """Whether the config's block has a running cost."""
+    return make_block(config).has_cost
+
+
 def has_hook(config: ModelConfig, hook: str) -> bool:
-    """Whether the config's block has this hook, a method of `Block` that it may leave out."""
+    """Whether the config's block has this hook, a method of `Block` that it may leave out.
+
+    The block of the architecture is exported without a form of its own.
+    """
+    if config.block is None:
+        return True
     return getattr(type(make_block(config)), hook) is not getattr(Block, hook)
 
 

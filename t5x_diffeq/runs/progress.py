@@ -89,11 +89,12 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
-def eval_line(step: int, values: dict[str, float]) -> str:
-    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`."""
+def eval_line(step: int, values: dict[str, float], loss_on: str) -> str:
+    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`, or on those that count."""
+    counted = "tokens" if loss_on == "all" else f"tokens of the {loss_on}s"
     return (
         f"eval at step {step}: loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f} on "
-        f"{format_count(values['tokens'])} tokens"
+        f"{format_count(values['tokens'])} {counted}"
     )
 
 
@@ -209,10 +210,15 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
     say_next(workdir)
 
 
+def python_command() -> str:
+    """The interpreter as one types it here."""
+    return shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+
+
 def say_next(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
-    python = shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+    python = python_command()
     say(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
         f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",

@@ -122,6 +122,8 @@ class DataKeys(_Section):
     path: TextOrNone
     validation_path: TextOrNone
     text_field: Text
+    loss_on: Annotated[str, _one_of("all", "completion")]
+    chat_template: TextOrNone
     data_dir: TextOrNone
     train_split: Text
     validation_split: Text
@@ -150,6 +152,9 @@ class TrainKeys(_Section):
     depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
     depths_per_step: Size
     depths_until: Fraction
+    distill_from: TextOrNone
+    distill_step: CountOrNone
+    distill_weight: Fraction
     microbatches: Size
     eval_batch_size: Size
     eval_batches: SizeOrNone

@@ -76,7 +76,10 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     if not found.is_file():
         raise InputError(f"{file}: there is no such config file")
     module = _import_file(found)
-    config = Config.of(module.get_config(variant) if variant else module.get_config())
+    try:
+        config = Config.of(module.get_config(variant) if variant else module.get_config())
+    except (TypeError, ValueError) as error:  # it takes no variant, or not this one
+        raise InputError(f"{file}: {error}") from error
     unknown = sorted((values or {}).keys() - KEYS.keys())
     if unknown:
         raise InputError(f"config key {unknown[0]!r} does not exist; configs/default.py has all")

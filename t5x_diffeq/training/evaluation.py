@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from t5x_diffeq.models.adaptive import Adaptive, solve
-from t5x_diffeq.runtime.errors import RunError
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.gradient import Batch, places_of
 from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.setup import Setup
@@ -53,7 +53,10 @@ def evaluate_loss(
     """Mean next-token cross entropy in nats, its exponential, and the number of tokens.
 
     Sums over batches are taken in float64 on the host, so that the result does not depend on how
-    the split was divided into batches.
+    the split was divided into batches. Only tokens that the masks count are in them.
+
+    Raises:
+      InputError: if the masks count none.
     """
     total, tokens = 0.0, 0
     pending = eval_step(params, next(batches))
@@ -62,5 +65,10 @@ def evaluate_loss(
         total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
         pending = dispatched
     total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
+    if not tokens:
+        raise InputError(
+            "no token of the batches that were evaluated has a loss: with data.loss_on=completion "
+            "they can hold prompts alone; raise train.eval_batches or give more validation text"
+        )
     loss = total / tokens
     return {"loss": loss, "perplexity": exp(min(loss, 700)), "tokens": tokens}

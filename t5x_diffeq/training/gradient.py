@@ -3,10 +3,13 @@
 Between the two, sequences may go through the model in several microbatches, whose gradients with
 respect to the made weights are summed in float32. So accumulation adds no work for the
 hypernetwork. Frozen parts have no gradient, and neither have the weights that they make.
+
+A teacher's weights are made once, too. It reads each microbatch beside the model, without dropout.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +18,18 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, Times, Weights
+from t5x_diffeq.array_types import Places, State, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.models.sub_fields import has_cost
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, projection_squares
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
 Batch = dict[str, jax.Array]
 Params = dict
-_Gradients = tuple[
-    tuple[Params, Weights], Array
-]  # gradients of the rest and of the weights, and loss
+Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+_Gradients = tuple[tuple[Params, Weights], Means]  # of the rest and of the weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -35,25 +38,31 @@ def make_gradient(
     trains: Callable[[str], bool],
     keys: TrainKeys,
     depths: tuple[int, ...] | None = None,
-) -> Callable[[Params, Batch, Array], tuple[Params, Array, Array]]:
-    """The function from parameters, a batch and a dropout key to gradient, its norm, and the loss.
+    teacher: LanguageModel | None = None,
+) -> Callable[..., tuple[Params, Array, Means]]:
+    """The function from parameters, a batch and a dropout key to gradient, its norm, and means.
 
-    The gradient is of the parts that train.
+    The gradient is of the parts that train. With a teacher, the function's fourth argument is the
+    teacher's parameters.
 
-    The loss is the sum of all tokens' losses over the number of tokens in the batch, whatever
-    the number of microbatches.
+    Each mean is the sum over all tokens of the batch over their number, whatever the number of
+    microbatches: the cross entropy `loss`, the KL divergence from a teacher `distillation`, and the
+    block's `running_cost`.
 
     Args:
       model: the language model.
       trains: whether a part of the parameters, given its name, trains.
       keys: `config.train`: each device's rows must be divisible by its microbatches.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
+      teacher: the model on its own grid whose predictions are distilled, if any.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
 
-    def gradient(params: Params, batch: Batch, key: Array) -> tuple[Params, Array, Array]:
+    def gradient(
+        params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
+    ) -> tuple[Params, Array, Means]:
         make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
@@ -62,26 +71,28 @@ def make_gradient(
         fixed, _ = make(params, frozen) if frozen else ({}, {})
         weights, pull_back, embeddings = jax.vjp(partial(make, params), makers, has_aux=True)
 
+        read = _make_reader(teacher, teacher_params) if teacher and teacher_params else None
+
         def loss(
             rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
-        ) -> tuple[Array, Array]:
+        ) -> tuple[Array, Means]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
-            losses, squares, costs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+            theirs = read(batch) if read else None
+            means: Means = {}
+            z = jnp.zeros(())
             for each, start, end in zip(models, [0, *ends], ends, strict=False):
                 own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
-                each_loss, normalisers, cost = batch_losses(
-                    each, merged, batch, keys.loss_chunk, own, key
-                )
-                costs += cost / keys.microbatches
-                losses += (each_loss * batch["mask"]).sum()
-                squares += (jnp.square(normalisers) * batch["mask"]).sum()
-            loss, z = losses / tokens / len(models), squares / tokens / len(models)
-            return loss + keys.z_loss * z + costs / len(models), loss
+                found = batch_losses(each, merged, batch, keys.loss_chunk, own, key, theirs)
+                of_each = _means_of(found, batch["mask"], tokens, keys.microbatches)
+                z += of_each.pop("z") / len(models)
+                means = {k: means.get(k, 0) + x / len(models) for k, x in of_each.items()}
+            return _objective(means, keys) + keys.z_loss * z, means
 
+        tokens = jnp.maximum(batch["mask"].sum(), 1)  # a batch of prompts alone has no loss
         of_part: Callable[[Batch, Array], _Gradients] = partial(
-            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, batch["mask"].sum()
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, tokens
         )
-        (d_rest, d_weights), mean = (
+        (d_rest, d_weights), means = (
             of_part(batch, key)
             if keys.microbatches == 1
             else _accumulate(of_part, batch, key, keys.microbatches)
@@ -91,7 +102,7 @@ def make_gradient(
         gradient = {**d_makers, **d_rest}
         squares = projection_squares(d_weights, embeddings)
         of_source = {("source", *path): square for path, square in squares.items()}
-        return gradient, _norm(gradient, of_source), mean
+        return gradient, _norm(gradient, of_source), means
 
     return gradient
 
@@ -139,6 +150,45 @@ def _norm(gradient: Params, squares: dict[LeafPath, Float[Array, ""]]) -> Float[
     return jnp.sqrt(known + sum(jnp.square(leaf).sum() for leaf in others))
 
 
+class BatchLosses(NamedTuple):
+    """What a batch costs.
+
+    Attributes:
+      losses: -log p of each target.
+      normalisers: log of the softmax's normaliser at each token.
+      divergences: KL divergence from the teacher's prediction; None without a teacher.
+      cost: the block's running cost, averaged over depth; None if it has none.
+    """
+
+    losses: Float[Array, "B L"]
+    normalisers: Float[Array, "B L"]
+    divergences: Float[Array, "B L"] | None
+    cost: Float[Array, ""] | None
+
+
+def _means_of(found: BatchLosses, mask: Array, tokens: Array, microbatches: int) -> Means:
+    """The batch's (or microbatch's) part of the means over the whole batch."""
+
+    def mean(of_tokens: Array) -> Array:
+        return (of_tokens * mask).sum() / tokens
+
+    means = {"loss": mean(found.losses), "z": mean(jnp.square(found.normalisers))}
+    if found.divergences is not None:
+        means["distillation"] = mean(found.divergences)
+    if found.cost is not None:
+        means["running_cost"] = found.cost / microbatches
+    return means
+
+
+def _objective(means: Means, keys: TrainKeys) -> Array:
+    """What is minimised, but for the term of the normalisers."""
+    cost = means.get("running_cost", 0)
+    if "distillation" not in means:
+        return means["loss"] + cost
+    share = keys.distill_weight
+    return (1 - share) * means["loss"] + share * means["distillation"] + cost
+
+
 def places_of(batch: Batch) -> Places | None:
     """The positions of a batch's tokens; None if each row is one document."""
     return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
@@ -151,10 +201,11 @@ def batch_losses(
     chunk: int,
     weights: Weights | None = None,
     key: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """Each token's loss and log normaliser, `[B, L]`, and the block's running cost.
+    teacher: StateAndHead | None = None,
+) -> BatchLosses:
+    """The losses of a batch; with dropout, if a key is given.
 
-    With dropout, if a key is given.
+    With a teacher, also the KL divergence of the model's prediction from the teacher's.
 
     Args:
       model: the model.
@@ -163,7 +214,31 @@ def batch_losses(
       chunk: tokens per device whose logits exist at once.
       weights: the weights of the pass; None: made from the parameters.
       key: the dropout key.
+      teacher: the teacher's last state of this batch and its head.
     """
+    y, head, running_cost = _state_and_head(model, params, batch, weights, key)
+    cost = running_cost if has_cost(model.config) else None
+    sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
+    if teacher is None:
+        return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost)
+    found = distillation_losses((y, head), teacher, batch["targets"], **sizes)
+    return BatchLosses(*found, cost)
+
+
+def _make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:
+    """The function from a batch to the teacher's last state and head; its weights are made here."""
+    weights: Weights = nn.apply(LanguageModel.weights, teacher)({"params": params})
+    return lambda batch: _state_and_head(teacher, params, batch, weights)[:2]
+
+
+def _state_and_head(
+    model: LanguageModel,
+    params: Params,
+    batch: Batch,
+    weights: Weights | None = None,
+    key: Array | None = None,
+) -> tuple[State, Float[Array, "V D"], Float[Array, ""]]:
+    """The model's last state of a batch, normalised, its head, and the running cost."""
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head, cost = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
@@ -175,8 +250,4 @@ def batch_losses(
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
-    vocab_size = model.config.vocab_size
-    losses, normalisers = token_losses(
-        y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk
-    )
-    return losses, normalisers, cost
+    return y, head, cost

@@ -1,4 +1,6 @@
-"""Next-token cross entropy, in nats per token, without ever materialising all logits."""
+"""Next-token cross entropy and KL divergence, in nats per token, without ever materialising all
+logits.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +13,10 @@ from jaxtyping import Array, Float, Int, Num
 from t5x_diffeq.array_types import State, Tokens
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards
 
+StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
+_Heads = tuple[Float[Array, "v _"], ...]  # of each model, the width whole
+_ChunkOfTokens = tuple[tuple[Float[Array, "chunk _"], ...], Int[Array, " chunk"]]
 
 
 def token_losses(
@@ -26,29 +31,66 @@ def token_losses(
       vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
     """
-    return _by_chunk(_losses_of_chunk, y, head, targets, vocab_size, chunk)
+    losses, normalisers = _by_chunk(_losses_of_chunk, [(y, head)], targets, vocab_size, chunk)
+    return losses, normalisers
+
+
+def distillation_losses(
+    student: StateAndHead,
+    teacher: StateAndHead,
+    targets: Tokens,
+    *,
+    vocab_size: int,
+    chunk: int,
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
+    """The student's `token_losses`, and KL(teacher || student) of each token in nats; float32.
+
+    The KL divergence is that of the two distributions of the next token. The teacher gets no
+    gradient (Hinton et al. 2015, at temperature 1).
+
+    Args:
+      student: its last state, normalised, and its head.
+      teacher: likewise; its width may differ, its vocabulary may not.
+      targets: the tokens to predict.
+      vocab_size: the unpadded vocabulary.
+      chunk: tokens per device whose logits exist at once.
+    """
+    losses, normalisers, divergences = _by_chunk(
+        _distillation_of_chunk, [student, teacher], targets, vocab_size, chunk, results=3
+    )
+    return losses, normalisers, divergences
 
 
 def losses_and_choices(
     y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
     """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments."""
-    return _by_chunk(_choices_of_chunk, y, head, targets, vocab_size, chunk)
+    losses, choices = _by_chunk(_choices_of_chunk, [(y, head)], targets, vocab_size, chunk)
+    return losses, choices
 
 
 def _by_chunk(
-    of_chunk: Callable[..., tuple[Array, Array]],
-    y: State,
-    head: Float[Array, "V D"],
+    of_chunk: Callable[..., tuple[Array, ...]],
+    models: list[StateAndHead],
     targets: Tokens,
     vocab_size: int,
     chunk: int,
-) -> tuple[Num[Array, "B L"], Num[Array, "B L"]]:
-    """Applies `of_chunk`, which returns two numbers per token, to all tokens chunk by chunk.
+    results: int = 2,
+) -> tuple[Num[Array, "B L"], ...]:
+    """Applies `of_chunk`, which returns some numbers per token, to all tokens chunk by chunk.
 
     Each device gathers the head along its width once, then goes through its own tokens chunk by
     chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather
     the head. Where the vocabulary is sharded, only sums over it are exchanged.
+
+    Args:
+      of_chunk: takes the heads, where they begin in the vocabulary, the vocabulary's mesh axes and
+        size, and a chunk of the states and the targets.
+      models: the last state and the head of each model that it compares.
+      targets: the tokens to predict.
+      vocab_size: the unpadded vocabulary.
+      chunk: tokens per device whose logits exist at once.
+      results: how many numbers per token it returns.
     """
     rows, vocab, width = (mesh_axes(logical) for logical in ("batch", "vocab", "embed"))
     by_row = PartitionSpec(rows or None)
@@ -61,14 +103,14 @@ def _by_chunk(
         vocab_size=vocab_size,
         chunk=chunk,
     )
-    in_specs = (by_row, PartitionSpec(vocab or None, width or None), by_row)
-    return on_shards(local, in_specs, (by_row, by_row))(y, head, targets)
+    of_model = (by_row, PartitionSpec(vocab or None, width or None))
+    in_specs = ([of_model] * len(models), by_row)
+    return on_shards(local, in_specs, (by_row,) * results)(models, targets)
 
 
 def _on_device(
-    of_chunk: Callable[..., tuple[Array, Array]],
-    y: Float[Array, "b L D"],
-    head: Float[Array, "v d"],
+    of_chunk: Callable[..., tuple[Array, ...]],
+    models: list[tuple[Float[Array, "b L _"], Float[Array, "v _"]]],
     targets: Tokens,
     *,
     rows: _Axes,
@@ -76,40 +118,48 @@ def _on_device(
     width: _Axes,
     vocab_size: int,
     chunk: int,
-) -> tuple[Num[Array, "b L"], Num[Array, "b L"]]:
-    """One device's part; tokens are sharded over `rows`, `head` over `vocab` and `width`."""
-    if width:
-        head = jax.lax.all_gather(head, width, axis=1, tiled=True)
-    # Float32 here makes its gradient a float32 sum over chunks; each chunk casts it to y's dtype.
-    head = head.astype(jnp.float32)
-    # The gradient of a value is summed over devices where it is made to vary over them: here,
-    # before the loop, so that this happens once.
-    head, y = _vary(head, rows, (*vocab, *width)), _vary(y, (*vocab, *width), rows)
-    first = jax.lax.axis_index(vocab) * len(head) if vocab else 0
+) -> tuple[Num[Array, "b L"], ...]:
+    """One device's part; tokens are sharded over `rows`, heads over `vocab` and `width`."""
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
-    states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
+
+    def prepare(y: Array, head: Array) -> tuple[Array, Array]:
+        if width:
+            head = jax.lax.all_gather(head, width, axis=1, tiled=True)
+        # Float32 here makes its gradient a float32 sum over chunks; each chunk casts it to y's
+        # dtype.
+        head = head.astype(jnp.float32)
+        # The gradient of a value is summed over devices where it is made to vary over them: here,
+        # before the loop, so that this happens once.
+        head, y = _vary(head, rows, (*vocab, *width)), _vary(y, (*vocab, *width), rows)
+        states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
+        return states.reshape(-1, chunk, y.shape[-1]), head
+
+    states, heads = zip(*(prepare(*model) for model in models), strict=True)
+    first = jax.lax.axis_index(vocab) * len(heads[0]) if vocab else 0
     wanted = jnp.pad(targets.reshape(-1), (0, missing))
     found = jax.lax.map(
-        jax.checkpoint(partial(of_chunk, head, first, vocab, vocab_size)),
-        (states.reshape(-1, chunk, y.shape[-1]), wanted.reshape(-1, chunk)),
+        jax.checkpoint(partial(of_chunk, heads, first, vocab, vocab_size)),
+        (states, wanted.reshape(-1, chunk)),
     )
     shape, size = targets.shape, targets.size
     return tuple(x.reshape(-1)[:size].reshape(shape) for x in found)
 
 
 def _losses_of_chunk(
-    head: Float[Array, "v D"],
-    first: Array | int,
-    vocab: _Axes,
-    vocab_size: int,
-    tokens: tuple[Float[Array, "chunk D"], Array],
+    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
 ) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
-    """Losses and log normalisers of a chunk; `head` holds the vocabulary from `first` on."""
-    states, targets = tokens
-    logits, numbers = _logits_of_chunk(head, first, vocab_size, states)
-    highest = jax.lax.stop_gradient(logits.max(-1))
-    highest = jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
+    """Losses and log normalisers of a chunk; the head holds the vocabulary from `first` on."""
+    (states,), targets = tokens
+    logits, numbers = _logits_of_chunk(heads[0], first, vocab_size, states)
+    return _losses_of_logits(logits, numbers, targets, vocab)
+
+
+def _losses_of_logits(
+    logits: Float[Array, "chunk v"], numbers: Int[Array, " v"], targets: Array, vocab: _Axes
+) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
+    """Losses and log normalisers of a chunk's logits, of the tokens `numbers` on each device."""
+    highest = _highest(logits, vocab)
     total = jnp.exp(logits - highest[:, None]).sum(-1)
     chosen = jnp.where(numbers == targets[:, None], logits, 0).sum(-1)
     if vocab:
@@ -118,16 +168,39 @@ def _losses_of_chunk(
     return normaliser - chosen, normaliser
 
 
+def _highest(logits: Float[Array, "chunk v"], vocab: _Axes) -> Float[Array, " chunk"]:
+    """The highest logit of each token over all devices, as a constant."""
+    highest = jax.lax.stop_gradient(logits.max(-1))
+    return jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
+
+
+def _distillation_of_chunk(
+    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
+) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"], Float[Array, " chunk"]]:
+    """The student's losses and log normalisers, and sum_v p_v (log p_v - log q_v) for the teacher's
+    p and the student's q."""
+    states, targets = tokens
+    logits, numbers = _logits_of_chunk(heads[0], first, vocab_size, states[0])
+    losses, normaliser = _losses_of_logits(logits, numbers, targets, vocab)
+    theirs, _ = _logits_of_chunk(heads[1], first, vocab_size, states[1])
+    theirs = jax.lax.stop_gradient(theirs)
+    weights = jnp.exp(theirs - _highest(theirs, vocab)[:, None])
+    total, apart = weights.sum(-1), (weights * (theirs - logits)).sum(-1)
+    if vocab:
+        total, apart = jax.lax.psum((total, apart), vocab)
+    their_normaliser = jnp.log(total) + _highest(theirs, vocab)
+    return losses, normaliser, apart / total - (their_normaliser - normaliser)
+
+
 def _choices_of_chunk(
-    head: Float[Array, "v D"],
-    first: Array | int,
-    vocab: _Axes,
-    vocab_size: int,
-    tokens: tuple[Float[Array, "chunk D"], Array],
+    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
 ) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
     """Losses of a chunk, and the most likely token at each position; the first in a tie."""
-    losses, _ = _losses_of_chunk(head, first, vocab, vocab_size, tokens)
-    logits, numbers = _logits_of_chunk(head, first, vocab_size, tokens[0])  # XLA reuses those above
+    losses, _ = _losses_of_chunk(heads, first, vocab, vocab_size, tokens)
+    (states,), _ = tokens
+    logits, numbers = _logits_of_chunk(
+        heads[0], first, vocab_size, states
+    )  # XLA reuses those above
     highest = logits.max(-1)
     highest = jax.lax.pmax(highest, vocab) if vocab else highest
     best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import isfinite
+from typing import NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -10,8 +11,8 @@ from clu import metrics as clu_metrics
 from flax import struct
 
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import RunError
-from t5x_diffeq.training.gradient import Batch, batch_losses, make_gradient
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.training.gradient import Batch, Means, batch_losses, make_gradient
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 
@@ -26,6 +27,17 @@ class TrainMetrics(clu_metrics.Collection):
     learning_rate: clu_metrics.LastValue.from_output("learning_rate")  # type: ignore[valid-type]
 
 
+StepMetrics: TypeAlias = clu_metrics.Collection  # these and perhaps more
+
+
+def _metrics_of(means: Means, **values: jax.Array) -> StepMetrics:
+    """The metrics of a step: also the KL divergence from a teacher, and the running cost."""
+    # Of a subclass, clu would compute only its own fields.
+    further = {name: clu_metrics.LastValue.from_output(name) for name in means if name != "loss"}
+    kind = clu_metrics.Collection.create(**TrainMetrics.__annotations__, **further)
+    return (kind if further else TrainMetrics).single_from_model_output(**means, **values)
+
+
 @struct.dataclass
 class EvalMetrics(clu_metrics.Collection):
     """The sum of token losses and the number of tokens of a batch."""
@@ -33,25 +45,40 @@ class EvalMetrics(clu_metrics.Collection):
     loss: clu_metrics.Average.from_output("loss")  # type: ignore[valid-type]
 
 
+class Teacher(NamedTuple):
+    """The frozen model whose predictions a run distils.
+
+    Attributes:
+      model: the model, on its own grid.
+      params: its parameters, sharded over the run's mesh.
+    """
+
+    model: LanguageModel
+    params: dict
+
+
 def _make_train_step(
-    setup: Setup, depths: tuple[int, ...] | None = None
-) -> Callable[[TrainState, Batch], tuple[TrainState, TrainMetrics]]:
+    setup: Setup, depths: tuple[int, ...] | None = None, teacher: LanguageModel | None = None
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
+
+    With a teacher, its third argument is the teacher's parameters.
 
     Args:
       setup: the model, the optimizer and what belongs to them.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
+      teacher: the model whose predictions are distilled, if any.
     """
-    of_batch = make_gradient(setup.model, setup.trains, setup.config.train, depths)
+    of_batch = make_gradient(setup.model, setup.trains, setup.config.train, depths, teacher)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, TrainMetrics]:
+    def train_step(
+        state: TrainState, batch: Batch, *teacher_params: dict
+    ) -> tuple[TrainState, StepMetrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        gradient, norm, loss = of_batch(state.params, batch, dropout_key)
+        gradient, norm, means = of_batch(state.params, batch, dropout_key, *teacher_params)
         training = {name: state.params[name] for name in gradient}
         updates, opt_state = setup.optimizer.update(gradient, state.opt_state, training, norm=norm)
-        metrics = TrainMetrics.single_from_model_output(
-            loss=loss, grad_norm=norm, learning_rate=setup.schedule(state.step)
-        )
+        metrics = _metrics_of(means, grad_norm=norm, learning_rate=setup.schedule(state.step))
         params = {**state.params, **optax.apply_updates(training, updates)}
         return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -59,21 +86,42 @@ def _make_train_step(
 
 
 def lower_train_step(
-    setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
+    setup: Setup,
+    batch_size: int,
+    depths: tuple[int, ...] | None = None,
+    teacher: Teacher | None = None,
 ) -> jax.stages.Lowered:
-    """The train step as a program for the setup's shardings; it donates the state."""
+    """The train step as a program for the setup's shardings; it donates the state.
+
+    Its arguments are the state, the batch and, with a teacher, the teacher's parameters.
+
+    Raises:
+      InputError: if the config names a teacher, and none is given.
+    """
+    source = setup.config.train.distill_from
+    if source and teacher is None:
+        raise InputError(
+            f"train.distill_from={source}: only train and finetune compile a step with a teacher; "
+            "leave the key out here"
+        )
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
     step = jax.jit(
-        _make_train_step(setup, depths), donate_argnums=0, out_shardings=(shardings, None)
+        _make_train_step(setup, depths, teacher.model if teacher else None),
+        donate_argnums=0,
+        out_shardings=(shardings, None),
     )
-    return step.lower(setup.abstract_state, setup.abstract_batch(batch_size))
+    arguments = setup.abstract_state, setup.abstract_batch(batch_size)
+    return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
 
 
 def compile_train_step(
-    setup: Setup, batch_size: int, depths: tuple[int, ...] | None = None
+    setup: Setup,
+    batch_size: int,
+    depths: tuple[int, ...] | None = None,
+    teacher: Teacher | None = None,
 ) -> jax.stages.Compiled:
     """The compiled train step; takes the arguments of `lower_train_step`."""
-    return lower_train_step(setup, batch_size, depths).compile()
+    return lower_train_step(setup, batch_size, depths, teacher).compile()
 
 
 def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:

@@ -1,5 +1,7 @@
-"""A run made from a Hugging Face folder, or a neural ODE that computes the same."""
+"""A run made from a Hugging Face folder, or a neural ODE that computes or approximates the same."""
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +19,28 @@ from t5x_diffeq.exchange.from_pretrained import (
     with_model,
     with_tokenizer,
 )
+from t5x_diffeq.exchange.layouts import LeafPath
+from t5x_diffeq.exchange.low_rank import LeafFit, errors_by_kind, fit_layers
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runs.progress import python_command
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.training.setup import make_setup
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
+# Keys of the data that finetune takes over from the run.
+_OF_FOLDER = (
+    "data.tokenizer",
+    "data.tokenizer_vocab_size",
+    "data.end_of_text",
+    "data.sequence_length",
+)
 
 
 def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config, Tokenizer, dict]:
@@ -41,24 +55,46 @@ def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config
     padding = check_vocabulary(tokenizer, tables)
     if padding:
         say(f"{padding} rows of the vocabulary that no token has are left out")
-    model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
-    params = pretrained_params(folder, found, model, tables)
-    if not flags.to_ode:
-        return config, tokenizer, params
-    keys = ode_keys(config.model, flags.time_embed_dim)
-    ode = ModelConfig.of(keys, tokenizer.vocab_size, config.data.sequence_length)
+    return config, tokenizer, _folders_params(config, tokenizer.vocab_size, folder)
+
+
+def _folders_params(config: Config, vocab_size: int, folder: Path) -> dict:
+    """The parameters in the folder, for a config with its model."""
+    found, length = read_config_json(folder), config.data.sequence_length
+    _, tables = with_model(config, found, length)
+    return pretrained_params(
+        folder, found, ModelConfig.of(config.model, vocab_size, length), tables
+    )
+
+
+def _make_ode(config: Config, vocab_size: int, params: dict, width: int | None) -> tuple:
+    """The config and the parameters of the ODE; and the fits by leaf, none if it is exact."""
+    keys = ode_keys(config.model, width)
+    ode = ModelConfig.of(keys, vocab_size, config.data.sequence_length)
+    if ode.time_embed_dim < ode.num_steps:
+        params, fits = fit_layers(ode, params)
+        return replace(config, model=keys), params, fits
     params, basis = to_ode(ode, params)
     say(
         f"time embedding: T = {ode.time_embed_dim} for {ode.num_steps} nodes, condition number "
         f"{basis.condition:.2f} at the nodes; of the ramps that it mixes, {basis.mixed:.3g}"
     )
-    return replace(config, model=keys), tokenizer, params
+    return replace(config, model=keys), params, {}
 
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
     """The perplexity on the first sequences of the validation split with N solver steps."""
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
     return f"{values['perplexity']:.2f}"
+
+
+def _original_perplexity(config: Config, run: Run, corpus: Corpus, folder: Path) -> str:
+    """The perplexity of the folder's own model, read again, on the devices of `run`."""
+    vocab_size = corpus.tokenizer.vocab_size
+    setup = make_setup(replace(run.setup.config, model=config.model), vocab_size)
+    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state.params)
+    params = jax.device_put(_folders_params(config, vocab_size, folder), shardings)
+    return perplexity(Run(setup, params, 0), corpus, config.model.num_steps)
 
 
 def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> None:
@@ -77,15 +113,72 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     need_safetensors("convert")
     check_new_folder(workdir, "workdir")
     check_data(config.data)
+    fits: Mapping[LeafPath, LeafFit] = {}
     with Progress(f"converting {folder}"):
-        config, tokenizer, params = load_folder(config, folder, flags)
+        original, tokenizer, params = load_folder(config, folder, flags)
+        config, sizes = original, [_count(params)]
+        if flags.to_ode:
+            config, params, fits = _make_ode(
+                original, tokenizer.vocab_size, params, flags.time_embed_dim
+            )
+        sizes.append(_count(params))
         write_run(config, tokenizer, params, workdir)
     layers = config.model.num_steps
-    others = [max(1, layers // 2), 2 * layers] if flags.to_ode else []
+    others = [max(1, layers // 2), 2 * layers] if flags.to_ode and not fits else []
     own = "own grid, the folder's model" if flags.to_ode else "layers"
     corpus = load_corpus(workdir)
     run = load_run(workdir, corpus.tokenizer.vocab_size, batch_size=jax.device_count())
+    own = f"T = {config.model.time_embed_dim}" if fits else own
     found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
     found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
+    if fits:
+        found = {"the folder's model": _original_perplexity(original, run, corpus, folder), **found}
     say(f"converted to {workdir}")
+    if fits:
+        say(f"parameters: {sizes[0]:,} in the folder, {sizes[1]:,} now")
+        _print_errors(fits, config.model.time_embed_dim)
     print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
+    if fits:
+        _say_next(config, folder, workdir)
+
+
+def _count(params: dict) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _print_errors(fits: Mapping[LeafPath, LeafFit], width: int) -> None:
+    """The relative error by kind of leaf, beside the least that a leaf alone could have."""
+    rows = {
+        kind: f"{reached:.4f}  ({least:.4f})"
+        for kind, (reached, least) in errors_by_kind(fits).items()
+    }
+    title = f"relative error in the Frobenius norm (in brackets: of the best of rank T = {width})"
+    print_table(title, rows)
+
+
+def _say_next(config: Config, folder: Path, workdir: Path) -> None:
+    """Prints the commands that distil the original into the approximation."""
+    untouched = defaults().flat()
+    changed = [
+        f"--config.{key}={value}"
+        for key, value in config.flat().items()
+        if key.startswith("data.") and key not in _OF_FOLDER and value != untouched[key]
+    ]
+    teacher, tuned = f"{workdir}-teacher", f"{workdir}-distilled"
+    commands = [
+        ["convert", f"--input={folder}", f"--workdir={teacher}", *changed],
+        [
+            "finetune",
+            "--config=configs/finetune.py:hypernetwork",
+            f"--workdir={tuned}",
+            f"--config.init_from={workdir}",
+            f"--config.train.distill_from={teacher}",
+            *changed,
+        ],
+        ["evaluate", f"--workdir={tuned}"],
+    ]
+    say(
+        "next: make the folder's model a run too, train the approximation on its predictions, and "
+        "evaluate:",
+        *(f"  {python_command()} -m t5x_diffeq.{shlex.join(command)}" for command in commands),
+    )

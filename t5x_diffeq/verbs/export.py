@@ -38,6 +38,7 @@ def export(
         batch_size=1,
         checkpoint=checkpoint,
         grids=[(num_steps, None)],
+        hooks=("pytorch_form",),
     )
     run = run.at_depth(num_steps)
     with run.setup.context(), Progress("writing the folder"):

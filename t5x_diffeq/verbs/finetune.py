@@ -8,6 +8,7 @@ from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.adapter_files import save_adapters
 from t5x_diffeq.runs.pretrained import PretrainedRun, init_from_pretrained
+from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
 from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import defaults
@@ -88,6 +89,8 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
     PretrainedRun.of(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
+    check_teacher(config)
+    check_teachers_tokenizer(config, tokenizer)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:
         adopt_tokenizer(tokenizer, workdir / "tokenizer", config.data)

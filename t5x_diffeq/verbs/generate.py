@@ -2,11 +2,14 @@
 
 import json
 import time
+from datetime import datetime
 
 import jax
 from absl.flags import FlagValues
 
+from t5x_diffeq.data.chat_template import ChatTemplate, TemplateError
 from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
@@ -18,18 +21,35 @@ from t5x_diffeq.runtime.files import AnyPath, parse_path
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
 
 
-def _encode_prompt(tokenizer: Tokenizer, text: str, max_length: int) -> list[int]:
-    """The prompt's tokens."""
+def _encode_prompt(
+    tokenizer: Tokenizer, text: str, max_length: int, chat: ChatTemplate | None
+) -> list[int]:
+    """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
     try:
-        (tokens,) = tokenizer.encode([text])
+        if chat:
+            written = chat.render([{"role": "user", "content": text}], prompting=True)
+            tokens = encode_with_offsets(tokenizer, [written])[0].tokens
+        else:
+            (tokens,) = tokenizer.encode([text])
     except UnicodeEncodeError as error:
         raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    except TemplateError as error:
+        raise InputError(f"--prompt={text!r}: the chat template refuses it: {error}") from error
     if len(tokens) >= max_length:
         raise InputError(
             f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
             "shorten the prompt"
         )
     return tokens.tolist()
+
+
+def _chat_template(tokenizer: Tokenizer, workdir: AnyPath) -> ChatTemplate:
+    if tokenizer.chat.template is None:
+        raise InputError(
+            f"--chat: the run in {workdir} has no chat template; tune it with "
+            "--config.data.loss_on=completion --config.data.chat_template=FILE.jinja"
+        )
+    return ChatTemplate(tokenizer.chat, tokenizer.special_tokens, datetime.now())
 
 
 def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
@@ -48,7 +68,7 @@ def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: F
 
 
 def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
-    """Prints each prompt with its continuation."""
+    """Prints each prompt with its continuation, or with `flags.chat` the answer to each."""
     corpus = load_corpus(workdir)
     tokenizer = corpus.tokenizer
     run = load_run(
@@ -63,8 +83,10 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]
+    chat = _chat_template(tokenizer, workdir) if flags.chat else None
+    stops = [*flags.stop, *([end] if chat and (end := chat.end_of_answer()) else [])]
     rows = [
-        Continuation(tokenizer, _encode_prompt(tokenizer, text, limit), flags.stop)
+        Continuation(tokenizer, _encode_prompt(tokenizer, text, limit, chat), stops)
         for text in texts
     ]
     room = limit - max(len(row.prompt) for row in rows)
@@ -73,4 +95,5 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
     with run.setup.context():
         _continue_rows(rows, run, min(flags.max_tokens, room), flags)
     for row in rows:
-        print(row.text() if len(rows) == 1 else json.dumps({"text": row.text()}), flush=True)
+        text = row.completion() if chat else row.text()
+        print(text if len(rows) == 1 else json.dumps({"text": text}), flush=True)

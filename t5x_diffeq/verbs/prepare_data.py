@@ -2,7 +2,7 @@
 
 import json
 
-from t5x_diffeq.data.manifest import SPLITS
+from t5x_diffeq.data.manifest import MASKS, SPLITS, TRAINED
 from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.sources import load_source
@@ -31,8 +31,18 @@ def prepare_data(
         tokenizer = tokenizer_in(folder / "tokenizer", data, source.train, text)
         manifest = prepare_shards(source, tokenizer, folder, shards, workers, part)
     if manifest is not None:
+        masks = " --config.data.loss_on=completion" if manifest.get(MASKS) else ""
         say(
-            *(f"{s}: {format_count(manifest[s]['tokens'])} tokens" for s in SPLITS),
-            f"train with --config.data.source=tokens --config.data.path={folder}",
+            *(f"{s}: {_describe(manifest, s)}" for s in SPLITS),
+            f"train with --config.data.source=tokens --config.data.path={folder}{masks}",
         )
         print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)
+
+
+def _describe(manifest: dict, split: str) -> str:
+    """`1.20M tokens`, or for conversations also how many of them have a loss."""
+    tokens = f"{format_count(manifest[split]['tokens'])} tokens"
+    if not manifest.get(MASKS):
+        return tokens
+    trained = format_count(manifest[split][TRAINED])
+    return f"{manifest[split]['documents']} conversations, {trained} of {tokens} have a loss"

@@ -13,6 +13,7 @@ from t5x_diffeq.data.pipeline import eval_batches, train_batches
 from t5x_diffeq.data.streams import gather_positions
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runs import progress
+from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
 from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
@@ -28,7 +29,7 @@ from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
-    TrainMetrics,
+    StepMetrics,
     check_finite,
     compile_train_step,
     make_eval_step,
@@ -65,6 +66,7 @@ def train(
         check_new(config)
     check_depths(config)
     check_data(config.data)
+    check_teacher(config)
     downstream = DownstreamTasks(config.tasks)
     corpus = run_in_turn(
         lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
@@ -72,6 +74,7 @@ def train(
     )
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
         setup = make_setup(config, corpus.tokenizer.vocab_size)
+    check_teachers_tokenizer(config, corpus.tokenizer)
     length, batch_size = config.data.sequence_length, config.train.batch_size
     examples = train_examples(config.data, corpus, batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
@@ -101,11 +104,15 @@ def train(
             return 0
 
         # -------------------------------------------------------------- compiled steps
+        teacher = load_teacher(setup)
+        of_teacher = (teacher.params,) if teacher else ()
         compiling = time.perf_counter()
         eval_step = make_eval_step(setup)
         depths = depths_to_come(config, start)
         with Progress(f"compiling {progress.describe_steps(depths)}"):
-            train_steps = {each: compile_train_step(setup, batch_size, each) for each in depths}
+            train_steps = {
+                each: compile_train_step(setup, batch_size, each, teacher) for each in depths
+            }
         now = time.perf_counter()
         say(
             f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
@@ -119,7 +126,7 @@ def train(
         def is_due(step: int, every: int) -> bool:
             return step % every == 0 or step == total_steps
 
-        def report(step: int, metrics: TrainMetrics) -> None:
+        def report(step: int, metrics: StepMetrics) -> None:
             values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
             check_finite(step, values, checkpoints.latest_step, start)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
@@ -144,7 +151,7 @@ def train(
                 batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
                 values = evaluate_loss(eval_step, state.params, batches)
                 writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-                say(progress.eval_line(step, values))
+                say(progress.eval_line(step, values, config.data.loss_on))
 
         def run_tasks_now(step: int) -> None:
             with clock.pause(), watchdog.limit(f"tasks at step {step}", limits.eval_timeout):
@@ -178,7 +185,7 @@ def train(
         in_flight = None
         for step in range(start + 1, total_steps + 1):
             batch, positions = next(batches)
-            state, metrics = train_steps[depths_of(config, step)](state, batch)
+            state, metrics = train_steps[depths_of(config, step)](state, batch, *of_teacher)
             if in_flight:
                 report(*in_flight)  # the previous step, while this one runs
             in_flight = (step, metrics)

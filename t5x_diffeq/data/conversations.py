@@ -1,0 +1,131 @@
+"""Records of instruction data: `messages`, or a `prompt` with its `completion`.
+
+Sources give documents as text. So a conversation is a document of JSON, in one of two forms:
+`{"messages": [...], "tools": [...]}` (`tools` only where the record has them) and
+`{"prompt": "...", "completion": "..."}`. `conversation_of` makes it from a record in any of the
+formats that people use; `encoding` makes tokens of it.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from t5x_diffeq.data.text_faults import find_text_fault
+from t5x_diffeq.runtime.errors import InputError
+
+ANSWERER = "assistant"  # the role whose messages are trained on
+_ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names
+_KEYS = ("messages", "conversations", "prompt", "completion", "tools")
+_WAY_OUT = (
+    "data.loss_on=completion needs messages (a list of role and content) or prompt and completion"
+)
+
+
+def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
+    """The names of those fields of a record that `conversation_of` reads.
+
+    Raises:
+      InputError: if they make no conversation.
+    """
+    found = [key for key in _KEYS if key in names]
+    if {"messages", "conversations"}.isdisjoint(found) and not {"prompt", "completion"} <= {*found}:
+        has = ", ".join(names)[:200] or "nothing at all"
+        raise InputError(f"{where} has {has}; {_WAY_OUT}")
+    return found
+
+
+def conversation_of(record: Mapping[str, Any], where: str) -> str:
+    """The document of a record.
+
+    Args:
+      record: its fields. A library's records may hold bytes for text, and a mapping of lists for a
+        list of mappings.
+      where: the file and the place in it, for messages.
+
+    Raises:
+      InputError: if it holds no conversation; names the place and what was found.
+    """
+    keys = keys_of_conversations([key for key in record if record[key] is not None], where)
+    fields = {key: _plain(record[key]) for key in keys}
+    if "messages" in fields or "conversations" in fields:
+        made = {"messages": _messages_of(fields, where)}
+        made |= {"tools": fields["tools"]} if fields.get("tools") else {}
+    else:
+        made = {key: fields[key] for key in ("prompt", "completion")}
+        for key, text in made.items():
+            if not isinstance(text, str):
+                raise InputError(
+                    f"{where}: its {key!r} is {text!r:.60}, not text; give lists of messages as "
+                    "messages"
+                )
+    return json.dumps(made, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types; keys without a value are left out."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items() if each is not None}
+    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+        return _plain(value.tolist())
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _messages_of(fields: dict, where: str) -> list[dict]:
+    """The messages as transformers' templates expect them, with `role` and `content`."""
+    key = "messages" if "messages" in fields else "conversations"
+    messages = fields[key]
+    if isinstance(messages, dict):  # tfds and old datasets: a mapping of lists
+        messages = [
+            dict(zip(messages, each, strict=True)) for each in zip(*messages.values(), strict=True)
+        ]
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{where}: its {key!r} is {messages!r:.60}, not a list of messages")
+    for number, message in enumerate(messages):
+        if isinstance(message, dict) and {"from", "value"} <= message.keys():
+            role = message.pop("from")
+            message.update(role=_ROLES.get(role, role), content=message.pop("value"))
+        if fault := _fault_of(message):
+            raise InputError(f"{where}: message {number} of its {key!r} {fault}")
+    return messages
+
+
+def _fault_of(message: object) -> str | None:
+    if not isinstance(message, dict):
+        return f"is {message!r:.60}, not an object with role and content"
+    if not isinstance(message.get("role"), str):
+        return f"has no role, but {', '.join(message)[:200] or 'nothing at all'}"
+    if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
+        return f"has the content {message.get('content')!r:.60}, not text"
+    return None
+
+
+def find_conversation_fault(conversation: dict) -> str | None:
+    """Why a conversation can't be trained on (it is then skipped and counted), or None."""
+    faults = map(find_text_fault, _texts_in(conversation))
+    if fault := next((each for each in faults if each not in (None, "empty")), None):
+        return fault
+    if "prompt" in conversation:
+        return "with an empty completion" if not conversation["completion"].strip() else None
+    answers = [each for each in conversation["messages"] if each["role"] == ANSWERER]
+    if not answers:
+        return f"without a message of the {ANSWERER}"
+    said = [each for each in answers if each.get("content", "").strip() or "tool_calls" in each]
+    return None if len(said) == len(answers) else f"with an empty message of the {ANSWERER}"
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON's types."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(each)
+
+
+def text_of_conversation(document: str) -> str:
+    """What is said in a conversation's document, a paragraph for each message."""
+    said = json.loads(document)
+    texts = [each.get("content", "") for each in said.get("messages", [])]
+    return "\n".join(texts or [said["prompt"], said["completion"]])

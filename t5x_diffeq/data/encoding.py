@@ -1,0 +1,181 @@
+"""Documents to codes (see `token_codes`), without the `end_of_text` that closes each.
+
+An encoder first cuts documents into pieces, whose lengths are known, then encodes many at once. A
+plain text that is long has several pieces; a conversation has one.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Integer
+
+from t5x_diffeq.data.chat_template import ChatTemplate, Span, TemplateError
+from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault
+from t5x_diffeq.data.offsets import encode_with_offsets
+from t5x_diffeq.data.text_faults import find_text_fault
+from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import digest
+
+PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
+_REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents
+Codes = Integer[np.ndarray, " length"]
+
+
+@runtime_checkable
+class Piece(Protocol):
+    """A piece of a document: a text, or a rendered conversation."""
+
+    def __len__(self) -> int:
+        """The number of characters."""
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """The interface of an encoder.
+
+    Attributes:
+      tokenizer: the tokenizer.
+      end_of_text: the token that closes each document.
+      dtype: of the codes in files.
+      fingerprint: a hash of everything that determines the codes of a document.
+    """
+
+    tokenizer: Tokenizer
+    end_of_text: int
+    dtype: np.dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """See above."""
+
+    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
+        """The documents in pieces, each with whether it is its document's last.
+
+        Documents that can't be trained on are counted in `skipped`, by reason.
+        """
+
+    def encode(self, pieces: Sequence[Any]) -> list[Codes]:
+        """The codes of each piece."""
+
+
+def encoder_of(tokenizer: Tokenizer, conversations: bool) -> Encoder:
+    """The encoder of conversations, or of plain texts."""
+    return ConversationEncoder(tokenizer) if conversations else TextEncoder(tokenizer)
+
+
+class TextEncoder:
+    """Plain texts, of which every token is trained on."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer, self.end_of_text = tokenizer, tokenizer.end_of_text
+        self.dtype = token_dtype(tokenizer.vocab_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """The tokenizer's."""
+        return self.tokenizer.fingerprint
+
+    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
+        """The documents in pieces of bounded length."""
+        for text in documents:
+            reason = find_text_fault(text)
+            if reason:
+                skipped[reason] += 1
+                continue
+            start = 0
+            while len(text) - start > PIECE_CHARACTERS:
+                stop = start + PIECE_CHARACTERS
+                cut = max(text.rfind(mark, start, stop) for mark in "\n ") + 1
+                yield text[start : cut or stop], False
+                start = cut or stop
+            yield text[start:], True
+
+    def encode(self, pieces: Sequence[str]) -> list[Codes]:
+        """The tokens of each piece."""
+        return self.tokenizer.encode(pieces)
+
+
+@dataclass(frozen=True)
+class RenderedConversation:
+    """The text of a conversation, and the spans of it that are trained on."""
+
+    text: str
+    spans: list[Span]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+class ConversationEncoder:
+    """Conversations, of which only what the assistant wrote is trained on.
+
+    What follows the last token that is trained on is left out: nothing is learned from it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer, self.end_of_text = tokenizer, tokenizer.end_of_text
+        self.dtype = CODE_DTYPE
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokenizer and of its chat template."""
+        parts = (self.tokenizer.fingerprint, self.tokenizer.chat.fingerprint, "completion")
+        return digest(map(str.encode, parts))
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The compiled chat template, which only records with messages need.
+
+        Raises:
+          InputError: if the tokenizer has none, or it can't be used.
+        """
+        if self.tokenizer.chat.template is None:
+            raise InputError(
+                "data.loss_on=completion: the records have messages, and the tokenizer has no chat "
+                "template to write them with; set --config.data.chat_template=FILE.jinja"
+            )
+        return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
+
+    def cut(
+        self, documents: Iterable[str], skipped: Counter
+    ) -> Iterator[tuple[RenderedConversation, bool]]:
+        """The rendered conversations."""
+        for document in documents:
+            conversation = json.loads(document)
+            reason = find_conversation_fault(conversation)
+            if not reason:
+                try:
+                    yield self._render(conversation), True
+                    continue
+                except TemplateError as error:
+                    reason = f"refused by the chat template ({error})"[:_REASON_CHARACTERS]
+            skipped[reason] += 1
+
+    def _render(self, conversation: dict) -> RenderedConversation:
+        if "prompt" in conversation:
+            prompt, text = conversation["prompt"], "".join(conversation.values())
+            return RenderedConversation(text, [(len(prompt), len(text))])
+        messages, tools = conversation["messages"], conversation.get("tools")
+        text, spans = self.template.render_spans(messages, ANSWERER, tools)
+        if not any(start < stop for start, stop in spans):
+            raise TemplateError(f"it writes nothing of the {ANSWERER}")
+        return RenderedConversation(text, spans)
+
+    def encode(self, pieces: Sequence[RenderedConversation]) -> list[Codes]:
+        """The codes of each conversation up to the last token that is trained on."""
+        found = encode_with_offsets(self.tokenizer, [piece.text for piece in pieces])
+        codes = []
+        for placed, piece in zip(found, pieces, strict=True):
+            trained = placed.overlap(piece.spans, len(piece.text))
+            stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
+            if stop and placed.tokens[stop - 1] == self.end_of_text:
+                stop -= 1  # the template wrote the one that closes the document
+            codes.append(encode_tokens(placed.tokens[:stop], trained[:stop], self.end_of_text))
+        return codes

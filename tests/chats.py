@@ -1,0 +1,117 @@
+"""Chat templates in the styles of today's models, a tokenizer for them, and conversations."""
+
+from functools import cache
+
+from sentencepiece import sentencepiece_model_pb2 as pb2
+
+from t5x_diffeq.data.chat_template import ChatFormat
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# Marks what the assistant writes, and refuses to begin with the assistant.
+MARKED = """\
+{%- for message in messages %}
+    {%- if loop.first and message['role'] == 'assistant' %}
+        {{- raise_exception('the user speaks first') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' }}
+    {%- if message['role'] == 'assistant' %}
+        {%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}
+    {%- else %}
+        {{- message['content'] + '<|im_end|>' }}
+    {%- endif %}
+    {{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+HEADERS = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+    {{- message.content | trim }}{{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+# Ends every answer with the token that also ends documents; no generation prompt.
+INSTRUCT = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST] ' + message.content + ' [/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + eos_token }}
+    {%- else %}
+        {{- message | tojson }}
+    {%- endif %}
+{%- endfor %}
+"""
+TEMPLATES = {"chatml": CHATML, "marked": MARKED, "headers": HEADERS, "instruct": INSTRUCT}
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+]
+FILE_TOKENS = {"bos_token": "<|begin_of_text|>", "eos_token": "<|endoftext|>"}
+TWO_TURNS = [
+    {"role": "system", "content": "You are terse."},
+    {"role": "user", "content": "Say é."},
+    {"role": "assistant", "content": "é 日本"},
+    {"role": "user", "content": "Again, <b>loud</b>!"},
+    {"role": "assistant", "content": "É!\n\nÉ!"},
+]
+
+
+@cache
+def tokenizer_json():
+    """A byte-level BPE with the special tokens of the templates."""
+    import tokenizers
+
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    texts = [message["content"] for message in TWO_TURNS] * 9
+    bpe.train_from_iterator(texts, vocab_size=300, special_tokens=SPECIAL)
+    return bpe.to_str().encode()
+
+
+@cache
+def _sentencepiece():
+    return SentencePieceTokenizer.train([CHATML, INSTRUCT, "é 日本"] * 20, 330).model
+
+
+@cache
+def _prefixed():
+    """A sentencepiece model that puts a space before a text, as Llama's does."""
+    model = pb2.ModelProto.FromString(_sentencepiece())
+    model.normalizer_spec.add_dummy_prefix = True
+    return model.SerializeToString()
+
+
+def chat_tokenizer_of(kind: str, template: str = CHATML) -> Tokenizer:
+    """A tokenizer with a chat template: bytes, json, sentencepiece or prefixed."""
+    made: Tokenizer
+    if kind == "bytes":
+        made = ByteTokenizer()
+    elif kind == "json":
+        made = HuggingFaceTokenizer(tokenizer_json())
+    else:
+        made = SentencePieceTokenizer(_prefixed() if kind == "prefixed" else _sentencepiece())
+    made.chat = ChatFormat(template, FILE_TOKENS if kind == "json" else {})
+    return made

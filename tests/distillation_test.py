@@ -1,0 +1,218 @@
+"""Distillation: the loss and its gradient, runs with a teacher, and teachers that can't be used."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config, train_keys
+from small_models import random_params
+from small_models import small as small_model
+
+from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
+from t5x_diffeq.runs.workdir import save_config
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.step import lower_train_step
+from t5x_diffeq.verbs.train import train
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 50, (8, 11))
+BATCH = {
+    "inputs": jnp.asarray(TOKENS[:, :-1], jnp.int32),
+    "targets": jnp.asarray(TOKENS[:, 1:], jnp.int32),
+    "mask": jnp.asarray(RNG.random((8, 10)) < np.linspace(0.1, 1, 8)[:, None], jnp.float32),
+}
+RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))
+WEIGHT = 0.75
+
+# A teacher of another architecture, width, number of layers and length than the student.
+TEACHER = small_model(
+    architecture="llama",
+    weights="per_layer",
+    num_kv_heads=2,
+    num_steps=2,
+    embed_dim=24,
+    max_length=12,
+    scheme="lie_trotter",
+    step_size="1",
+)
+THEIRS = random_params(TEACHER, seed=1)
+
+
+def gradient(student, microbatches=1, mesh=None, depths=None, teacher=TEACHER, theirs=THEIRS):
+    of_batch = make_gradient(
+        student,
+        lambda part: True,
+        train_keys(microbatches=microbatches, loss_chunk=32, distill_weight=WEIGHT),
+        depths,
+        teacher,
+    )
+    arguments = random_params(student), BATCH, jax.random.key(0), theirs
+    if mesh is None:
+        return jax.jit(of_batch)(*arguments)
+    with mesh_context(mesh, RULES):
+        return jax.jit(of_batch)(*arguments)
+
+
+def assert_close(found, expected, tolerance=2e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-9),
+        found,
+        expected,
+    )
+
+
+def plain(student, depths):
+    """The means, and the gradient of the weighted loss, from all logits."""
+    theirs = jax.nn.log_softmax(TEACHER.apply({"params": THEIRS}, BATCH["inputs"])[..., :50])
+
+    def mean(x):
+        return (x * BATCH["mask"]).sum() / BATCH["mask"].sum() / len(depths)
+
+    def whole(params):
+        loss = kl = 0.0
+        for depth in depths:
+            logits = student.at_depth(depth).apply({"params": params}, BATCH["inputs"])
+            ours = jax.nn.log_softmax(logits[..., :50])
+            loss -= mean(jnp.take_along_axis(ours, BATCH["targets"][..., None], -1)[..., 0])
+            kl += mean((jnp.exp(theirs) * (theirs - ours)).sum(-1))
+        return (1 - WEIGHT) * loss + WEIGHT * kl, {"loss": loss, "distillation": kl}
+
+    return jax.jit(jax.grad(whole, has_aux=True))(random_params(student))
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "depths", "mesh"),
+    [
+        (2, None, None),
+        pytest.param(4, (2, 3), None, marks=pytest.mark.slow),
+        pytest.param(2, None, {"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_the_gradient_of_the_weighted_loss(microbatches, depths, mesh):
+    student = small_model()
+    expected, means = plain(student, depths or (3,))
+    found, norm, same_means = gradient(
+        student, microbatches, auto_mesh(**mesh) if mesh else None, depths
+    )
+    assert_close(found, expected)
+    np.testing.assert_allclose(
+        norm, np.sqrt(sum(float(jnp.square(x).sum()) for x in jax.tree.leaves(expected))), rtol=1e-5
+    )
+    assert same_means.keys() == means.keys()
+    for name, value in means.items():
+        np.testing.assert_allclose(same_means[name], value, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_learns_nothing_from_itself(monkeypatch):
+    """In 16 bits too: its divergence is 0, and only the cross entropy has a gradient."""
+    student = small_model(dtype="bfloat16")
+    monkeypatch.setitem(globals(), "WEIGHT", 1.0)
+    _, norm, means = gradient(student, teacher=student, theirs=random_params(student))
+    assert abs(float(means["distillation"])) < 1e-6
+    assert float(norm) < 1e-6
+    assert float(means["loss"]) > 1
+
+
+# ------------------------------------------------------------------------------- whole runs
+
+
+def config_with_teacher(finished, text, **train_values):
+    config = small_config(text)
+    config.mesh.fsdp = 1
+    config.model.num_steps = 3
+    config.train.update(distill_from=str(finished[1]), eval_batches=1, **train_values)
+    return Config.of(config)
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_equals_undisturbed(finished, text, tmp_path, monkeypatch, capsys):
+    config = config_with_teacher(finished, text, microbatches=2)
+    assert train(config, tmp_path / "whole") == 0
+    assert f"learns from {finished[1]} at its step 6" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        send_after(patch, signal.SIGTERM, steps=2)
+        assert train(config, tmp_path / "parts") == 42
+    assert train(config, tmp_path / "parts") == 0
+    assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
+    lines = [line for line in read_metrics(tmp_path / "whole") if "train/loss" in line]
+    assert all(line["train/distillation"] > 0 for line in lines)
+    assert lines[-1]["train/distillation"] != lines[0]["train/distillation"]
+    with pytest.raises(InputError, match=r"train\.distill_weight was 0\.5, is 1\.0"):
+        train(config.with_values({"train.distill_weight": 1.0}), tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_teacher_on_a_mesh(finished, text, tmp_path):
+    """Sharded over its own width and vocabulary, it says the same."""
+    config = config_with_teacher(finished, text)
+    assert train(config, tmp_path / "one") == 0
+    mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
+    assert train(config.with_values(mesh), tmp_path / "eight") == 0
+    key = "train/distillation"
+    one, eight = (
+        [line[key] for line in read_metrics(tmp_path / name) if key in line]
+        for name in ("one", "eight")
+    )
+    np.testing.assert_allclose(eight, one, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------- refusals
+
+
+@pytest.fixture
+def teacher(small, tmp_path):
+    """A workdir with all but checkpoints, of sequences of 16 tokens."""
+    workdir = tmp_path / "teacher"
+    workdir.mkdir()
+    save_config(Config.of(small), workdir)
+    ByteTokenizer().save(workdir / "tokenizer")
+    return workdir
+
+
+def test_teachers_that_cant_be_used(small, teacher, tmp_path):
+    small.train.distill_from = str(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"nowhere holds no config\.json; train there first"):
+        train(Config.of(small), tmp_path / "run")
+    small.train.distill_from = str(teacher)
+    with pytest.raises(InputError, match="teacher holds no checkpoint"):
+        train(Config.of(small), tmp_path / "run")
+    small.data.sequence_length = 17
+    with pytest.raises(InputError, match=r"data\.sequence_length=17 is longer than the 16 tokens"):
+        check_teacher(Config.of(small))
+    small.train.distill_weight = 1.5
+    with pytest.raises(InputError, match=r"distill_weight is 1\.5; it must be in \[0, 1\]"):
+        Config.of(small)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_with_another_tokenizer(small, teacher):
+    import tokenizers
+
+    small.train.distill_from = str(teacher)
+    config = Config.of(small)
+    check_teachers_tokenizer(config, ByteTokenizer())
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator(["some text"], vocab_size=300, special_tokens=["<|endoftext|>"])
+    with pytest.raises(InputError, match=r"train\.distill_from=.*has another tokenizer"):
+        check_teachers_tokenizer(config, HuggingFaceTokenizer(bpe.to_str().encode()))
+    (teacher / "tokenizer").rename(teacher / "lost")
+    with pytest.raises(InputError, match=r"has lost its tokenizer/; take another teacher"):
+        check_teachers_tokenizer(config, ByteTokenizer())
+
+
+def test_without_a_teacher_nothing_is_compiled_or_checked(small, teacher):
+    config = Config.of(small)
+    check_teacher(config)
+    check_teachers_tokenizer(config, ByteTokenizer())
+    small.train.distill_from = str(teacher)
+    setup = setup_of(small)
+    with pytest.raises(InputError, match="only train and finetune compile a step with a teacher"):
+        lower_train_step(setup, 8)

@@ -1,0 +1,89 @@
+"""What a config names: `diffeq_plugin.parts:NAME`."""
+
+from pathlib import Path
+
+import jax
+import optax
+from flax import linen as nn
+
+import t5x_diffeq as td
+from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.models.attention_block import AttentionBlock
+from t5x_diffeq.models.block import PyTorchForm, SubFieldFlops, kernel_flops
+from t5x_diffeq.models.config_layers import norm_of, output_std
+
+
+class SquaredBlock(AttentionBlock):
+    """The architecture's attention, and an MLP with a squared ReLU (So et al. 2021)."""
+
+    power: int = 2
+
+    def setup(self):
+        super().setup()
+        c = self.config
+        self.wide_norm = norm_of(c)
+        self.widen = Linear((c.embed_dim, c.mlp_dim), ("embed", "mlp"), dtype=c.compute_dtype)
+        self.narrow = Linear(
+            (c.mlp_dim, c.embed_dim),
+            ("mlp", "embed"),
+            init_std=output_std(c),
+            writes_residual=True,
+            dtype=c.compute_dtype,
+        )
+
+    def g(self, y, deterministic=True):
+        hidden = jax.nn.relu(self.widen(self.wide_norm(y))) ** self.power
+        return self.narrow(hidden).astype(self.config.state_dtype)
+
+    @nn.nowrap
+    def flops_of_g(self):
+        of = {path[0]: flops for path, flops in kernel_flops(self).items()}
+        return SubFieldFlops(of["widen"] + of["narrow"], last=of["narrow"])
+
+    @nn.nowrap
+    def factors_of_g(self, weights):
+        return {"squared": (weights["widen"]["kernel"], weights["narrow"]["kernel"])}
+
+    @nn.nowrap
+    def pytorch_form(self):
+        return PyTorchForm(
+            modeling=Path(__file__).with_name("modeling_squared.py"),
+            config_class="SquaredConfig",
+            model_class="SquaredForCausalLM",
+            config={"power": self.power},
+        )
+
+
+class SilentBlock(AttentionBlock):
+    """The same attention with a g of nothing, and no further hooks."""
+
+    def g(self, y, deterministic=True):
+        return 0 * y
+
+
+def ralston_step(field, W, y, dt):
+    W0, W1 = W
+    k1 = field(W0, y)
+    k2 = field(W1, y + 2 / 3 * dt * k1)
+    return y + dt * (k1 + 3 * k2) / 4
+
+
+ralston = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(2, 2))
+
+
+miscounted = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(1, 1))
+
+
+def make_nothing():
+    return None
+
+
+def make_sign(keys, declared, momentum=0.9):
+    """Lion's direction."""
+    return optax.scale_by_lion(b1=momentum, b2=keys.beta2)
+
+
+def documents(data, count=200):
+    """Numbered lines, for training and for validation."""
+    lines = [f"line {n} of the plug-in, {n * n} squared.\n" * 3 for n in range(count)]
+    return lines[:-20], lines[-20:]

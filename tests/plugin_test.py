@@ -1,0 +1,174 @@
+"""A package outside the project goes through every verb, with no file of the project changed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT, call, small_config
+
+import t5x_diffeq as td
+from configs import finetune as finetune_config
+from t5x_diffeq import analyze, convert, evaluate, export, generate
+from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.ode.solvers import find_scheme
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime import plugins
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.verbs.finetune import finetune
+from t5x_diffeq.verbs.train import train
+
+PACKAGE = ROOT / "tests" / "plugin_package"
+PARTS = "diffeq_plugin.parts"
+
+
+@pytest.fixture(autouse=True)
+def on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(PACKAGE)
+
+
+def config_of(**model):
+    config = small_config("unused")
+    config.model.update(block=f"{PARTS}:SquaredBlock", **model)
+    config.data.update(source=f"{PARTS}:documents(count=100)", path=None)
+    config.optimizer.name = f"{PARTS}:make_sign(momentum=0.8)"
+    config.optimizer.learning_rate = 1e-3
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plugin") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PACKAGE)
+        assert train(Config.of(config_of(architecture="llama")), folder) == 0
+    return folder
+
+
+def test_training_and_the_record(workdir):
+    """config.json says what the module was; training learned something."""
+    recorded = json.loads((workdir / "config.json").read_text())
+    assert recorded["plugins"].keys() == {PARTS}
+    assert recorded["plugins"][PARTS].startswith("sha256 ")
+    assert recorded["model"]["block"] == f"{PARTS}:SquaredBlock"
+    losses = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_another_version_is_told_once(workdir, monkeypatch, capsys):
+    monkeypatch.setattr(plugins, "_identify", lambda module: "diffeq_plugin 2.0")
+    read_config(workdir), read_config(workdir)
+    told = capsys.readouterr().err
+    assert told.count(f"note: {PARTS} is diffeq_plugin 2.0, and the run was made with sha256") == 1
+
+
+def test_evaluate_generate_and_python(workdir, capsys):
+    call(evaluate, f"--workdir={workdir}", "--num_steps=2,4", "--batch_size=8")
+    two, four = map(json.loads, capsys.readouterr().out.splitlines())
+    assert two["eval/loss"] != four["eval/loss"] and two["flops_per_token"] > 0
+    call(generate, f"--workdir={workdir}", "--prompt=line", "--max_tokens=4", "--temperature=0")
+    printed = capsys.readouterr().out
+    run = td.load(workdir)
+    greedy = td.Sampling(temperature=0)
+    assert printed.startswith(run.generate("line", max_tokens=4, sampling=greedy))
+
+
+def test_analyze(workdir, tmp_path, capsys):
+    call(analyze, "--what=spectra", f"--workdir={workdir}", f"--output={tmp_path}", "--times=3")
+    numbers = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert {name.partition("/")[0] for name in numbers} == {"qk", "ov", "squared"}
+
+
+def test_finetune(workdir, tmp_path):
+    """At another number of steps, with adapters on the block's own linears."""
+    given = finetune_config.get_config("lora")
+    given.update(init_from=str(workdir))
+    given.model.update(num_steps=3, adapter_rank=2)
+    given.data.update(source=f"{PARTS}:documents", cross_documents=False)
+    given.train.update(total_steps=2, batch_size=8, eval_batch_size=16)
+    assert finetune(flatten(given), tmp_path / "tuned") == 0
+    weights = td.load(tmp_path / "tuned")._apply(lambda model: model.weights())
+    assert "widen" in weights["adapters"] and weights["widen"]["kernel"].shape[0] == 3
+
+
+def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
+    """The tensors are complete; that PyTorch computes the same is in transformers_test.py."""
+    from safetensors.numpy import load_file
+
+    call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    out = tmp_path / "out"
+    config = json.loads((out / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_squared.SquaredForCausalLM"
+    assert (config["power"], config["model_type"]) == (2, "t5x_diffeq_squared")
+    assert (out / "modeling_squared.py").exists() and (out / "modeling_diffeq.py").exists()
+    tensors = load_file(out / "model.safetensors")
+    run = td.load(workdir)
+    widen = run.weights([0.5])["widen"]["kernel"][0]
+    np.testing.assert_allclose(tensors["steps.0.widen.weight"], np.asarray(widen).T, rtol=1e-5)
+    assert "mlp" not in "".join(tensors)
+    with pytest.raises(InputError, match="model_type is 't5x_diffeq_squared'"):
+        call(convert, f"--input={out}", f"--workdir={tmp_path / 'back'}")
+
+
+def test_verbs_refuse_a_block_without_their_hook(tmp_path, capsys):
+    """They name the hook, before the checkpoint is read."""
+    config = config_of()
+    config.model.block = f"{PARTS}:SilentBlock"
+    config.train.update(total_steps=1)
+    assert train(Config.of(config), tmp_path / "run") == 0
+    for verb, arguments, message in (
+        (analyze, ["--what=spectra", f"--output={tmp_path}"], "spectra needs .*`spectral_factors`"),
+        (export, [f"--output={tmp_path / 'out'}"], "export needs the method `pytorch_form`"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call(verb, *arguments, f"--workdir={tmp_path / 'run'}")
+    call(evaluate, f"--workdir={tmp_path / 'run'}", "--batch_size=8")
+    assert "flops_per_token" not in json.loads(capsys.readouterr().out)
+
+
+def test_the_packages_scheme():
+    """A function instead of a scheme, and a scheme that miscounts, are refused."""
+    assert find_scheme(f"{PARTS}:ralston").nodes == (0.0, 2 / 3)
+    with pytest.raises(InputError, match=r"make_nothing is a NoneType, and must be \(or return\)"):
+        find_scheme(f"{PARTS}:make_nothing")
+    with pytest.raises(InputError, match=r"evaluates f and g \(1, 1\) times, .* \(2, 2\) times"):
+        find_scheme(f"{PARTS}:miscounted")
+
+
+def test_the_packages_documents():
+    data = Config.of(config_of()).data
+    source = load_source(data)
+    assert (len(source.train), len(source.validation)) == (80, 20)
+    assert source.fingerprint == load_source(data).fingerprint
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path):
+    """Train with the package's scheme by the verbs themselves, then evaluate, in new processes."""
+    flags = (
+        f"--config.model.block={PARTS}:SquaredBlock(power=3)",
+        f"--config.model.scheme={PARTS}:ralston",
+        f"--config.data.source={PARTS}:documents",
+        *("--config.data.tokenizer=bytes", "--config.data.sequence_length=32"),
+        *("--config.model.embed_dim=32", "--config.train.total_steps=3"),
+        *("--config.train.eval_batches=1", "--config.train.eval_all_at_end=False"),
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+
+    def run(verb, *arguments, env=environment):
+        command = [sys.executable, "-m", f"t5x_diffeq.{verb}", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+    workdir = f"--workdir={tmp_path / 'run'}"
+    ended = run("train", "--config=configs/tiny.py", workdir, *flags)
+    assert ended.returncode == 0, ended.stderr
+    ended = run("evaluate", workdir, "--batch_size=8")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["eval/loss"] > 0, ended.stderr
+    ended = run("evaluate", workdir, env={**os.environ, "PYTHONPATH": ""})
+    assert ended.returncode == 2
+    assert "diffeq_plugin.parts can't be imported" in ended.stderr.splitlines()[-1]
