@@ -94,6 +94,19 @@ def test_round_trip_is_exact(name, tmp_path):
     assert config.data.sequence_length == LENGTH
 
 
+def test_gemmas_norms_are_stored_less_1(tmp_path):
+    run = save_model("gemma", tmp_path / "out")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    for name, scale in (
+        ("model.norm.weight", run.params["final_norm"]["scale"]),
+        (
+            "model.layers.1.input_layernorm.weight",
+            run.params["source"]["weights"]["attention_norm"]["scale"][1],
+        ),
+    ):
+        np.testing.assert_allclose(stored[name], np.asarray(scale) - 1, atol=1e-6)
+
+
 def assert_same_numbers(found, expected):
     """Equal, but for the rounding of Gemma's norms, which are stored less 1."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-7), found, expected)
