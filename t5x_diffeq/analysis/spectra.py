@@ -28,7 +28,7 @@ from t5x_diffeq.runtime.errors import InputError
 _TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 # By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Those of
 # attention have an axis of heads (of query heads, of which several may share a key head).
-Spectra = dict[str, Complex[np.ndarray, "times *many M"]]
+Spectra = dict[str, Complex[np.ndarray, "..."]]  # [times, M] or [times, heads, M]
 
 
 def title_of(product: str) -> str:

@@ -68,19 +68,20 @@ class MixtureBlock(AttentionBlock):
         return dropped.astype(self.config.state_dtype)
 
     @nn.nowrap
-    def flops_of_g(self) -> SubFieldFlops:
-        """The router, and the experts that a token goes to."""
-        of = {path: flops for path, flops in kernel_flops(self).items() if path[0] == "experts"}
+    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
+        """Attention's; and those of the router and of the experts that a token goes to."""
+        of_kernels = kernel_flops(self)
+        of = {path: flops for path, flops in of_kernels.items() if path[0] == "experts"}
         share = self.experts_per_token / self.num_experts
-        router = kernel_flops(self)["router", "kernel"]
-        return SubFieldFlops(
-            products=router + share * sum(of.values()), last=share * of["experts", "down"]
-        )
+        products = of_kernels["router", "kernel"] + share * sum(of.values())
+        g = SubFieldFlops(products, last=share * of["experts", "down"])
+        return self.attention_flops(length), g
 
     @nn.nowrap
-    def factors_of_g(self, weights: Weights) -> Factors:
-        """W_up W_down of each expert."""
-        return {"mlp": (weights["experts"]["up"], weights["experts"]["down"])}
+    def spectral_factors(self, weights: Weights) -> Factors:
+        """QK and OV of each head, and W_up W_down of each expert."""
+        experts = weights["experts"]
+        return {**self.attention_factors(weights), "mlp": (experts["up"], experts["down"])}
 
 
 def imbalance(p: Float[Array, "B L E"], chosen: Int[Array, "B L k"]) -> Float[Array, ""]:

@@ -33,11 +33,11 @@ class ParallelBlock(AttentionBlock):
         return jax.lax.optimization_barrier(output).astype(self.config.state_dtype)
 
     @nn.nowrap
-    def flops_of_g(self) -> SubFieldFlops:
-        """The MLP's linears."""
-        return mlp_flops(kernel_flops(self))
+    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
+        """Attention's, and those of the MLP's linears."""
+        return self.attention_flops(length), mlp_flops(kernel_flops(self))
 
     @nn.nowrap
-    def factors_of_g(self, weights: Weights) -> Factors:
-        """W_up W_down; a gate is left out."""
-        return mlp_factors(weights)
+    def spectral_factors(self, weights: Weights) -> Factors:
+        """QK and OV of each head, and W_up W_down; a gate is left out."""
+        return {**self.attention_factors(weights), **mlp_factors(weights)}

@@ -11,7 +11,7 @@ from t5x_diffeq.models.config_layers import attention_of, norm_of
 
 
 class AttentionBlock(Block):
-    """f(y) = attention(norm(y)); a subclass adds g, and its part of `flops` and of the spectra.
+    """f(y) = attention(norm(y)); a subclass adds g, `flops` and `spectral_factors`.
 
     With `config.norm_position="after"`, f(y) = norm(attention(y)).
     """
@@ -58,36 +58,24 @@ class AttentionBlock(Block):
         return self.attention.matrix(self._attention_input(y), places)
 
     @nn.nowrap
-    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
-        """A multiply-add is two FLOPs; causal attention counts half of its square."""
+    def attention_flops(self, length: int) -> SubFieldFlops:
+        """The FLOPs of f. A multiply-add is two; causal attention counts half of its square."""
         of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "attention"}
         products, last = sum(of.values()), of["output"]
         # 2 L H G for the scores and as much for the sums of values; half of each is masked.
         mixing = 2 * length * self.config.num_heads * self.config.head_width
-        f = SubFieldFlops(products, mixing, last, named={"qkv": products - last})
-        return f, self.flops_of_g()
+        return SubFieldFlops(products, mixing, last, named={"qkv": products - last})
 
     @nn.nowrap
-    def flops_of_g(self) -> SubFieldFlops:
-        """The FLOPs of g, which the subclass knows."""
-        raise self.lacks("flops")
-
-    @nn.nowrap
-    def spectral_factors(self, weights: Weights) -> Factors:
-        """QK and OV of each head (`analysis.spectra`), and the products of g."""
+    def attention_factors(self, weights: Weights) -> Factors:
+        """QK and OV of each head (`analysis.spectra`)."""
         query, key, value = _split_heads(weights["attention"])
         output = weights["attention"]["output"]["kernel"]
         by_head = "ndhg->nhdg"
         return {
             "qk": (np.einsum(by_head, query), np.einsum("ndhg->nhgd", key)),
             "ov": (np.einsum(by_head, value), output),
-            **self.factors_of_g(weights),
         }
-
-    @nn.nowrap
-    def factors_of_g(self, weights: Weights) -> Factors:
-        """The factors of g's products, which the subclass knows."""
-        raise self.lacks("spectral_factors")
 
 
 def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "nodes D H G"], ...]:

@@ -21,6 +21,7 @@ _BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of
 # A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
 # whole sequences and heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
+_EARLIER_RULES = {"batch": ("data", "fsdp"), "length": None, "head_dim": None}  # in older runs
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
 
 
@@ -197,8 +198,8 @@ def logical_rules(mesh: MeshKeys) -> Rules:
                 "different ones, or None"
             )
         logical, target = rule
-        if logical in _FIXED_RULES and target == _FIXED_RULES[logical]:
-            continue  # older runs have these in their config.json
+        if logical in _EARLIER_RULES and target == _EARLIER_RULES[logical]:
+            continue
         if logical not in _LOGICAL_AXES:
             raise InputError(
                 f"mesh.rules has {rule!r}; it can set {', '.join(_LOGICAL_AXES)}: leave this one "

@@ -36,13 +36,15 @@ class SquaredBlock(AttentionBlock):
         return self.narrow(hidden).astype(self.config.state_dtype)
 
     @nn.nowrap
-    def flops_of_g(self):
+    def flops(self, length):
         of = {path[0]: flops for path, flops in kernel_flops(self).items()}
-        return SubFieldFlops(of["widen"] + of["narrow"], last=of["narrow"])
+        g = SubFieldFlops(of["widen"] + of["narrow"], last=of["narrow"])
+        return self.attention_flops(length), g
 
     @nn.nowrap
-    def factors_of_g(self, weights):
-        return {"squared": (weights["widen"]["kernel"], weights["narrow"]["kernel"])}
+    def spectral_factors(self, weights):
+        squared = weights["widen"]["kernel"], weights["narrow"]["kernel"]
+        return {**self.attention_factors(weights), "squared": squared}
 
     @nn.nowrap
     def pytorch_form(self):
