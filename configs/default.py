@@ -13,9 +13,9 @@ def get_config() -> ConfigDict:
 
     config.model = model = ConfigDict()
     model.architecture = "gpt"  # gpt: LayerNorm, GELU, biases, learned positions | llama
-    model.block = placeholder(str)  # the attention and MLP of a step: None: the architecture's |
-    #   the importable name of another block, "package.module:Name" or "package.module:Name(size=4)"
-    #   (t5x_diffeq/blocks/README.md); the architecture still decides about embeddings and the head
+    model.block = placeholder(str)  # f and g of a step; None: the architecture's own | the
+    #   importable name of another block, "package.module:Name" or "package.module:Name(size=4)"
+    #   (t5x_diffeq/blocks/README.md); architecture still sets embeddings and head
     model.weights = "time_dependent"  # W(t): time_dependent | per_layer (a baseline) | shared
     model.scheme = "euler"  # euler | lie_trotter | strang | midpoint | heun | rk4, or the
     #   importable name of an `ode.solvers.Scheme`, "package.module:name"
@@ -69,15 +69,13 @@ def get_config() -> ConfigDict:
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the source of Python's standard library | text_files | tfds |
     #   wikitext103 | openwebtext | huggingface | tokens (shards of prepare_data) | mixture | the
-    #   importable name of a function that returns documents (t5x_diffeq/data/README.md)
+    #   importable name of a function that returns documents (t5x_diffeq/blocks/README.md)
     data.path = placeholder(str)  # text_files: a file, a folder or a glob; tokens: the folder;
     #   tfds, huggingface: a name or folder; wikitext103, openwebtext: the raw archive or its URL
     data.validation_path = placeholder(str)  # text_files: the validation text; None: the last tenth
     data.text_field = "text"  # the field of a line, row or record that holds the text
-    data.loss_on = (
-        "all"  # the tokens to train on and to evaluate | completion: records have messages
-    )
-    #   or a prompt and a completion, and only what the assistant wrote counts; t5x_diffeq/data
+    data.loss_on = "all"  # the tokens that have a loss: all | completion: what the assistant wrote,
+    #   in records with messages, or with a prompt and a completion (t5x_diffeq/data/README.md)
     data.chat_template = placeholder(str)  # a .jinja file that writes messages as text; None: the
     #   tokenizer's own (chat_template.jinja or tokenizer_config.json beside its file)
     data.data_dir = placeholder(str)  # where libraries keep datasets; None: their default
@@ -157,14 +155,14 @@ def get_config() -> ConfigDict:
     mesh.tensor = 1  # devices that split heads, MLP and vocabulary
     # The mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     # an array once: in a kernel ("embed", "mlp"), fsdp splits the first axis and tensor the second.
-    # Activations are split by batch, over data and fsdp, so their width is not an "embed" axis and
-    # stays whole, as do the length of a sequence and the width of a head.
+    # Activations are split by batch, over data, fsdp and expert, so their width is not an "embed"
+    # axis and stays whole, as do the length of a sequence and the width of a head.
     mesh.rules = (
         ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
         ("embed", "fsdp"),  # width of the state, in parameters only
         ("heads", "tensor"),  # attention heads
         ("mlp", "tensor"),  # width inside the MLP
-        ("experts", "expert"),  # experts of a mixture; a token goes where its experts are
+        ("experts", "expert"),  # experts of a mixture
         ("steps", None),  # solver steps: stacked weights are scanned, never split
         ("time_embed", None),  # T: not split, so that making W(t) needs no communication
     )

@@ -3,10 +3,11 @@
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
 t5x_diffeq/exchange/README.md has a table of what is supported. The new workdir is a complete run at
 step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the layers become the
-values of W(t) at the nodes of a neural ODE, which is the same model at that number of steps; with
---time_embed_dim below the number of layers, it is the best approximation with so few functions of
-time, and has fewer parameters. --config.data.source and --config.data.path name the text to measure
-it on; model, length and tokenizer come from FOLDER. Needs safetensors: pip install -e '.[export]'.
+values of W(t) at the nodes of a neural ODE, which is the same model at that number of steps. With
+--time_embed_dim below the number of layers, it approximates the model, with kernels as near as so
+few functions of time allow, and has fewer parameters. --config.data.source and --config.data.path
+name the text to measure it on; model, length and tokenizer come from FOLDER. Needs safetensors:
+pip install -e '.[export]'.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Exports a trained run to a Hugging Face folder: --workdir=DIR --output=OUT [--num_steps=24].
 
-A model with Lie-Trotter steps (every baseline) becomes a LlamaForCausalLM or GPT2LMHeadModel. A
-model with Euler steps comes with its own PyTorch file, which
+A model with Lie-Trotter steps (every baseline) becomes a class of transformers where one computes
+the same: Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2. Any other model of Euler or
+Lie-Trotter steps comes with its own PyTorch file, which
 AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. Needs safetensors: pip
 install -e '.[export]'.
 """

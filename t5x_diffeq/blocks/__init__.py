@@ -1,1 +1,1 @@
-"""Blocks beside GPT's and Llama's, each written against `models.block.Block` alone."""
+"""Blocks beside GPT's and Llama's, each a subclass of `models.block.Block`."""

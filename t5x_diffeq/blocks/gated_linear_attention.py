@@ -7,6 +7,8 @@ head, as in Mamba-2, Dao and Gu 2024):
 
     S_i = a_i S_(i-1) + k_i v_i^T,   o_i = q_i^T S_i / sqrt(G)
 
+o_i is divided by its root mean square and multiplied by silu(gate) before the output's kernel.
+
 A sequence is read in chunks: within a chunk all tokens are mixed at once, by the products of the
 decays between them; between chunks only S is passed on. Generation keeps S [H, G, G] instead of
 keys and values, so its memory doesn't grow with the sequence. Documents start from S = 0.

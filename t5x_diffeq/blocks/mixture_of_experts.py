@@ -2,13 +2,13 @@
 
     --config.model.block="t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=8)"
 
-Each token goes to the few experts that its router scores highest (Shazeer et al. 2017), and to as
-many as it was given: no token is dropped, whatever the others choose, so a cached token is computed
-as in the whole sequence. The running cost keeps the experts balanced (Fedus et al. 2022).
+Each token goes to the `experts_per_token` experts that its router scores highest (Shazeer et al.
+2017). Experts have no capacity limit, so no token is dropped, and generation with a cache computes
+the same as the whole sequence. The running cost keeps the experts balanced (Fedus et al. 2022).
 
-On a mesh the experts lie on `mesh.expert`, an axis that also splits the batch. The devices of this
-axis exchange their tokens, each applies its own experts, and the results are summed where the
-tokens came from.
+On a mesh the experts lie on `mesh.expert`, an axis that also splits the batch. Each device of this
+axis gathers the tokens of all of them (all-gather), applies its own experts, and the results are
+summed back to the devices of the tokens (reduce-scatter).
 """
 
 from functools import partial

@@ -91,7 +91,8 @@ def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
         return ChatFormat(path.read_text(), tokens, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"data.chat_template={path} can't be read as text: {error}; name a .jinja file"
+            f"the chat template {path} can't be read as text: {error}; set "
+            "--config.data.chat_template=FILE.jinja"
         ) from error
 
 

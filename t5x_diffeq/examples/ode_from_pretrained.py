@@ -2,9 +2,10 @@
 
     python -m t5x_diffeq.examples.ode_from_pretrained
 
-The per-layer model is trained here, and exported in Hugging Face's format. With a folder of a Llama
-or another supported model (t5x_diffeq/exchange/README.md), begin at the third cell. Needs
-safetensors: pip install -e '.[export]'.
+The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
+or another supported model (t5x_diffeq/exchange/README.md), set FOLDER to it, drop data.tokenizer
+from TEXT, skip the second cell, and leave out what uses `layers`. Needs safetensors:
+pip install -e '.[export]'.
 """
 
 # %%

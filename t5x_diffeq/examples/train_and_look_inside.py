@@ -43,6 +43,6 @@ for steps in (2, 4, 8):
     print(steps, "steps:", run.at_depth(steps).evaluate(limit=2))
 print("Heun:", run.at_depth(4, scheme="heun").evaluate(limit=2))
 
-# %% And text. The model has seen 160 thousand characters, so don't expect much.
+# %% And text. The model has seen 41 thousand characters, so don't expect much.
 for text in run.generate(["def main():", "import "], max_tokens=20):
     print(repr(text))

@@ -174,8 +174,7 @@ def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
         key, reason = REFUSED[kind]
         value = f", {key} is {found[key]!r}" if key in found and key != "model_type" else ""
         raise InputError(
-            f"--input: model_type is {kind!r}{value}: {reason}, which no block here does; it can't "
-            "be converted"
+            f"--input: model_type is {kind!r}{value}: {reason}; such models can't be converted"
         )
     raise InputError(
         f"--input: model_type is {kind!r}; what can be converted is {', '.join(FAMILIES)}"

@@ -61,8 +61,8 @@ def check_form(config: ModelConfig) -> None:
     """
     if is_plugin(config.scheme):
         raise InputError(
-            f"model.scheme={config.scheme}: no class of transformers, nor our own file for it, "
-            "computes this, so the run can't be exported"
+            f"model.scheme={config.scheme}: no PyTorch file computes the steps of another "
+            "package's scheme, so the run can't be exported"
         )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Blocks whose f is attention: all but g, and the hooks that belong to attention."""
+"""The base of blocks whose f is attention: f and its hooks; a subclass adds g."""
 
 import numpy as np
 from flax import linen as nn
