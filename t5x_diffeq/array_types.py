@@ -24,6 +24,8 @@ Times = Float[Array, " nodes"]
 # What one evaluation of f remembers of earlier tokens, by name: keys and values, or another state.
 Cache = dict[str, Any]
 
+Tree = Any  # of arrays
+
 # A block's parameter tree; a source's tree has one more, leading axis: nodes.
 Weights = dict[str, Any]
 

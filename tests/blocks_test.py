@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import auto_mesh, rules_of, train_keys
+from helpers import auto_mesh, rules_of, setup_of, small_config, train_keys
 from small_models import TOKENS, random_params, small
 
 from configs import default
@@ -90,6 +90,37 @@ def gradient_of(model, params, batch, microbatches=1):
     of_batch = make_gradient(model, lambda part: True, keys)
     gradient, _, means = jax.jit(of_batch)(params, batch, jax.random.key(0))
     return gradient, means
+
+
+@pytest.mark.parametrize("changes", [{}, BASELINE, {"scheme": "midpoint"}])
+def test_the_running_cost_is_the_mean_over_depth(changes, monkeypatch):
+    """A constant rate is its own mean, for any step size and scheme."""
+    monkeypatch.setattr(mixture_of_experts, "imbalance", lambda p, chosen: jnp.float32(3))
+    model = small(block=MIXTURE[:-1] + ", balance=0.5)", **changes)
+    _, _, cost = model.apply({"params": random_params(model)}, TOKENS, method="state_and_head")
+    assert cost == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"fsdp": 2, "expert": 2}])
+def test_a_mixture_is_initialised_on_a_mesh(mesh, tmp_path):
+    config = small_config(tmp_path)
+    config.model.block = MIXTURE
+    config.mesh.update(mesh)
+    setup = setup_of(config, devices=jax.devices()[:4])
+    with setup.context():
+        up = setup.init_state().params["source"]["experts"]["up"]
+    assert tuple(up.sharding.spec)[1:3] == ("expert", "fsdp")
+
+
+def test_a_mixture_refuses_rules_that_split_its_width_as_the_batch():
+    model = small(block=MIXTURE)
+    rules = rules_of(default.get_config())
+    rules = (*(rule for rule in rules if rule[0] not in ("mlp", "embed")), ("mlp", "fsdp"))
+    with (
+        mesh_context(auto_mesh(fsdp=2), rules),
+        pytest.raises(InputError, match="'mlp' lies on fsdp"),
+    ):
+        jax.eval_shape(model.apply, {"params": random_params(model)}, TOKENS)
 
 
 def batch_of(rows=8):

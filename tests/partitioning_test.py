@@ -16,11 +16,11 @@ from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "shape"),
     [
-        ({}, 8, (1, 8, 1)),
-        ({}, 12, (1, 6, 1)),  # what divides
-        ({"tensor": 2}, 12, (1, 4, 2)),
-        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1)),
-        ({"fsdp": 4}, 8, (1, 4, 1)),
+        ({}, 8, (1, 8, 1, 1)),
+        ({}, 12, (1, 6, 1, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 4, 1, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1, 1)),
+        ({"fsdp": 4}, 8, (1, 4, 1, 1)),
     ],
 )
 def test_filling(small, mesh, batch_size, shape):
@@ -52,7 +52,7 @@ def test_bad_meshes(small, mesh, message):
 
 def test_bad_rules(small):
     small.mesh.rules = (("embed", "rows"),)
-    with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, tens"):
+    with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, exp"):
         rules_of(small)
     small.mesh.rules = (("length", "tensor"),)
     with pytest.raises(InputError, match=r"\('length', 'tensor'\); it can set vocab, embed, heads"):
@@ -61,7 +61,7 @@ def test_bad_rules(small):
 
 def test_rules_that_older_configs_hold(small):
     expected = rules_of(small)
-    assert expected[0] == ("batch", ("data", "fsdp"))
+    assert expected[0] == ("batch", ("data", "fsdp", "expert"))
     fixed = (["batch", ["data", "fsdp"]], ["length", None], ["head_dim", None])
     small.mesh.rules = (*fixed, *small.mesh.rules)
     assert rules_of(small) == expected
@@ -106,11 +106,16 @@ class FakeDevice:
 
 def test_slices_are_crossed_by_data_then_fsdp():
     devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
-    sizes = {"data": 2, "fsdp": 4, "tensor": 2}
-    assert axes_across_slices(sizes, devices) == {"data": 2, "fsdp": 2, "tensor": 1}
-    assert axes_across_slices(sizes, devices[:4]) == {"data": 1, "fsdp": 1, "tensor": 1}
-    mesh = arrange_mesh({"data": 4, "fsdp": 2, "tensor": 2}, devices)
+    sizes = {"data": 2, "fsdp": 4, "expert": 1, "tensor": 2}
+    assert axes_across_slices(sizes, devices) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1}
+    assert axes_across_slices(sizes, devices[:4]) == {
+        "data": 1,
+        "fsdp": 1,
+        "expert": 1,
+        "tensor": 1,
+    }
+    mesh = arrange_mesh({"data": 4, "fsdp": 2, "expert": 1, "tensor": 2}, devices)
     for n in range(4):  # each slice is one place of the data axis
         assert {device.slice_index for device in mesh.devices[n].flat} == {n}
     with pytest.raises(InputError, match=r"4 slices don't divide .* set mesh.data=4"):
-        axes_across_slices({"data": 1, "fsdp": 2, "tensor": 8}, devices)
+        axes_across_slices({"data": 1, "fsdp": 2, "expert": 1, "tensor": 8}, devices)

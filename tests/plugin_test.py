@@ -1,5 +1,6 @@
 """A package outside the project goes through every verb, with no file of the project changed."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -53,18 +54,22 @@ def workdir(tmp_path_factory):
 def test_training_and_the_record(workdir):
     """config.json says what the module was; training learned something."""
     recorded = json.loads((workdir / "config.json").read_text())
-    assert recorded["plugins"].keys() == {PARTS}
-    assert recorded["plugins"][PARTS].startswith("sha256 ")
+    assert recorded["plugins"].keys() == {"diffeq_plugin"}
+    assert recorded["plugins"]["diffeq_plugin"].startswith("sha256 ")
     assert recorded["model"]["block"] == f"{PARTS}:SquaredBlock"
     losses = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
     assert losses[-1] < losses[0]
 
 
-def test_another_version_is_told_once(workdir, monkeypatch, capsys):
+def test_another_version_is_told_once_and_recorded(workdir, monkeypatch, capsys):
+    recorded = json.loads((workdir / "config.json").read_text())["plugins"]
     monkeypatch.setattr(plugins, "_identify", lambda module: "diffeq_plugin 2.0")
     read_config(workdir), read_config(workdir)
     told = capsys.readouterr().err
-    assert told.count(f"note: {PARTS} is diffeq_plugin 2.0, and the run was made with sha256") == 1
+    assert told.count("note: diffeq_plugin is diffeq_plugin 2.0, and the run was made with") == 1
+    (both,) = plugins.plugin_versions(Config.of(config_of()).flat(), recorded).values()
+    assert both == f"{recorded['diffeq_plugin']}, then diffeq_plugin 2.0"
+    assert list(plugins.changed_plugins({"diffeq_plugin": both})) == []
 
 
 def test_evaluate_generate_and_python(workdir, capsys):
@@ -124,11 +129,13 @@ def test_verbs_refuse_a_block_without_their_hook(tmp_path, capsys):
     for verb, arguments, message in (
         (analyze, ["--what=spectra", f"--output={tmp_path}"], "spectra needs .*`spectral_factors`"),
         (export, [f"--output={tmp_path / 'out'}"], "export needs the method `pytorch_form`"),
+        (generate, ["--prompt=a"], "generation needs the method `extend`"),
     ):
         with pytest.raises(InputError, match=message):
             call(verb, *arguments, f"--workdir={tmp_path / 'run'}")
-    call(evaluate, f"--workdir={tmp_path / 'run'}", "--batch_size=8")
-    assert "flops_per_token" not in json.loads(capsys.readouterr().out)
+    call(evaluate, f"--workdir={tmp_path / 'run'}", "--batch_size=8", "--num_steps=1,2")
+    printed = capsys.readouterr()
+    assert "flops_per_token" not in printed.out and printed.err.count("unknown") == 2
 
 
 def test_the_packages_scheme():
@@ -136,6 +143,8 @@ def test_the_packages_scheme():
     assert find_scheme(f"{PARTS}:ralston").nodes == (0.0, 2 / 3)
     with pytest.raises(InputError, match=r"make_nothing is a NoneType, and must be \(or return\)"):
         find_scheme(f"{PARTS}:make_nothing")
+    with pytest.raises(InputError, match=r"can't be called without arguments .*name a t5x"):
+        find_scheme(f"{PARTS}:ralston_step")
     with pytest.raises(InputError, match=r"evaluates f and g \(1, 1\) times, .* \(2, 2\) times"):
         find_scheme(f"{PARTS}:miscounted")
 
@@ -145,6 +154,15 @@ def test_the_packages_documents():
     source = load_source(data)
     assert (len(source.train), len(source.validation)) == (80, 20)
     assert source.fingerprint == load_source(data).fingerprint
+    for name, loss_on, message in (
+        ("splits_by_name", "all", "returns a dict; it must return .* two sequences of texts"),
+        ("two_texts", "all", "returns a tuple; it must return .* two sequences of texts"),
+        ("numbers", "all", "its documents are of type int, not str"),
+        ("documents", "completion", "data.loss_on=completion with .*, which returns texts"),
+    ):
+        other = dataclasses.replace(data, source=f"{PARTS}:{name}", loss_on=loss_on)
+        with pytest.raises(InputError, match=message):
+            load_source(other)
 
 
 @pytest.mark.slow

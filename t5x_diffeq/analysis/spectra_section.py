@@ -28,6 +28,7 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
+    rotary = config.architecture == "llama" and not config.block
     block = make_block(config)
     own = spectra.spectra(block, nn.apply(LanguageModel.merged_weights, model)({"params": params}))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
@@ -48,7 +49,7 @@ def spectra_section(
         name="spectra",
         title="Spectra",
         findings=_spectra_findings(own),
-        method=_describe_method(layers, perplexities, config.architecture == "llama"),
+        method=_describe_method(layers, perplexities, rotary),
         tables=[_growth_table(own), *([_heads_table(heads)] if heads else [])],
         drawings=_spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import HEADS
 from t5x_diffeq.layers.linear import Linear
+from t5x_diffeq.layers.rotary import BASE
 from t5x_diffeq.models.block import Block, Factors, SubFieldFlops, kernel_flops
 from t5x_diffeq.models.config_layers import mlp_of, norm_of, output_std
 from t5x_diffeq.models.transformer_block import mlp_factors, mlp_flops
@@ -43,6 +44,8 @@ class GatedLinearBlock(Block):
         "num_kv_heads": None,
         "qk_norm": "none",
         "qkv_bias": False,
+        "rotary_base": BASE,
+        "rotary_scaling": (),
         "norm_position": "before",
         "mlp_input": "state",
     }

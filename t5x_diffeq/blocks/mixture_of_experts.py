@@ -27,12 +27,15 @@ from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.attention_block import AttentionBlock
 from t5x_diffeq.models.block import Factors, SubFieldFlops, kernel_flops
 from t5x_diffeq.models.config_layers import norm_of, output_std
+from t5x_diffeq.runtime.errors import InputError
 
 _KERNELS = ("gate", "up", "down")  # of each expert
 
 
 class MixtureBlock(AttentionBlock):
     """The architecture's attention; g is a mixture of SwiGLU experts of width `mlp_dim` each.
+
+    The experts have no biases, whatever the architecture.
 
     Attributes:
       num_experts: number of experts E.
@@ -50,6 +53,11 @@ class MixtureBlock(AttentionBlock):
     def setup(self):  # noqa: D102
         super().setup()
         c = self.config
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise InputError(
+                f"model.block={c.block}: experts_per_token={self.experts_per_token} must be from "
+                f"1 to num_experts={self.num_experts}"
+            )
         self.mlp_norm = norm_of(c)
         self.router = Linear((c.embed_dim, self.num_experts), ("embed", None))
         self.experts = Experts(
@@ -139,6 +147,11 @@ class Experts(nn.Module):
         )
         kernels = {name: kernel.astype(self.dtype) for name, kernel in kernels.items()}
         rows, experts, mlp = (mesh_axes(name) for name in ("batch", "experts", "mlp"))
+        if set(mlp) & set(rows):
+            raise InputError(
+                f"mesh.rules: 'mlp' lies on {' x '.join(mlp)}, and batches are split over "
+                f"{' x '.join(rows)}; a mixture of experts needs different axes"
+            )
         by_row = PartitionSpec(rows or None)
         wide = PartitionSpec(experts or None, None, mlp or None)
         narrow = PartitionSpec(experts or None, mlp or None)
@@ -194,7 +207,8 @@ def _apply_experts(
 ) -> Float[Array, "b L D"]:
     """The sum over those of a token's experts that are numbered 0 to E - 1; float32.
 
-    Tokens are sorted by expert, so that each kernel multiplies a contiguous block of them.
+    Tokens are sorted by expert, so that each kernel multiplies a contiguous block of them. On a TPU
+    the product skips the others; elsewhere jax 0.10 and 0.12 multiply all tokens by all kernels.
     """
     count, width, k = len(up), x.shape[-1], chosen.shape[-1]
     own = (chosen >= 0) & (chosen < count)

@@ -120,18 +120,23 @@ def _from_function(data: DataKeys) -> Source:
     """The source that a function of another package returns: a `Source`, or both splits."""
     found = load_plugin("data.source", data.source)(data)
     if isinstance(found, Source):
+        if found.conversations != (data.loss_on == "completion"):
+            kind = "conversations" if found.conversations else "texts"
+            raise InputError(
+                f"data.loss_on={data.loss_on} with data.source={data.source}, which returns {kind}"
+            )
         return found
-    try:
-        train, validation = found
-        kinds = {type(split[0]) for split in (train, validation)}
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    pair = isinstance(found, tuple | list) and len(found) == 2
+    if not pair or any(isinstance(split, str | bytes) or not len(split) for split in found):
         raise InputError(
             f"data.source={data.source} returns a {type(found).__name__}; it must return a "
             "t5x_diffeq.data.sources.Source, or two sequences of texts that aren't empty: for "
             "training and for validation"
-        ) from error
-    if kinds != {str}:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        )
+    train, validation = found
+    others = {type(text).__name__ for split in found for text in split} - {"str"}
+    if others:
+        names = ", ".join(sorted(others))
         raise InputError(f"data.source={data.source}: its documents are of type {names}, not str")
     if data.loss_on == "completion":
         raise InputError(

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from jax.typing import ArrayLike
@@ -24,7 +25,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.inference.split_loss import evaluate_split
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
@@ -49,7 +50,20 @@ class TrainedRun:
         return replace(self, run=self.run.at_depth(num_steps, scheme))
 
     def weights(self, t: Sequence[float] | ArrayLike) -> Weights:
-        """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`."""
+        """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
+
+        Raises:
+          InputError: if the weights are per-layer, and `t` isn't the grid of their layers.
+        """
+        config = self.run.setup.model.config
+        own, times = nodes(config), np.asarray(t, np.float32)
+        if config.weights == "per_layer" and not (
+            own.shape == times.shape and np.allclose(own, times)
+        ):
+            raise InputError(
+                f"per-layer weights exist at their own {len(own)} nodes alone, {own.tolist()}, and "
+                f"{times.tolist()} were asked for; time-dependent and shared weights have others"
+            )
         return self._apply(LanguageModel.weights, jnp.asarray(t, jnp.float32))
 
     def logits(self, text: str) -> Float[Array, "L V"]:

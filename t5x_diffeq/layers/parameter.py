@@ -51,17 +51,20 @@ def declare(
     role: str,
     *,
     writes_residual: bool = False,
-    fan_in: int = 1,
+    fan_in: int | None = None,
     step_multiplier: float = 1.0,
     takes_adapter: bool = False,
 ) -> jax.Array:
     """`module.param(name)` in float32, boxed with its declarations.
 
     Raises:
-      ValueError: if `role` is not one of `ROLES`, or `axes` and `shape` differ in length.
+      ValueError: if `role` is not one of `ROLES`, `axes` and `shape` differ in length, or a kernel
+        has no `fan_in`.
     """
     if role not in ROLES:
         raise ValueError(f"{name}: unknown role {role!r}; roles are {', '.join(ROLES)}")
+    if role == "kernel" and fan_in is None:
+        raise ValueError(f"{name}: a kernel must say its fan_in, the number of its inputs")
     if len(axes) != len(shape):
         raise ValueError(f"{name}: {len(axes)} logical axes for {len(shape)} dimensions")
 
@@ -72,7 +75,7 @@ def declare(
             tuple(axes),
             role=role,
             writes_residual=writes_residual,
-            fan_in=fan_in,
+            fan_in=fan_in or 1,
             step_multiplier=step_multiplier,
             takes_adapter=takes_adapter,
         )

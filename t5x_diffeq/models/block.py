@@ -184,6 +184,29 @@ HOOKS = {
 }
 
 
+_DESCRIBES = {  # the sub-fields that each hook is about
+    "empty_cache": "f",
+    "extend": "f",
+    "attention_matrix": "f",
+    "flops": "fg",
+    "pytorch_form": "fg",
+    "spectral_factors": "fg",
+}
+
+
+def has_own_hook(kind: type[Block], hook: str) -> bool:
+    """Whether a class of blocks has this hook, for the f and g that it has.
+
+    A subclass that replaces f or g, and inherits a hook about it, has none.
+    """
+
+    def depth(name: str) -> int:
+        return next(n for n, each in enumerate(kind.__mro__) if name in vars(each))
+
+    given = getattr(kind, hook) is not getattr(Block, hook)
+    return given and all(depth(hook) <= depth(name) for name in _DESCRIBES[hook])
+
+
 def kernel_flops(block: Block) -> dict[tuple[str, ...], float]:
     """FLOPs per token of the product with each of the block's kernels, by path."""
     leaves = block_parameters(block, block.input_shapes()).items()

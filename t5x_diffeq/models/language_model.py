@@ -21,6 +21,7 @@ from t5x_diffeq.models.sub_fields import (
     cached_sub_fields,
     has_cost,
     make_block,
+    need_hooks,
     vector_field,
 )
 from t5x_diffeq.ode.integrate import (
@@ -194,6 +195,7 @@ class LanguageModel(nn.Module):
         Raises:
           InputError: if the block can't generate.
         """
+        need_hooks(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
         block = make_block(self.config)
         count = self.config.num_steps * evaluations_of_f

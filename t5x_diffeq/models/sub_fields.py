@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 
 from t5x_diffeq.array_types import Cache, Places, State, Vector, Weights
 from t5x_diffeq.models.adapters import block_variables
-from t5x_diffeq.models.block import COSTS, Block
+from t5x_diffeq.models.block import COSTS, Block, has_own_hook
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.ode.integrate import SubFieldWithMemory
@@ -66,7 +66,7 @@ def has_hook(config: ModelConfig, hook: str) -> bool:
     """
     if config.block is None:
         return True
-    return getattr(type(make_block(config)), hook) is not getattr(Block, hook)
+    return has_own_hook(type(make_block(config)), hook)
 
 
 def need_hooks(config: ModelConfig, hooks: tuple[str, ...]) -> None:
@@ -125,9 +125,13 @@ def vector_field(
             value, sown = method(
                 block_variables(W), state, *args, deterministic=deterministic, rngs=rngs
             )
+            rates = jax.tree.leaves(sown)
+            if rates and not block.has_cost:
+                raise InputError(
+                    f"model.block={config.block} calls add_cost; it must have has_cost = True"
+                )
             if not isinstance(y, StateWithCost):
                 return value
-            rates = jax.tree.leaves(sown)
             return StateWithCost(value, sum(rates, start=jnp.zeros((), jnp.float32)))
 
         return VectorField(f=lambda W, y: call(f, W, y, places), g=lambda W, y: call(g, W, y))

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import States, Vector, Weights
+from t5x_diffeq.array_types import Tree, Vector
 from t5x_diffeq.ode.solvers import SubField, VectorField, find_scheme
 from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
-SubFieldWithMemory = Callable[[Weights, Vector, Memory], tuple[Vector, Memory]]
-StepInputs = tuple[Weights, Array | None]  # of one step, or of all on a leading axis
+SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
+StepInputs = tuple[Tree, Array | None]  # of one step, or of all on a leading axis
 Step = Callable[[Vector, StepInputs], Vector]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
@@ -26,7 +26,7 @@ CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
 
 def integrate(
     field: FieldOfKey,
-    weights: Weights,
+    weights: Tree,
     y: Vector,
     *,
     scheme: str,
@@ -66,13 +66,13 @@ def integrate(
 
 def trajectory(
     field: FieldOfKey,
-    weights: Weights,
+    weights: Tree,
     y: Vector,
     *,
     scheme: str,
     num_steps: int,
     step_size: float,
-) -> States:
+) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
     step = step_function(field, scheme, step_size)
 
@@ -86,7 +86,7 @@ def trajectory(
 def integrate_with_memory(
     f: SubFieldWithMemory,
     g: SubField,
-    weights: list[Weights],
+    weights: list[Tree],
     y: Vector,
     memories: list[Memory],
     *,
@@ -111,7 +111,7 @@ def integrate_with_memory(
     """
     before, after = iter(memories), []
 
-    def f_with_next_memory(W: Weights, y: Vector) -> Vector:
+    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
         value, memory = f(W, y, next(before))
         after.append(memory)
         return value
@@ -123,7 +123,7 @@ def integrate_with_memory(
     return y, after
 
 
-def weights_by_step(weights: Weights, scheme: str, num_steps: int) -> list[Weights]:
+def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
     """The weights of a forward pass, one tree per step, with leaves `[nodes per step, ...]`."""
     stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
     return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
@@ -149,7 +149,7 @@ def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
     return lambda key: VectorField(*(jax.checkpoint(sub_field) for sub_field in field(key)))
 
 
-def step_inputs(weights: Weights, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
+def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
     """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
     nodes = len(find_scheme(scheme).nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
@@ -199,7 +199,7 @@ def _scan_and_recompute(step: Step, y: Vector, inputs: StepInputs, kept_dtype: D
         return y, (kept, inputs)
 
     def backward(found: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
-        def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Weights]:
+        def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)

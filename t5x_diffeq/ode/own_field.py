@@ -1,24 +1,22 @@
 """The solver on a vector field of one's own."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
-from t5x_diffeq.array_types import Vector
+from t5x_diffeq.array_types import Tree, Vector
 from t5x_diffeq.ode.integrate import integrate, trajectory
 from t5x_diffeq.ode.solvers import VectorField, grid
 from t5x_diffeq.runtime.errors import InputError
 
-Tree = Any  # of arrays
-
 
 def integrate_field(
     field: VectorField | Callable[[Tree, Vector], Vector],
-    weights: Tree | Callable[[Float[Array, " nodes"]], Tree],
-    y: Array,
+    weights: Tree | Callable[[Array], Tree],
+    y: ArrayLike,
     *,
     scheme: str = "euler",
     num_steps: int,

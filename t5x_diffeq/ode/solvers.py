@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.array_types import Vector, Weights
+from t5x_diffeq.array_types import Tree, Vector
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 
-SubField = Callable[[Weights, Vector], Vector]
+SubField = Callable[[Tree, Vector], Vector]
 
 
 class VectorField(NamedTuple):
@@ -30,18 +30,18 @@ class VectorField(NamedTuple):
     f: SubField
     g: SubField
 
-    def __call__(self, W: Weights, y: Vector) -> Vector:
+    def __call__(self, W: Tree, y: Vector) -> Vector:
         """f + g."""
         return self.f(W, y) + self.g(W, y)
 
 
-def euler(field: VectorField, W: tuple[Weights], y: Vector, dt: float) -> Vector:
+def euler(field: VectorField, W: tuple[Tree], y: Vector, dt: float) -> Vector:
     """Euler: order 1, one stage; both sub-fields from the same y (the paper's scheme)."""
     (W1,) = W
     return y + dt * field(W1, y)
 
 
-def lie_trotter(field: VectorField, W: tuple[Weights], y: Vector, dt: float) -> Vector:
+def lie_trotter(field: VectorField, W: tuple[Tree], y: Vector, dt: float) -> Vector:
     """Lie-Trotter splitting with Euler substeps: order 1; the classical residual block.
 
     Lu et al. 2019 read a transformer's layer, attention and then MLP, as this scheme.
@@ -51,7 +51,7 @@ def lie_trotter(field: VectorField, W: tuple[Weights], y: Vector, dt: float) -> 
     return y + dt * field.g(W1, y)
 
 
-def strang(field: VectorField, W: tuple[Weights], y: Vector, dt: float) -> Vector:
+def strang(field: VectorField, W: tuple[Tree], y: Vector, dt: float) -> Vector:
     """Strang splitting with Euler substeps, MacaronNet's form (Lu et al. 2019): half f, g, half f.
 
     Strang splitting has order 2 when its substeps have order 2; with Euler substeps it has order 1.
@@ -62,14 +62,14 @@ def strang(field: VectorField, W: tuple[Weights], y: Vector, dt: float) -> Vecto
     return y + dt / 2 * field.f(W1, y)
 
 
-def midpoint(field: VectorField, W: tuple[Weights, Weights], y: Vector, dt: float) -> Vector:
+def midpoint(field: VectorField, W: tuple[Tree, Tree], y: Vector, dt: float) -> Vector:
     """Explicit midpoint, the modified Euler method: order 2, two stages."""
     W0, Wh = W
     k1 = field(W0, y)
     return y + dt * field(Wh, y + dt / 2 * k1)
 
 
-def heun(field: VectorField, W: tuple[Weights, Weights], y: Vector, dt: float) -> Vector:
+def heun(field: VectorField, W: tuple[Tree, Tree], y: Vector, dt: float) -> Vector:
     """Heun, the explicit trapezoidal rule, RK2: order 2, two stages."""
     W0, W1 = W
     k1 = field(W0, y)
@@ -77,7 +77,7 @@ def heun(field: VectorField, W: tuple[Weights, Weights], y: Vector, dt: float) -
     return y + dt / 2 * (k1 + k2)
 
 
-def rk4(field: VectorField, W: tuple[Weights, Weights, Weights], y: Vector, dt: float) -> Vector:
+def rk4(field: VectorField, W: tuple[Tree, Tree, Tree], y: Vector, dt: float) -> Vector:
     """The classical Runge-Kutta method (Kutta 1901): order 4, four stages at three nodes."""
     W0, Wh, W1 = W
     k1 = field(W0, y)
@@ -128,13 +128,28 @@ def find_scheme(name: str) -> Scheme:
     if not is_plugin(name):
         raise InputError(f"scheme {name!r} is unknown; there are {', '.join(SCHEMES)}")
     found = load_plugin("model.scheme", name)
-    scheme = found if isinstance(found, Scheme) or not callable(found) else found()
+    try:
+        scheme = found if isinstance(found, Scheme) or not callable(found) else found()
+    except TypeError as error:
+        raise InputError(
+            f"model.scheme={name} can't be called without arguments ({error}); name a "
+            "t5x_diffeq.Scheme, or a function that returns one"
+        ) from error
     if not isinstance(scheme, Scheme):
         raise InputError(
             f"model.scheme={name} is a {type(scheme).__name__}, and must be (or return) a "
             "t5x_diffeq.Scheme: a step, its nodes, order and evaluations"
         )
-    counted = _count_evaluations(scheme)
+    if not all(0 <= node <= 1 for node in scheme.nodes):
+        raise InputError(
+            f"model.scheme={name} has the nodes {scheme.nodes}; they must be in [0, 1]"
+        )
+    try:
+        counted = _count_evaluations(scheme)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: {error}"
+        ) from error
     if counted != tuple(scheme.evaluations):
         raise InputError(
             f"model.scheme={name} says that a step evaluates f and g {scheme.evaluations} times, "

@@ -69,6 +69,10 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
                 f"the block's parameter {'/'.join(path)} has role {role!r}; "
                 f"a weight source generates {', '.join(OFFSET)} (see layers.parameter.declare)"
             )
+        if len(path) < 2:
+            raise ValueError(
+                f"the block declares {path[0]!r} itself; a layer of the block must declare it"
+            )
     return leaves
 
 
@@ -146,7 +150,13 @@ class GeneratedLayer(nn.Module):
         self, name: str, leaf: Parameter, e: Float[Array, "nodes T"]
     ) -> Float[Array, "nodes ..."]:
         """`offset + W0 + P e`."""
-        parameter = partial(declare, self, role=leaf.role, writes_residual=leaf.writes_residual)
+        parameter = partial(
+            declare,
+            self,
+            role=leaf.role,
+            writes_residual=leaf.writes_residual,
+            fan_in=leaf.fan_in,
+        )
         P = parameter(
             name,
             nn.initializers.normal(self.scales.std(leaf)),

@@ -19,7 +19,7 @@ from t5x_diffeq.training.checkpoint_folder import steps_in
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
-_PLUGINS = "plugins"  # the key for what identifies the modules that the config names
+_PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
 _said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
@@ -65,9 +65,15 @@ def save_config(config: Config, workdir: AnyPath) -> None:
     if jax.process_index() != 0:
         return
     versions = {_VERSION: __version__}
-    plugins = plugin_versions(config.flat())
+    plugins = plugin_versions(config.flat(), _recorded_plugins(workdir))
     content = {**versions, **({_PLUGINS: plugins} if plugins else {}), **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
+
+
+def _recorded_plugins(workdir: AnyPath) -> dict[str, str]:
+    """What an earlier attempt of the run has recorded of its packages."""
+    path = workdir / CONFIG_FILE
+    return json.loads(path.read_text()).get(_PLUGINS, {}) if path.exists() else {}
 
 
 def may_change(key: str) -> bool:
@@ -127,7 +133,7 @@ def read_config(workdir: AnyPath) -> Config:
 
 
 def _warn_of_changes(workdir: AnyPath, recorded: object) -> None:
-    """Says once which modules that the config names aren't what they were."""
+    """Says once which packages that the config names aren't what they were."""
     recorded = recorded if isinstance(recorded, dict) else {}
     for change in changed_plugins(recorded):
         if (workdir, change) not in _said:

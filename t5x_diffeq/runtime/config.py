@@ -102,10 +102,7 @@ class ModelKeys(_Section):
     dropout_rate: BelowOne
     adapter_rank: Count
     adapter_alpha: Positive
-    adapter_kernels: Annotated[
-        tuple[str, ...],
-        Key(tuple, choices=("qkv", "query", "key", "value", "output", "up", "gate", "down")),
-    ]
+    adapter_kernels: Annotated[tuple[str, ...], Key(tuple, entry=Key(str))]
     vocab_size: Annotated[int | None, Key(int, 1, VOCABULARY, optional=True)]
     dtype: Dtype
     state_dtype: Dtype

@@ -16,6 +16,8 @@ from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
 
+_OWN = "t5x_diffeq"  # its version is recorded anyway
+_THEN = ", then "
 PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
 
 
@@ -71,36 +73,53 @@ def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
-def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
-    """What identifies the code of each module that a config names, to be kept with the run.
+def plugin_versions(values: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, str]:
+    """What identifies the code of each package that a config names, to be kept with the run.
 
-    This is the version of its package where one is installed, else a hash of the module's file.
+    This is the version of the package, if it is installed, and a hash of its Python files. Of a run
+    that is resumed with other code, the record has both.
 
     Args:
       values: the values of the config by dotted key.
+      recorded: what the run has recorded before.
     """
     names = [values[key] for key in PLUGIN_KEYS]
     names += [source for _, source, _ in values["data.mixture"]]
-    modules = {name.partition(":")[0] for name in names if name and is_plugin(name)}
-    return {module: _identify(module) for module in sorted(modules)}
+    packages = {name.partition(".")[0].partition(":")[0] for name in names if _is_name(name)}
+    found = {}
+    for package in sorted(packages):
+        before, now = recorded.get(package), _identify(package)
+        same = before is None or _last(before) == now
+        found[package] = now if before is None else before if same else f"{before}{_THEN}{now}"
+    return found
 
 
 def changed_plugins(recorded: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each module that isn't what it was when the run recorded it."""
-    for module, before in recorded.items():
-        now = _identify(module)
-        if now != before:
-            yield f"{module} is {now}, and the run was made with {before}"
+    """A sentence for each package that isn't what it was when the run recorded it."""
+    for package, before in recorded.items():
+        now = _identify(package)
+        if now != _last(before):
+            yield f"{package} is {now}, and the run was made with {before}"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and is_plugin(value)
+
+
+def _last(recorded: str) -> str:
+    return recorded.rpartition(_THEN)[2]
 
 
 @cache
-def _identify(module_name: str) -> str:
-    top = module_name.partition(".")[0]
-    packages = metadata.packages_distributions().get(top, ())
-    if packages:
-        return f"{packages[0]} {metadata.version(packages[0])}"
+def _identify(package: str) -> str:
+    installed = metadata.packages_distributions().get(package, ())
+    version = f"{installed[0]} {metadata.version(installed[0])}" if installed else ""
+    if package == _OWN:
+        return version or f"{package}, not installed"
     try:
-        file = importlib.import_module(module_name).__file__
+        file = Path(str(importlib.import_module(package).__file__))
     except Exception:  # it is refused where it is used
         return "missing"
-    return f"sha256 {hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()[:16]}"
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    content = b"".join(each.read_bytes() for each in files)
+    return f"{version} sha256 {hashlib.sha256(content).hexdigest()[:16]}".strip()

@@ -15,7 +15,7 @@ from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes
+from t5x_diffeq.models.sub_fields import block_of_shapes, need_hooks
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.solvers import find_scheme
 from t5x_diffeq.ode.weights import block_parameters
@@ -64,6 +64,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     Raises:
       InputError: if the block doesn't say how many FLOPs it takes.
     """
+    need_hooks(config, ("flops",))
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
     of_f, of_g = block_of_shapes(config).flops(config.max_length)

@@ -249,11 +249,23 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
     def sharding(path: tuple, leaf: object) -> NamedSharding:
         if not isinstance(leaf, Parameter):
             return NamedSharding(mesh, PartitionSpec())
+        if _is_reduced(path, leaf):
+            return NamedSharding(mesh, PartitionSpec())
         spec = spec_of(leaf.names, rules)
         _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, declared, is_leaf=is_parameter)
+
+
+def _is_reduced(path: tuple, leaf: Parameter) -> bool:
+    """Whether a part of the optimizer's state has another shape than its parameter.
+
+    Such are the factors of a second moment (Shazeer and Stern 2018), which are small.
+    """
+    of_optimizer = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
+    shape = leaf.value.shape
+    return of_optimizer and (len(shape) != len(leaf.names) or 1 in shape)
 
 
 def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:

@@ -1,6 +1,7 @@
 """The train state: its sharded initialisation, and its shapes without creating it."""
 
 from collections.abc import Callable, Collection, Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
+from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
 
@@ -68,7 +70,10 @@ def init_state(
       trains: whether a part of the parameters, given its name, trains.
       key: determines the parameters.
     """
-    tokens = jnp.zeros((1, model.config.max_length), jnp.int32)
+    # A row for each part of a batch, as layers may compute on their parts of it.
+    sizes = jax.sharding.get_abstract_mesh().shape
+    rows = prod(sizes[axis] for axis in mesh_axes("batch"))
+    tokens = jnp.zeros((rows, model.config.max_length), jnp.int32)
     params = model.init(key, tokens)["params"]
     training = {name: part for name, part in params.items() if trains(name)}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(training))

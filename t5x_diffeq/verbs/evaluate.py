@@ -60,9 +60,10 @@ def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int])
     """
     say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
     for values in results:
+        flops = values.get("flops_per_token")
         say(
             f"{values['scheme']:<12}{values['num_steps']:>6}"
-            f"{format_count(values['flops_per_token']):>13}{values['eval/loss']:>9.4f}"
+            f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
             f"{values['eval/perplexity']:>12.2f}"
         )
     if plot:

@@ -56,11 +56,14 @@ class SquaredBlock(AttentionBlock):
         )
 
 
-class SilentBlock(AttentionBlock):
-    """The same attention with a g of nothing, and no further hooks."""
+class SilentBlock(SquaredBlock):
+    """Another f and g: the inherited hooks are about those of `SquaredBlock`, so it has none."""
+
+    def f(self, y, places, deterministic=True):
+        return 2 * super().f(y, places, deterministic)
 
     def g(self, y, deterministic=True):
-        return 0 * y
+        return 3 * super().g(y, deterministic)
 
 
 def ralston_step(field, W, y, dt):
@@ -83,6 +86,18 @@ def make_nothing():
 def make_sign(keys, declared, momentum=0.9):
     """Lion's direction."""
     return optax.scale_by_lion(b1=momentum, b2=keys.beta2)
+
+
+def splits_by_name(data):
+    return {"train": ["a text"], "validation": ["another"]}
+
+
+def two_texts(data):
+    return "a text", "another"
+
+
+def numbers(data):
+    return [1, 2], [3]
 
 
 def documents(data, count=200):
