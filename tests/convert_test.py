@@ -400,7 +400,6 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
         ([f"--input={tmp_path}", new], "holds no config.json"),
         ([folder, f"--workdir={tmp_path / 'full'}"], "is not empty; remove what is there"),
         ([folder, new, "--time_embed_dim=8"], "is for neural ODEs only; add --to_ode"),
-        ([folder, new, "--to_ode", "--time_embed_dim=2"], "is less than the 3 layers"),
         ([folder, new, "--sequence_length=99"], "must be from 1 to the folder's 24"),
     ):
         with pytest.raises(InputError, match=message):
