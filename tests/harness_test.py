@@ -5,12 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
 import numpy as np
 import pytest
-from helpers import LINES, ROOT, call, small_config
+from helpers import LINES, ROOT, call, setup_of, small_config
 from process_runs import as_processes
 
 from t5x_diffeq import evaluate as evaluate_verb
@@ -130,6 +131,17 @@ def test_a_task_whose_data_is_gone(tasks, tmp_path):
         harness.load_tasks(["gone"], None, str(tmp_path))
     with pytest.raises(InputError, match="is no folder"):
         harness.load_tasks(["gone"], None, str(tmp_path / "none"))
+
+
+def test_tasks_that_generate_need_a_block_that_can(tasks, small):
+    folder = str(tasks)
+    assert harness.load_tasks(["local_cloze"], None, folder).hooks == ()
+    keys = Config.of(small).tasks
+    keys = replace(keys, names=("local_cloze", "local_generation"), include_path=folder)
+    bare = setup_of(small).model.config
+    bare = replace(bare, block="t5x_diffeq.examples.own_block:QKNormBlock")
+    with pytest.raises(InputError, match="generation needs the method `extend`"):
+        DownstreamTasks(keys).check(bare)
 
 
 def test_the_papers_tasks_each_once():

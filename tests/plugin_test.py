@@ -187,6 +187,8 @@ def test_the_command_line(tmp_path):
     assert ended.returncode == 0, ended.stderr
     ended = run("evaluate", workdir, "--batch_size=8")
     assert ended.returncode == 0 and json.loads(ended.stdout)["eval/loss"] > 0, ended.stderr
+    ended = run("generate", workdir, "--prompt=line", "--max_tokens=3")
+    assert ended.returncode == 0 and ended.stdout.startswith("line"), ended.stderr
     ended = run("evaluate", workdir, env={**os.environ, "PYTHONPATH": ""})
     assert ended.returncode == 2
     assert "diffeq_plugin.parts can't be imported" in ended.stderr.splitlines()[-1]

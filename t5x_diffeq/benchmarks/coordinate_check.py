@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import block_of_shapes
+from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.training.gradient import batch_losses
 from t5x_diffeq.training.optimizer import scale_each
 from t5x_diffeq.training.partitioning import unbox
@@ -48,6 +51,8 @@ def _measure_movement(
 ) -> dict[str, float]:
     """The scale of one model's kernels, and how far they move."""
     model = LanguageModel(config)
+    block = block_of_shapes(config)
+    of_block = block_parameters(block, block.input_shapes())
     declared = declared_params(model)
     multipliers = jax.tree.map(lambda p: p.step_multiplier, declared, is_leaf=is_parameter)
     optimizer = optax.chain(
@@ -67,8 +72,9 @@ def _measure_movement(
     @jax.jit
     def kernels(params: dict) -> jax.Array:
         weights = model.apply({"params": params}, method="weights")
-        leaves = jax.tree_util.tree_leaves_with_path(weights)
-        return jnp.concatenate([w.ravel() for path, w in leaves if path[-1].key == "kernel"])
+        leaves = flatten_dict(weights).items()
+        roles = {path: leaf.role for path, leaf in of_block.items()}
+        return jnp.concatenate([w.ravel() for path, w in leaves if roles[path] == "kernel"])
 
     params = jax.jit(lambda key: unbox(model.init(key, batch["inputs"])["params"]))(
         jax.random.key(0)

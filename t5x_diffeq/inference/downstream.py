@@ -3,6 +3,8 @@
 import importlib.util
 
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import need_hooks
 from t5x_diffeq.runtime.config import TasksKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup
@@ -44,6 +46,15 @@ class DownstreamTasks:
 
     def __bool__(self) -> bool:
         return self.tasks is not None
+
+    def check(self, model: ModelConfig) -> None:
+        """Checks that the model's block can do what the tasks need.
+
+        Raises:
+          InputError: if it can't, naming the method that it lacks.
+        """
+        if self.tasks is not None:
+            need_hooks(model, self.tasks.hooks)
 
     def run(
         self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int

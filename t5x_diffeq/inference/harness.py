@@ -48,12 +48,14 @@ class Tasks(NamedTuple):
       shots: examples in each context; None for the task's own number.
       limit: only the first `limit` documents of each task; None for all.
       manager: the harness's task manager, which finds the tasks.
+      hooks: the methods that they need of a block: those of generation, if one of them generates.
     """
 
     names: list[str]
     shots: int | None
     limit: int | None
     manager: TaskManager
+    hooks: tuple[str, ...]
 
 
 def task_names(asked: Sequence[str]) -> list[str]:
@@ -86,9 +88,8 @@ def load_tasks(
         raise InputError(f"include_path={include_path} is no folder; name one of task files")
     with _silence_harness():
         manager = manager_of(names, include_path)
-        for name in names:
-            _load_task(name, manager, asked_by)
-    return Tasks(names, shots, limit, manager)
+        generates = [_load_task(name, manager, asked_by) for name in names]
+    return Tasks(names, shots, limit, manager, ("extend", "empty_cache") if any(generates) else ())
 
 
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
@@ -100,19 +101,21 @@ def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def _load_task(name: str, manager: TaskManager, asked_by: str) -> None:
+def _load_task(name: str, manager: TaskManager, asked_by: str) -> bool:
+    """Whether the task, or one of the group, generates text."""
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=1)
         hint = f"did you mean {near[0]}?" if near else "give the folder of its file as include_path"
         raise InputError(f"{asked_by}: there is no task {name!r}; {hint}")
     try:
-        manager.load([name])
+        tasks = manager.load([name])["tasks"].values()
     except Exception as error:  # from the network, the data or the task's own code
         message = " ".join(str(error).split())[:200]
         raise InputError(
             f"{asked_by}: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
             "what its task file names, on the Hugging Face hub or here"
         ) from error
+    return any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
 
 
 def score_tasks(

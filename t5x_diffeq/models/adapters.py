@@ -119,6 +119,14 @@ def _kernels_to_adapt(
     return {path: leaf for path, leaf in kernels.items() if not names or path[-1] in names}
 
 
+def kernels_without_adapter(block: nn.Module, inputs: tuple) -> list[str]:
+    """The block's kernels that can have no adapter, since no `Linear` has made them."""
+    leaves = block_parameters(block, inputs).items()
+    return [
+        "/".join(path) for path, leaf in leaves if leaf.role == "kernel" and not leaf.takes_adapter
+    ]
+
+
 def _num_inputs(kernel: Parameter) -> int:
     """The number of a kernel's leading dimensions that make up its `fan_in` inputs."""
     size, dimensions = 1, 0

@@ -16,6 +16,8 @@ class AttentionBlock(Block):
     With `config.norm_position="after"`, f(y) = norm(attention(y)).
     """
 
+    has_attention_kernel = True
+
     def setup(self):  # noqa: D102
         self.attention_norm = norm_of(self.config)
         self.attention = attention_of(self.config)

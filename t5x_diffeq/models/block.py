@@ -76,6 +76,7 @@ class Block(nn.Module):
     config: ModelConfig
 
     has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
+    has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
     needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:

@@ -67,7 +67,8 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     need_hooks(config, ("flops",))
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
-    of_f, of_g = block_of_shapes(config).flops(config.max_length)
+    block = block_of_shapes(config)
+    of_f, of_g = block.flops(config.max_length)
     projections, attention = tokens * f * of_f.products, tokens * f * of_f.mixing
     mlp = tokens * g * (of_g.products + of_g.mixing)
     head = 2 * tokens * config.vocab_size * config.embed_dim
@@ -80,7 +81,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         recomputed=tokens * _recomputed_products(config, of_f, of_g)
         + _recomputed_attention(config) * attention
         + head,
-        attention_kernels=attention * _kernel_work(config),
+        attention_kernels=attention * _kernel_work(config) if block.has_attention_kernel else 0.0,
     )
 
 

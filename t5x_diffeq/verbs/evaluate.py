@@ -22,14 +22,24 @@ from t5x_diffeq.training.flops import forward_flops
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
 
-def _load_run(workdir: AnyPath, tokenizer: Tokenizer, grids: Grids, flags: FlagValues) -> Run:
-    """Loads the run, if it exists on the grids; `flags` name the checkpoint and the adapters."""
+def _load_run(
+    workdir: AnyPath,
+    tokenizer: Tokenizer,
+    grids: Grids,
+    flags: FlagValues,
+    hooks: tuple[str, ...] = (),
+) -> Run:
+    """Loads the run, if it exists on the grids and its block has the hooks.
+
+    The flags name the checkpoint and the adapters.
+    """
     return load_run(
         workdir,
         tokenizer.vocab_size,
         batch_size=jax.device_count(),
         checkpoint=flags.checkpoint,
         grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n in grids],
+        hooks=hooks,
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
@@ -92,7 +102,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
-    run = _load_run(workdir, tokenizer, grids, flags)
+    run = _load_run(workdir, tokenizer, grids, flags, tasks.hooks)
     for scheme, num_steps in grids:
         on_grid = run.at_depth(num_steps, scheme)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)

@@ -68,6 +68,7 @@ def train(
     check_data(config.data)
     check_teacher(config)
     downstream = DownstreamTasks(config.tasks)
+    downstream.check(setup.model.config)
     corpus = run_in_turn(
         lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
         "the data is prepared",
