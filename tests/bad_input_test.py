@@ -3,6 +3,7 @@
 `launch/test.sh tests/bad_input_test.py -s` prints how many cases there are.
 """
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from helpers import ROOT
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.__main__ import VERBS
+from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import KEYS, Config
-from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config_files import default_config, defaults, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import train
@@ -119,7 +121,8 @@ def setup_of(config, vocab_size):
 def test_every_key(end, config_file, tmp_path, monkeypatch, section):
     """Through the command line; what it can't say, through Python."""
     monkeypatch.setattr(train, "prepare_corpus", end_checks)
-    monkeypatch.setattr(train, "DownstreamTasks", lambda _: None)  # the harness knows its own tasks
+    no_tasks = DownstreamTasks(dataclasses.replace(defaults().tasks, names=()))
+    monkeypatch.setattr(train, "DownstreamTasks", lambda _: no_tasks)  # the harness knows its own
     monkeypatch.setattr(train, "make_setup", setup_of)
 
     def main():

@@ -317,7 +317,7 @@ BAD = {
     "another architecture": ({"model_type": "bert"}, "model_type is 'bert'; what can be"),
     "capped scores": (
         {"model_type": "gemma2", "attn_logit_softcapping": 50.0},
-        "is 'gemma2', attn_logit_softcapping is 50.0: its attention scores are capped, which no",
+        "is 'gemma2', attn_logit_softcapping is 50.0: its attention scores are capped; such mod",
     ),
     "experts": (
         {"model_type": "mixtral", "num_local_experts": 8},
