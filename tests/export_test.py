@@ -155,10 +155,12 @@ def test_the_card_has_the_runs_facts(tmp_path):
     assert '"time_embed_dim": 4' in card
 
 
-def test_a_block_of_another_package_is_refused():
-    run, _, _ = random_run(({"block": "t5x_diffeq.blocks.parallel:ParallelBlock"}, "bytes"))
-    with pytest.raises(InputError, match=r"model.block=.*ParallelBlock: no class of transformers"):
-        check_form(run.setup.model.config)
+def test_a_block_without_a_pytorch_form_is_refused(tmp_path):
+    model = {"block": "t5x_diffeq.blocks.parallel:ParallelBlock"}
+    run, its_tokenizer, as_run = random_run((model, "bytes"))
+    with pytest.raises(InputError, match="export needs the method `pytorch_form` of the block"):
+        save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def with_layout(monkeypatch, kind, **changes):
