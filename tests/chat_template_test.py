@@ -156,7 +156,7 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
     config.write_text("{")
     with pytest.raises(InputError, match=r"tokenizer_config.json is damaged"):
         read_chat_format(tmp_path)
-    with pytest.raises(InputError, match=r"data.chat_template=.*none.jinja can't be read as text"):
+    with pytest.raises(InputError, match=r"the chat template .*none.jinja can't be read as text"):
         read_template(tmp_path / "none.jinja", {})
     with pytest.raises(InputError, match=r"template of here is not one: .*; mend it, or name"):
         template_of("{% if %}")

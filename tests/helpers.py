@@ -87,8 +87,12 @@ def rules_of(config: ConfigDict) -> partitioning.Rules:
 
 
 def auto_mesh(**sizes: int) -> Mesh:
-    """A mesh of axes with these sizes, whose shardings the compiler chooses."""
-    sizes = {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
+    """A mesh of axes with these sizes, whose shardings the compiler chooses.
+
+    The training's other axes are there too, of size 1, unless the axes are others altogether.
+    """
+    if sizes.keys() <= set(partitioning.AXES):
+        sizes = {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 

@@ -91,7 +91,8 @@ def weighted(teacher, chunk):
 
 
 @pytest.mark.parametrize(
-    ("chunk", "shape"), [(7, None), (1000, None), (3, (2, 2, 2)), (3, (1, 1, 8)), (3, (1, 8, 1))]
+    ("chunk", "shape"),
+    [(7, None), (1000, None), (3, (2, 2, 1, 2)), (3, (1, 1, 1, 8)), (3, (1, 8, 1, 1))],
 )
 def test_divergences_and_their_gradient(chunk, shape):
     divergences, gradients = plain_divergences()
