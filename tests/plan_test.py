@@ -77,7 +77,7 @@ def test_on_virtual_cpu_devices():
     model, baseline = map(json.loads, done.stdout.splitlines())
     assert (model["name"], baseline["name"]) == ("model", "baseline")
     assert model.keys() >= KEYS
-    assert model["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert model["mesh"] == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2}
     assert model["memory"]["parameters"] > baseline["memory"]["parameters"]
     assert model["memory"]["moments"] == pytest.approx(2 * model["memory"]["parameters"], rel=0.01)
     for kind, moved in model["collectives"].items():
