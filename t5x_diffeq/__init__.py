@@ -36,12 +36,15 @@ _HOMES = {  # the module of each name, and its name there
     "integrate": ("ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),
     "load_config": ("runtime.config_files", "load_config"),
-    "train": ("verbs.train_in_python", "train"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Imports a name of the Python interface when it is first used, and nothing heavy before."""
+    if (
+        name == "train"
+    ):  # the verb's module, which can be called; importing it would hide a function
+        return import_module("t5x_diffeq.train")
     if name not in _HOMES:
         raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
     module, own = _HOMES[name]

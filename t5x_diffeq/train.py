@@ -4,6 +4,9 @@
 checkpoint, or says that it is finished.
 """
 
+import sys
+from typing import Any
+
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -36,6 +39,18 @@ def main() -> int:
 
     with sole_writer(workdir):
         return train(Config.of(CONFIG.value), workdir)
+
+
+class _Verb(type(sys)):  # type: ignore[misc]  # a module
+    """This module, which `import t5x_diffeq as td; td.train(config, workdir)` calls."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        from t5x_diffeq.verbs.train_in_python import train
+
+        return train(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Verb
 
 
 if __name__ == "__main__":

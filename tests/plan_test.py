@@ -284,7 +284,7 @@ def test_the_bound_says_what_a_mesh_costs():
 
 
 def test_remedies_keep_to_what_divides():
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}
+    mesh = {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2}
     tried = dict(remedies(small(**{"train.batch_size": 8, "model.remat": "dots"}), mesh))
     assert next(iter(tried)) == "--config.model.remat=keep:qkv,attention,mlp"
     assert "--config.model.remat=full" in tried
