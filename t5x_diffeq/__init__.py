@@ -41,9 +41,7 @@ _HOMES = {  # the module of each name, and its name there
 
 def __getattr__(name: str) -> object:
     """Imports a name of the Python interface when it is first used, and nothing heavy before."""
-    if (
-        name == "train"
-    ):  # the verb's module, which can be called; importing it would hide a function
+    if name == "train":  # the verb's module, which can be called and would hide a function
         return import_module("t5x_diffeq.train")
     if name not in _HOMES:
         raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
