@@ -22,9 +22,13 @@ quiet = False  # set by --quiet
 
 
 def _is_first() -> bool:
-    """Whether this is process 0; as long as JAX is not imported, there is no other."""
-    jax = sys.modules.get("jax")
-    return jax is None or jax.process_index() == 0
+    """Whether this is process 0.
+
+    It does not ask JAX, which would start the devices: a verb whose work is done by other commands
+    must leave the devices to them.
+    """
+    processes = sys.modules.get("t5x_diffeq.runtime.processes")
+    return processes is None or processes.peers is None or processes.peers.index == 0
 
 
 def say(*lines: str) -> None:

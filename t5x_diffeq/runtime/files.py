@@ -210,7 +210,7 @@ class GrowingFile:
     def __init__(self, path: AnyPath, content: bytes = b""):
         self.path, self.content = path, bytearray(content)
         write_whole(path, content)
-        self.uploaded = time.monotonic()
+        self.uploaded, self.stored = time.monotonic(), len(content)  # when, and how many bytes
 
     def write(self, content: bytes) -> None:
         """Appends to the file."""
@@ -237,12 +237,21 @@ class GrowingFile:
     def flush(self) -> None:
         """Returns when the whole file is stored."""
         self.uploaded = time.monotonic()
-        if is_in_bucket(self.path):
+        if is_in_bucket(self.path) and self.stored != len(self.content):
             write_whole(self.path, bytes(self.content))
+            self.stored = len(self.content)
 
     def close(self) -> None:
         """Flushes for the last time."""
         self.flush()
+
+
+def remove_file(path: AnyPath) -> None:
+    """Removes a file, if it is there."""
+    if not is_in_bucket(path):
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        bucket_files().rm_file(str(path))
 
 
 def remove_folder(folder: AnyPath) -> None:
@@ -251,6 +260,27 @@ def remove_folder(folder: AnyPath) -> None:
         bucket_files().rm(str(folder), recursive=True)
     else:
         shutil.rmtree(folder)
+
+
+def copy_folder(source: AnyPath, target: AnyPath) -> None:
+    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket.
+
+    Raises:
+      RunError: if it can't be copied.
+      MachineryError: if a bucket doesn't answer.
+    """
+    try:
+        if is_in_bucket(source) and is_in_bucket(target):
+            bucket_files().copy(str(source), str(target), recursive=True)
+        elif is_in_bucket(target):
+            bucket_files().put(str(source), str(target), recursive=True)
+        elif is_in_bucket(source):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            bucket_files().get(str(source), str(target), recursive=True)
+        else:
+            shutil.copytree(source, target)
+    except Exception as error:  # of the file system or of any client
+        raise bucket_failure(error, f"{source} can't be copied to {target}", RunError) from error
 
 
 def move_folder(source: AnyPath, target: AnyPath) -> None:

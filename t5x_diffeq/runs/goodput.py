@@ -1,0 +1,116 @@
+"""Where the time of a run went, over all of its attempts, read from its history.
+
+Goodput is the part of the time since the first start that went into optimizer steps which the run
+still has. Among the rest, `lost` are the seconds of steps that were taken again, after a crash or a
+rollback, and `down` are those between the end of an attempt and the start of the next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# What the seconds of an attempt are spent on.
+STARTUP, COMPILE, DATA, STEPS = "startup", "compile", "data", "steps"
+EVALUATION, CHECKPOINT, ROLLBACK = "evaluation", "checkpoint", "rollback"
+OTHER = "other"  # samples of text, figures, profiles
+ACTIVITIES = (STARTUP, COMPILE, DATA, STEPS, EVALUATION, CHECKPOINT, ROLLBACK, OTHER)
+LOST, DOWN = "lost", "down"
+COLUMNS = (*ACTIVITIES, LOST, DOWN)
+UNKNOWN = "unknown"
+
+
+@dataclass
+class Attempt:
+    """One start of the training command.
+
+    Attributes:
+      began: when it started, in seconds since 1970.
+      first: the step at which it started.
+      total_steps: the step at which the run is to be done.
+      last: the last step that is known to be done.
+      heard: the time of its last event, in seconds since 1970.
+      error: what ended it: an exception's name, None if nothing did, `UNKNOWN` if it didn't say.
+      seconds: its seconds by activity, also those of lost steps.
+      steps_at: its seconds of steps at some steps.
+      lost: seconds of steps that were taken again.
+      down: seconds until the next attempt; 0 if there is none.
+    """
+
+    began: float
+    first: int
+    total_steps: int
+    last: int
+    heard: float
+    error: str | None = UNKNOWN
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    steps_at: dict[int, float] = field(default_factory=dict)
+    lost: float = 0.0
+    down: float = 0.0
+
+    def lose_after(self, step: int) -> None:
+        """Counts the time of its steps after `step` as lost."""
+        if step >= self.last:
+            return
+        self.steps_at = {at: net for at, net in self.steps_at.items() if at <= step}
+        self.lost = self.seconds.get(STEPS, 0.0) - max(self.steps_at.values(), default=0.0)
+        self.last = step
+
+    def columns(self) -> dict[str, float]:
+        """The seconds of each of `COLUMNS`."""
+        seconds = {**dict.fromkeys(COLUMNS, 0.0), **self.seconds, LOST: self.lost, DOWN: self.down}
+        return {**seconds, STEPS: seconds[STEPS] - self.lost}
+
+
+def attempts_of(events: Sequence[Mapping]) -> list[Attempt]:
+    """The attempts of a run, oldest first, given the events of its history."""
+    attempts: list[Attempt] = []
+    for event in events:
+        add_event(attempts, event)
+    return attempts
+
+
+def add_event(attempts: list[Attempt], event: Mapping) -> None:
+    """Adds the next event of a history to its attempts."""
+    kind, now, step = event["event"], event["time"], event["step"]
+    if kind == "start":
+        for earlier in attempts:
+            earlier.lose_after(step)
+        if attempts:
+            attempts[-1].down = max(0.0, event["began"] - attempts[-1].heard)
+        attempts.append(Attempt(event["began"], step, event["total_steps"], step, now))
+    if not attempts:
+        return  # the file's beginning was cut off
+    attempt = attempts[-1]
+    attempt.heard = now
+    if kind == "time":
+        attempt.seconds, attempt.last = event["seconds"], step
+        attempt.steps_at[step] = event["seconds"].get(STEPS, 0.0) - attempt.lost
+    elif kind == "rollback":
+        for each in attempts:
+            each.lose_after(event["to"])
+    elif kind == "end":
+        attempt.error = event["error"]
+
+
+def total_columns(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """The seconds of each of `COLUMNS`, over all attempts."""
+    each = [attempt.columns() for attempt in attempts]
+    return {name: sum(columns[name] for columns in each) for name in COLUMNS}
+
+
+def goodput(attempts: Sequence[Attempt]) -> float:
+    """The part of the time since the first start in which steps ran that the run still has."""
+    wall = attempts[-1].heard - attempts[0].began
+    return total_columns(attempts)[STEPS] / wall if wall > 0 else 0.0
+
+
+def seconds_left(attempt: Attempt) -> float | None:
+    """How long the run still takes at the last attempt's pace, evaluations and saves included.
+
+    None if that attempt has finished no step.
+    """
+    done = attempt.last - attempt.first
+    if done < 1:
+        return None
+    columns = attempt.columns()
+    pace = sum(columns[name] for name in ACTIVITIES if name not in (STARTUP, COMPILE)) / done
+    return (attempt.total_steps - attempt.last) * pace

@@ -1,0 +1,163 @@
+"""`history.jsonl`: what happened to a run at what time, over all of its attempts.
+
+An attempt is one start of the training command. `metrics.jsonl` describes the optimizer steps that
+led to the present state, and loses the lines of steps that are taken again. The history only grows:
+each line is an event with the time (seconds since 1970) and the optimizer step.
+
+    start      an attempt has restored or made its state; `total_steps`, and when it `began`
+    time       `seconds` of the attempt so far, by activity
+    save       a checkpoint was written: its `tier`, `bytes`, for how many seconds training
+               `waited`, and after how many `seconds` it was written
+    spike      the step was a spike, and its update was left out
+    rollback   the run went back to the checkpoint of step `to`
+    end        the attempt ended; `error` is the name of an exception, or null
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import jax
+
+from t5x_diffeq.runs.goodput import STARTUP, Attempt, add_event, attempts_of, goodput
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import MachineryError, RunError
+from t5x_diffeq.runtime.files import AnyPath, GrowingFile
+from t5x_diffeq.training.saves import FinishedSave
+
+FILE = "history.jsonl"
+SECONDS_BETWEEN_TIMES = 60
+
+
+class Stopwatch:
+    """Divides the seconds since its creation among activities, of which one is always going on."""
+
+    def __init__(self, activity: str = STARTUP):
+        self.activity, self.since = activity, time.perf_counter()
+        self.began = time.time()
+        self.elapsed: dict[str, float] = defaultdict(float)
+
+    def turn_to(self, activity: str) -> None:
+        """Ends the current activity and begins another."""
+        now = time.perf_counter()
+        self.elapsed[self.activity] += now - self.since
+        self.activity, self.since = activity, now
+
+    @contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """A context in which `activity` goes on instead of the current one."""
+        before = self.activity
+        self.turn_to(activity)
+        yield
+        self.turn_to(before)
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Counts seconds that were counted as `source` as `target`."""
+        self.elapsed[source] -= seconds
+        self.elapsed[target] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each activity so far."""
+        self.turn_to(self.activity)
+        return dict(self.elapsed)
+
+
+class History:
+    """A context that appends an attempt's events to `history.jsonl`; only process 0 writes.
+
+    Nothing is written before `start` is called.
+
+    Args:
+      workdir: the run's workdir.
+      stopwatch: the stopwatch of this attempt.
+    """
+
+    def __init__(self, workdir: AnyPath, stopwatch: Stopwatch):
+        self.workdir, self.stopwatch = workdir, stopwatch
+        self.file: GrowingFile | None = None
+        self.attempts: list[Attempt] = []
+        self.step, self.last_time = 0, time.monotonic()
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Begins an attempt at `step` of a run that is done at `total_steps`."""
+        if jax.process_index() == 0:
+            path = self.workdir / FILE
+            self.attempts = attempts_of(read_events(self.workdir))
+            content = path.read_bytes() if path.exists() else b""
+            # What a crash has cut off would spoil the next line.
+            self._attempt(lambda: self._open(path, content[: content.rfind(b"\n") + 1]))
+        self.write("start", step, total_steps=total_steps, began=round(self.stopwatch.began, 3))
+
+    def write(self, event: str, step: int, **facts: object) -> None:
+        """Writes an event."""
+        line = {"event": event, "time": round(time.time(), 3), "step": step, **facts}
+        add_event(self.attempts, line)
+        if (file := self.file) is not None:
+            self._attempt(lambda: file.write(f"{json.dumps(line)}\n".encode()))
+
+    def write_time(self, step: int, at_once: bool = False) -> None:
+        """Writes where the seconds of this attempt went, if that was last written a while ago.
+
+        Args:
+          step: the optimizer steps that are done.
+          at_once: write it in any case.
+        """
+        self.step = step
+        if at_once or time.monotonic() - self.last_time > SECONDS_BETWEEN_TIMES:
+            self.last_time = time.monotonic()
+            self.write("time", step, seconds=self._seconds())
+
+    def write_saves(self, saves: Sequence[FinishedSave]) -> None:
+        """Writes what saves have cost."""
+        for save in saves:
+            waited, seconds = round(save.waited, 3), round(save.seconds, 3)
+            facts = {"tier": save.tier, "bytes": save.size, "waited": waited, "seconds": seconds}
+            self.write("save", save.step, **facts)
+
+    def _open(self, path: AnyPath, content: bytes) -> None:
+        self.file = GrowingFile(path, content)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Does it; a failure is a warning, because the history is not worth a run."""
+        try:
+            work()
+        except (RunError, MachineryError) as error:
+            self.file = None
+            say(f"warning: {error}; the run's history ends here")
+
+    def goodput(self) -> float:
+        """The run's goodput so far."""
+        attempt = self.attempts[-1]
+        attempt.seconds, attempt.heard = self._seconds(), time.time()
+        return goodput(self.attempts)
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: round(seconds, 3) for name, seconds in self.stopwatch.seconds().items()}
+
+    def __enter__(self) -> "History":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        """Writes how the attempt ended."""
+        if self.attempts and self.file is not None:
+            self.write_time(self.step, at_once=True)
+            self.write("end", self.step, error=kind and kind.__name__)
+            if (file := self.file) is not None:
+                self._attempt(file.close)
+
+
+def read_events(workdir: AnyPath) -> list[Mapping]:
+    """The events of a run, oldest first; lines that were cut are left out."""
+    path = workdir / FILE
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [event for line in lines if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> Mapping | None:
+    try:
+        event = json.loads(line)
+        return event if {"event", "time", "step"} <= event.keys() else None
+    except (ValueError, AttributeError):
+        return None

@@ -1,0 +1,269 @@
+"""Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
+
+On demand means a file `profile` in the workdir, for the processes of `train.profile_processes`, or
+SIGUSR2 to a process, for that process alone. The file's content is a number of steps, or the first
+and the last, "100:105"; an empty file asks for `STEPS_ON_DEMAND`. A thread looks for it, so no step
+waits for a disk or a bucket.
+
+JAX returns from a step before the devices have finished it. A trace therefore begins when the step
+before its first one is finished, and ends when its last one is: it holds exactly these steps.
+
+A trace that fails is a warning, and the run goes on.
+"""
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+
+from t5x_diffeq.runs.traces import how_to_open, process_name, start_trace, store_file, store_trace
+from t5x_diffeq.runtime import console
+from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, describe_error, remove_file, write_whole
+
+FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
+REQUEST = "profile"  # the file in the workdir that asks for a trace
+STEPS_ON_DEMAND = 5
+SECONDS_BETWEEN_LOOKS = 10.0
+_MOST_STEPS = 1000  # of a trace on demand: a longer one outgrows what XProf can read
+
+
+class Steps(NamedTuple):
+    """The optimizer steps from `first` to `last`."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, text: str) -> "Steps":
+        """Those of "100:105"."""
+        first, last = map(int, text.split(":"))
+        return cls(first, last)
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def check_profile(train: TrainKeys) -> None:
+    """Checks the keys `train.profile*`.
+
+    Raises:
+      InputError: if the steps are not steps of the run, or a process doesn't exist.
+    """
+    if train.profile is not None:
+        first, last = Steps.of(train.profile)
+        if not 1 <= first <= last <= train.total_steps:
+            raise InputError(
+                f"train.profile={train.profile}: the first step must be at least 1, the last no "
+                f"earlier, and at most train.total_steps={train.total_steps}; such as 100:105"
+            )
+    count = jax.process_count()
+    if missing := [n for n in train.profile_processes if n >= count]:
+        raise InputError(
+            f"train.profile_processes names process {missing[0]}, and there are {count}: give "
+            f"numbers from 0 to {count - 1}"
+        )
+
+
+class Profiler:
+    """A context that traces steps of the training loop.
+
+    Call `before_step` before a step's batch is read, and `after_step` when the step is on its way.
+
+    Args:
+      train: `config.train`.
+      workdir: traces go to its `profiles/`.
+      pause: makes a context for the time in which a trace is written instead of training.
+    """
+
+    def __init__(
+        self,
+        train: TrainKeys,
+        workdir: AnyPath,
+        pause: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.train, self.folder, self.pause = train, workdir / FOLDER, pause
+        self.request = workdir / REQUEST
+        self.is_chosen = jax.process_index() in train.profile_processes
+        planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
+        self.planned: list[Steps] = planned  # of the loop's thread
+        self.asked: list[Steps] = []  # found by the thread that looks, not yet seen by the loop
+        self.steps_wanted = 0  # from the next step on; set by a signal or the thread that looks
+        self.tracing: Steps | None = None
+        self.local = Path()  # where the trace is written
+        self.annotation: jax.profiler.StepTraceAnnotation | None = None
+        self.step = 0
+        self.seconds_per_step, self.begun = 1.0, 0.0
+        self.known: set[str] = set()  # the requests and warnings that this process has seen
+        self.ended = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    # ------------------------------------------------------------------ called by the loop
+    def __enter__(self) -> "Profiler":
+        self.signal_before = signal.signal(signal.SIGUSR2, self._note)
+        if self.is_chosen:
+            self._run_in_thread(self._look_for_requests)
+        return self
+
+    def before_step(self, step: int, state: Any) -> None:
+        """Begins a trace if `step` is its first; `state` is the result of the step before."""
+        now = time.monotonic()
+        if self.step:
+            self.seconds_per_step = 0.9 * self.seconds_per_step + 0.1 * (now - self.begun)
+        self.step, self.begun = step, now
+        last = self._last_step_to_trace(step) if self.tracing is None else None
+        if last is not None:
+            self._attempt(lambda: self._start(Steps(step, last), state))
+        self.annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
+        self.annotation.__enter__()
+
+    def after_step(self, step: int, state: Any) -> None:
+        """Ends a trace if `step` is its last; `state` is the step's result."""
+        if self.annotation is not None:
+            self.annotation.__exit__(None, None, None)
+        if self.tracing is not None and step >= self.tracing.last:
+            jax.block_until_ready(state)
+            with self.pause():
+                self._attempt(self._stop)
+
+    def cut(self) -> None:
+        """Ends a trace now, because the run goes back."""
+        if self.tracing is not None:
+            self.tracing = Steps(self.tracing.first, self.step)
+            self._attempt(self._stop)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.ended.set()
+        self.cut()
+        if self.train.memory_profile and "RESOURCE_EXHAUSTED" in str(error):
+            self._attempt(lambda: self._save_memory_profile(f"step_{self.step}_out_of_memory"))
+        for thread in self.threads:
+            thread.join()
+        signal.signal(signal.SIGUSR2, self.signal_before)
+
+    # ------------------------------------------------------------------ tracing
+    def _last_step_to_trace(self, step: int) -> int | None:
+        """The last step of the trace that begins at `step`; None if none does."""
+        if self.steps_wanted:
+            wanted, self.steps_wanted = self.steps_wanted, 0
+            return step + wanted - 1
+        while self.asked:
+            self.planned.append(self.asked.pop(0))
+        over = [steps for steps in self.planned if steps.last < step]
+        due = [steps for steps in self.planned if steps.first <= step <= steps.last]
+        self.planned = [steps for steps in self.planned if steps not in (*over, *due)]
+        for steps in over:
+            self._say(f"note: steps {steps} were done before they could be traced")
+        return max(steps.last for steps in due) if due else None
+
+    def _start(self, steps: Steps, state: Any) -> None:
+        jax.block_until_ready(state)
+        self.local = Path(mkdtemp(prefix="t5x_diffeq-trace-"))
+        start_trace(self.local)
+        self.tracing = steps
+
+    def _stop(self) -> None:
+        """Ends the trace; a thread stores it."""
+        steps, self.tracing = self.tracing, None
+        assert steps is not None
+        jax.profiler.stop_trace()
+        if self.train.memory_profile:
+            self._save_memory_profile(f"step_{steps.last}")
+        local = self.local
+        self._run_in_thread(lambda: self._attempt(lambda: self._store(local, steps)))
+
+    def _store(self, local: Path, steps: Steps) -> None:
+        try:
+            target = store_trace(local, self.folder, f"steps_{steps}")
+        finally:
+            rmtree(local, ignore_errors=True)
+        self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
+
+    def _save_memory_profile(self, name: str) -> None:
+        """Stores what is in the devices' memory, in pprof's format."""
+        folder = Path(mkdtemp(prefix="t5x_diffeq-memory-"))
+        path = self.folder / "memory" / f"{name}_{process_name()}.pprof"
+        try:
+            jax.profiler.save_device_memory_profile(str(folder / path.name))
+            store_file(folder / path.name, path)
+        finally:
+            rmtree(folder, ignore_errors=True)
+        self._say(f"the devices' memory is in {path}; open it with: pprof -http=: FILE")
+
+    # ------------------------------------------------------------------ requests
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.steps_wanted = STEPS_ON_DEMAND
+
+    def _look_for_requests(self) -> None:
+        while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
+            self._attempt(self._take_up_request)
+
+    def _take_up_request(self) -> None:
+        """Plans the steps that the file in the workdir asks for, and removes it.
+
+        Several processes are to trace the same steps. The first of them replaces a number of steps
+        by the steps themselves, far enough ahead that the others see them in time, and removes the
+        file when they are done.
+        """
+        if not self.request.exists():
+            return
+        text = self.request.read_text().strip()
+        leads = jax.process_index() == min(self.train.profile_processes)
+        alone = len(self.train.profile_processes) == 1
+        if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
+            steps = Steps.of(text)
+            if text not in self.known and steps.first <= steps.last:
+                self.known.add(text)
+                self.asked.append(steps)
+            if leads and (alone or self.step > steps.last or steps.first > steps.last):
+                remove_file(self.request)
+        elif leads and text and not (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS):
+            remove_file(self.request)
+            raise ValueError(
+                f"{self.request} holds {text[:40]!r}; write a number of steps from 1 to "
+                f"{_MOST_STEPS} into it, or FIRST:LAST"
+            )
+        elif leads:
+            count = int(text or STEPS_ON_DEMAND)
+            if alone:
+                remove_file(self.request)
+                self.steps_wanted = count
+            else:
+                first = self.step + self._steps_until_all_have_looked()
+                write_whole(self.request, f"{first}:{first + count - 1}".encode())
+
+    def _steps_until_all_have_looked(self) -> int:
+        return 2 + round(2.5 * SECONDS_BETWEEN_LOOKS / max(self.seconds_per_step, 1e-3))
+
+    # ------------------------------------------------------------------ failures, threads, messages
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Does the work; a failure, from any library below, is reported once."""
+        try:
+            work()
+        except Exception as error:
+            line = f"warning: no profile: {describe_error(error)}"
+            if line not in self.known:
+                self.known.add(line)
+                self._say(line)
+
+    def _run_in_thread(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="profiler", daemon=True)
+        self.threads = [each for each in self.threads if each.is_alive()] + [thread]
+        thread.start()
+
+    def _say(self, line: str) -> None:
+        """Prints a line of this process, which needn't be the first."""
+        if jax.process_index() == 0:
+            console.say(line)
+        elif not console.quiet or line.startswith("warning: "):
+            console.write(f"{line} (process {jax.process_index()})")

@@ -1,0 +1,259 @@
+"""Profiles: traces of exactly the steps that were asked for, read back; requests; failures."""
+
+import os
+import re
+import signal
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fake_gcs import serve
+from helpers import metrics_of, setup_of, train_keys
+from small_models import TOKENS, random_params
+from small_models import small as small_model
+
+from t5x_diffeq.models.language_model import in_one_document
+from t5x_diffeq.runs import profiler as profiler_module
+from t5x_diffeq.runs.profiler import Profiler, check_profile
+from t5x_diffeq.runtime import files
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.step import compile_train_step
+from t5x_diffeq.verbs.train import train
+
+SCOPES = ("make W(t)", "solver step", "attention", "mlp", "embed", "head", "loss", "optimizer")
+BACKWARD = ("pull back to P", "gradient norm")
+
+
+def read_traces(folder):
+    """The traces below a folder, by the name under which XProf lists them."""
+    found = folder.glob("plugins/profile/*/*.xplane.pb")
+    return {path.parent.name: jax.profiler.ProfileData.from_file(str(path)) for path in found}
+
+
+def events(trace):
+    return [event for plane in trace.planes for line in plane.lines for event in line.events]
+
+
+def steps_of(trace):
+    """The numbers of the steps that are marked in a trace."""
+    return sorted(dict(e.stats)["step_num"] for e in events(trace) if e.name == "train")
+
+
+def runs_of(trace):
+    """Operations of the train step by the run of its program that they belong to."""
+    found = defaultdict(set)
+    for event in events(trace):
+        stats = dict(event.stats)
+        if stats.get("hlo_module") == "jit_train_step" and not event.name.startswith("end: "):
+            found[stats["run_id"]].add(stats["hlo_op"])
+    return found
+
+
+def names_of_operations(program):
+    """What the program of a step calls its operations, by instruction."""
+    lines = re.findall(r'%([\w.\-]+) = .*metadata=\{op_name="([^"]*)"', program)
+    return dict(lines)
+
+
+@pytest.fixture(scope="module")
+def traced(finished, tmp_path_factory):
+    """The config and workdir of a run that traced its steps 3 to 4."""
+    config = finished[0].copy_and_resolve_references()
+    config.train.update(profile="3:4", memory_profile=True)
+    workdir = tmp_path_factory.mktemp("traced")
+    assert train(Config.of(config), workdir) == 0
+    return config, workdir
+
+
+def test_the_trace_holds_exactly_the_steps(traced):
+    _, workdir = traced
+    (trace,) = read_traces(workdir / "profiles").values()
+    assert steps_of(trace) == [3, 4]
+    runs = runs_of(trace)
+    assert len(runs) == 2
+    assert len(set(map(frozenset, runs.values()))) == 1  # each of them whole
+    assert list((workdir / "profiles").glob("plugins/profile/steps_3-4/*.trace.json.gz"))
+    assert list((workdir / "profiles" / "memory").glob("step_4_*.pprof"))
+
+
+def test_its_operations_have_the_names_of_the_mathematics(traced):
+    config, workdir = traced
+    (trace,) = read_traces(workdir / "profiles").values()
+    setup = setup_of(config)
+    with setup.context():
+        names = names_of_operations(compile_train_step(setup, config.train.batch_size).as_text())
+    ran = [names.get(operation, "") for run in runs_of(trace).values() for operation in run]
+    parts = {name: re.split(r"[/()]", name.replace("make W(t)", "make W[t]")) for name in ran}
+
+    def shown(scope, name):
+        return scope.replace("make W(t)", "make W[t]") in parts[name]
+
+    for scope in (*SCOPES, *BACKWARD):
+        # The head of this model is a table as it is: all that remains of it is its gradient.
+        assert scope == "head" or any(shown(scope, name) for name in ran), scope
+    for scope in ("make W(t)", "solver step", "attention", "mlp", "embed", "loss"):
+        assert any(shown(scope, name) and "transpose(" in name for name in ran), scope
+    (file,) = (workdir / "profiles").glob("plugins/profile/*/*.xplane.pb")
+    assert all(scope.encode() in file.read_bytes() for scope in BACKWARD)  # XProf finds them there
+
+
+def test_tracing_changes_nothing(traced, finished):
+    assert metrics_of(traced[1]) == metrics_of(finished[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"profile": "5:3"}, r"train.profile=5:3: .*such as 100:105"),
+        ({"profile": "0:3"}, "at least 1"),
+        ({"profile": "3:7"}, "at most train.total_steps=6"),
+        ({"profile": "3"}, "train.profile is '3'; it can be FIRST:LAST"),
+        ({"profile_processes": (0, 2)}, "names process 2, and there are 1: .* from 0 to 0"),
+    ],
+    ids=str,
+)
+def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
+    with pytest.raises(InputError, match=message):
+        check_profile(train_keys(total_steps=6, **keys))
+
+
+def test_generation_numbers_its_steps():
+    """They are unrolled, so each can have its own name."""
+    model = small_model()
+    params = random_params(model)
+    caches = model.empty_caches(2, 10)
+
+    def extend(tokens):
+        weights = model.apply({"params": params}, method="merged_weights_by_step")
+        places, real = in_one_document(tokens), jnp.ones(tokens.shape, bool)
+        arguments = tokens, places, real, weights, caches
+        return model.apply({"params": params}, *arguments, method="extend")
+
+    text = jax.jit(extend).lower(TOKENS).as_text(debug_info=True)
+    found = {tuple(pair) for pair in re.findall(r"/step (\d)/(attention|mlp)/", text)}
+    assert found == {(n, part) for n in "012" for part in ("attention", "mlp")}
+
+
+@contextmanager
+def looking(tmp_path, monkeypatch, **keys):
+    """A profiler that looks for requests all the time, and a loop of steps to call."""
+    monkeypatch.setattr(profiler_module, "SECONDS_BETWEEN_LOOKS", 0.02)
+    x = jnp.ones(8)
+    double = jax.jit(lambda x: 2 * x)
+    with Profiler(train_keys(total_steps=99, **keys), tmp_path) as profiler:
+
+        def step(n):
+            profiler.before_step(n, x)
+            y = double(x)
+            profiler.after_step(n, y)
+
+        yield profiler, step
+
+
+def wait_until(condition):
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("content", "last"), [("", 5), ("2\n", 2), ("3:4", 4)])
+def test_a_file_asks_for_steps(tmp_path, monkeypatch, content, last):
+    with looking(tmp_path, monkeypatch) as (profiler, step):
+        (tmp_path / "profile").write_text(content)
+        wait_until(lambda: profiler.steps_wanted or profiler.asked)
+        wait_until(lambda: not (tmp_path / "profile").exists())
+        for n in range(1, 8):
+            step(n)
+    ((run, trace),) = read_traces(tmp_path / "profiles").items()
+    first = 3 if ":" in content else 1
+    assert run == f"steps_{first}-{last}"
+    assert steps_of(trace) == list(range(first, last + 1))
+
+
+def test_a_signal_asks_for_steps(tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGUSR2)
+    with looking(tmp_path, monkeypatch, profile_processes=()) as (_, step):
+        step(1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        for n in range(2, 9):
+            step(n)
+    assert steps_of(read_traces(tmp_path / "profiles")["steps_2-6"]) == [2, 3, 4, 5, 6]
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):
+    """The first replaces a number by steps that lie ahead; the other takes them up."""
+    (tmp_path / "profile").write_text("2")
+    processes = [Profiler(train_keys(profile_processes=(0, 1)), tmp_path) for _ in range(2)]
+    for n, process in enumerate(processes):
+        process.step, process.seconds_per_step = 10, 5.0
+        monkeypatch.setattr(jax, "process_index", lambda n=n: n)
+        process._take_up_request()
+    assert (tmp_path / "profile").read_text() == "17:18"  # 25 s ahead, and two steps
+    for n, process in reversed(list(enumerate(processes))):
+        monkeypatch.setattr(jax, "process_index", lambda n=n: n)
+        process._take_up_request()
+        process._take_up_request()
+        assert process._last_step_to_trace(16) is None
+        assert process._last_step_to_trace(17) == 18
+        assert process._last_step_to_trace(18) is None
+        process.step = 19
+        process._take_up_request()
+        assert (tmp_path / "profile").exists() == (n == 1)
+
+
+def test_a_failure_is_a_warning(tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("no profiler here")
+
+    monkeypatch.setattr(profiler_module, "start_trace", fail)
+    with looking(tmp_path, monkeypatch, profile="1:2") as (_, step):
+        (tmp_path / "profile").write_text("many")
+        wait_until(lambda: not (tmp_path / "profile").exists())
+        step(1)
+        step(2)
+    said = capsys.readouterr().err
+    assert "warning: no profile: no profiler here" in said
+    assert "holds 'many'; write a number of steps from 1 to 1000" in said
+
+
+def test_a_run_that_ends_early_stores_what_it_has(tmp_path, monkeypatch, capsys):
+    with looking(tmp_path, monkeypatch, profile="2:50") as (_, step):
+        for n in (1, 2, 3):
+            step(n)
+    assert steps_of(read_traces(tmp_path / "profiles")["steps_2-3"]) == [2, 3]
+    assert "tensorboard --logdir=" in capsys.readouterr().err
+    with looking(tmp_path, monkeypatch, profile="2:3") as (_, step):
+        step(7)  # of a run resumed at step 6
+    assert "steps 2-3 were done before they could be traced" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_memory_that_ran_out_is_profiled(tmp_path, monkeypatch, asked):
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"),
+        looking(tmp_path, monkeypatch, memory_profile=asked) as (_, step),
+    ):
+        step(1)
+        jnp.zeros(2**44).block_until_ready()
+    found = list(tmp_path.glob("profiles/memory/step_1_out_of_memory_*.pprof"))
+    assert len(found) == asked
+
+
+def test_a_bucket_gets_the_trace(tmp_path, monkeypatch):
+    with serve() as (_, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        workdir = files.parse_path("gs://bucket/run", "workdir")
+        with looking(workdir, monkeypatch) as (profiler, step):
+            files.write_whole(workdir / "profile", b"2")
+            wait_until(lambda: profiler.steps_wanted)
+            for n in (1, 2, 3):
+                step(n)
+        names = [path.name for path in files.files_in(workdir / "profiles")]
+    assert sum(name.endswith(".xplane.pb") for name in names) == 1
