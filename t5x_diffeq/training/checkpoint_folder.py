@@ -8,14 +8,16 @@ it: here only an interrupted save is deleted.
 
 import json
 import shutil
+import uuid
 
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, move_folder
+from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, move_folder, write_whole
 
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 ASIDE = "unreadable_checkpoints"
+_RUN_ID = "run_id"  # a file in the workdir
 
 
 def whole_steps(folder: AnyPath) -> list[int]:
@@ -67,6 +69,17 @@ def tidy_checkpoints(folder: AnyPath) -> None:
         else:
             aside = set_aside(step)
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {aside}")
+
+
+def identify_run(workdir: AnyPath) -> str:
+    """What tells the run in a workdir from any other, also from an earlier one in that folder.
+
+    If it isn't recorded yet, it is made; only one process may do that.
+    """
+    path = workdir / _RUN_ID
+    if not path.exists():
+        write_whole(path, uuid.uuid4().hex.encode())
+    return path.read_text()
 
 
 def set_aside(step: AnyPath) -> AnyPath:

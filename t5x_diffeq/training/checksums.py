@@ -183,6 +183,11 @@ def _sizes_in(folder: AnyPath) -> dict[str, int]:
     }
 
 
+def size_of(folder: AnyPath) -> int:
+    """The bytes of all files below a folder."""
+    return sum(_sizes_in(folder).values())
+
+
 def _object_facts(folder: AnyPath) -> dict[str, Mapping]:
     """The bucket's metadata of each object below a folder, by its relative path."""
     prefix = str(folder).partition("://")[2].rstrip("/") + "/"
