@@ -1,0 +1,1 @@
+"""Where a run's numbers, texts and figures go: files of the workdir, and trackers."""

@@ -1,0 +1,127 @@
+"""Writing in threads of their own, so that a slow or failing tracker costs the run nothing."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.files import describe_error
+from t5x_diffeq.tracking.interface import Array, MetricWriter, Scalar
+
+
+class Worker:
+    """A thread that does one task after the other; the first failure ends it with a warning.
+
+    Args:
+      name: what the tasks belong to, for the warning.
+      most: how many tasks can wait; beyond that, further ones are dropped, with a warning.
+      tolerant: whether later tasks are done although one has failed; each failure is reported once.
+    """
+
+    def __init__(self, name: str, most: int, tolerant: bool = False):
+        self.name, self.tolerant = name, tolerant
+        self.tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(most)
+        self.failed = self.dropped = False
+        self.said: set[str] = set()
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+
+    def do(self, task: Callable[[], None]) -> None:
+        """Adds a task, or drops it if too many wait; returns at once."""
+        if self.failed:
+            return
+        try:
+            self.tasks.put_nowait(task)
+        except queue.Full:
+            if not self.dropped:
+                say(f"warning: {self.name} is too slow; some of what it should show is left out")
+            self.dropped = True
+
+    def _work(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            if self.failed:
+                continue  # empties the queue, so that `stop` can add its last task
+            try:
+                task()
+            except BaseException as error:  # of any library: none may end the run
+                self._warn(error)
+
+    def _warn(self, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {describe_error(error)}"
+        self.failed = not self.tolerant
+        consequence = "" if self.tolerant else " and gets nothing more"
+        if reason not in self.said:
+            self.said.add(reason)
+            say(f"warning: {self.name} failed ({reason}){consequence}; training goes on")
+
+    def stop(self, deadline: float) -> None:
+        """Waits for queued tasks until `deadline` (`time.monotonic`); warns if some remain."""
+        try:
+            self.tasks.put(None, timeout=max(deadline - time.monotonic(), 0.01))
+            self.thread.join(max(deadline - time.monotonic(), 0.01))
+        except queue.Full:
+            pass
+        if self.thread.is_alive():
+            say(f"warning: {self.name} was not done in time; some of what it should show is lost")
+
+
+class BackgroundWriter:
+    """A writer whose work is done in a thread of its own, its creation included.
+
+    Args:
+      name: the tracker's name, for warnings.
+      make: makes the writer.
+      most: how many calls can wait.
+    """
+
+    def __init__(self, name: str, make: Callable[[], MetricWriter], most: int = 10_000):
+        self.worker = Worker(name, most)
+        self.writer: MetricWriter | None = None
+
+        def create() -> None:
+            self.writer = make()
+
+        self.worker.do(create)
+
+    def _do(self, method: str, *arguments: Any) -> None:
+        self.worker.do(lambda: getattr(self.writer, method)(*arguments))
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
+        """Has the writer write numbers."""
+        self._do("write_scalars", step, dict(scalars))
+
+    def write_summaries(
+        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Has the writer write arrays."""
+        self._do("write_summaries", step, dict(values), metadata)
+
+    def write_images(self, step: int, images: Mapping[str, Array]) -> None:
+        """Has the writer write images."""
+        self._do("write_images", step, dict(images))
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Has the writer write texts."""
+        self._do("write_texts", step, dict(texts))
+
+    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Has the writer write what describes the run."""
+        self._do("write_hparams", dict(hparams))
+
+    def rewind(self, step: int) -> None:
+        """Tells a writer that has a `rewind` that the steps after `step` will be written again."""
+        self.worker.do(lambda: getattr(self.writer, "rewind", lambda _: None)(step))
+
+    def flush(self) -> None:
+        """Has the writer flush; doesn't wait for it."""
+        self._do("flush")
+
+    def close(self) -> None:
+        """Has the writer close; doesn't wait for it, as `stop` does."""
+        self._do("close")
+
+    def stop(self, deadline: float) -> None:
+        """Waits until all is written, but no longer than `deadline` (`time.monotonic`)."""
+        self.worker.stop(deadline)

@@ -1,0 +1,57 @@
+"""What every writer can do: a part of the interface of clu's metric writers.
+
+The names and parameters are those of `clu.metric_writers.interface.MetricWriter`, which can't be
+imported without TensorFlow; a test compares the two.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray
+Scalar: TypeAlias = float | int | np.number
+
+
+@runtime_checkable
+class MetricWriter(Protocol):
+    """Writes what a run reports at an optimizer step.
+
+    A writer does nothing in the methods whose values it has no place for.
+    """
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
+        """Writes numbers by name."""
+
+    def write_summaries(
+        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes arrays of any shape by name; `metadata` is ignored."""
+
+    def write_images(self, step: int, images: Mapping[str, Array]) -> None:
+        """Writes images by name: uint8 arrays `[H, W, C]` with C = 1, 3 or 4."""
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Writes plain texts by name."""
+
+    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Writes what describes the run as a whole, once per start: flat names with values."""
+
+    def flush(self) -> None:
+        """Stores what was written so far."""
+
+    def close(self) -> None:
+        """Stores everything; the writer can't be used afterwards."""
+
+
+def code_block(text: str) -> str:
+    """A plain text as a code block of Markdown, which keeps its line breaks and signs."""
+    return "".join(f"    {line}\n" for line in text.split("\n"))
+
+
+def plain_values(hparams: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """The values, with None, tuples and the like turned into strings."""
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in hparams.items()
+    }
