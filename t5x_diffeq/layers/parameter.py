@@ -6,6 +6,7 @@ Code that treats parameters by kind reads the kind from the parameter itself: th
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,10 @@ from flax import linen as nn
 from flax import struct
 
 ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "adapter")
+
+# Logical axes that number separate maps of one shape, which one kernel holds: q, k and v of one
+# linear, or the experts of a mixture.
+SEPARATE = ("maps", "experts")
 
 
 @struct.dataclass
@@ -35,6 +40,18 @@ class Parameter(nn.LogicallyPartitioned):
     fan_in: int = struct.field(default=1, pytree_node=False)
     step_multiplier: float = struct.field(default=1.0, pytree_node=False)
     takes_adapter: bool = struct.field(default=False, pytree_node=False)
+
+
+def num_inputs(shape: Sequence[int], fan_in: int) -> int:
+    """How many leading dimensions of a kernel make up its `fan_in` inputs.
+
+    Raises:
+      ValueError: if none do.
+    """
+    for n in range(len(shape) + 1):
+        if prod(shape[:n]) == fan_in:
+            return n
+    raise ValueError(f"no leading dimensions of {tuple(shape)} make up {fan_in} inputs")
 
 
 def is_parameter(node: object) -> bool:
