@@ -1,0 +1,66 @@
+"""Spikes: steps whose loss or gradient norm lies far above those of the steps before.
+
+A value x is a spike if it is more than k robust deviations above the median m of a window of steps,
+
+    x - m > k max(1.4826 MAD, 0.01 |m|),   MAD = median |x_i - m|
+
+For normal noise, 1.4826 MAD is the standard deviation. Unlike mean and variance, neither median
+moves much because of the spikes themselves, so spikes enter the window like all values. If the loss
+rises for good, the new level is accepted after half a window, and training goes on. The second term
+is for windows in which hardly anything varies. A value that isn't finite is always a spike.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+_LEAST_SCALE = 0.01  # of the median
+
+
+@struct.dataclass
+class RecentSteps:
+    """The loss and gradient norm of the last steps; also a tree of its shapes or shardings.
+
+    Attributes:
+      values: `[2, window]`, by step modulo the window's length; NaN where there is none.
+      spikes: how many spikes the run has had, an int32 scalar.
+    """
+
+    values: Any
+    spikes: Any
+
+    @classmethod
+    def new(cls, window: int) -> "RecentSteps":
+        """Of a run that has taken no step."""
+        return cls(jnp.full((2, window), jnp.nan, jnp.float32), jnp.zeros((), jnp.int32))
+
+    def take(
+        self, step: Int[Array, ""], loss: Float[Array, ""], norm: Float[Array, ""], k: float
+    ) -> tuple["RecentSteps", Bool[Array, ""]]:
+        """The recent steps with the next one added, and whether that one is a spike.
+
+        Args:
+          step: its number.
+          loss: its loss.
+          norm: the norm of its gradient.
+          k: a value is a spike if it is more than k robust deviations above the median.
+        """
+        new = jnp.stack([loss, norm])
+        finite = jnp.isfinite(new)
+        is_spike = jnp.any(_far_above(self.values, new, k)) | ~jnp.all(finite)
+        at = step % self.values.shape[1]
+        values = self.values.at[:, at].set(jnp.where(finite, new, jnp.nan))
+        return RecentSteps(values, self.spikes + is_spike), is_spike
+
+
+def _far_above(
+    values: Float[Array, "2 window"], new: Float[Array, "2"], k: float
+) -> Bool[Array, "2"]:
+    """Whether each new value is a spike; none is before the window is half full."""
+    median = jnp.nanmedian(values, axis=1)
+    mad = jnp.nanmedian(jnp.abs(values - median[:, None]), axis=1)
+    scale = jnp.maximum(1.4826 * mad, _LEAST_SCALE * jnp.abs(median))
+    is_known = 2 * jnp.isfinite(values).sum(axis=1) >= values.shape[1]
+    return is_known & (new - median > k * scale)

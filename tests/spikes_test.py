@@ -1,0 +1,188 @@
+"""Spikes: found against NumPy, skipped, rolled back; averages; all of it exact on resume."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import metrics_of, send_after
+
+from t5x_diffeq.data.pipeline import train_batches
+from t5x_diffeq.runs.goodput import LOST
+from t5x_diffeq.runs.history import read_events
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.training.spikes import RecentSteps
+from t5x_diffeq.verbs import train as train_verb
+from t5x_diffeq.verbs.status import RunStatus
+from t5x_diffeq.verbs.train import train
+
+WINDOW = 8
+
+
+def reference(values, new, k):
+    """Whether `new` is a spike after the last values, in plain NumPy."""
+    recent = np.array(values[-WINDOW:])
+    recent = recent[np.isfinite(recent)]
+    if not np.isfinite(new):
+        return True
+    if 2 * len(recent) < WINDOW:
+        return False
+    median = np.median(recent)
+    scale = max(1.4826 * np.median(np.abs(recent - median)), 0.01 * abs(median))
+    return bool(new - median > k * scale)
+
+
+def test_spikes_are_found_as_in_numpy():
+    random = np.random.default_rng(0)
+    losses = (3 + 0.1 * random.standard_normal(60)).astype(np.float32)
+    norms = (1 + 0.2 * random.standard_normal(60)).astype(np.float32)
+    losses[20], norms[30], losses[40], norms[41] = 9.0, 7.0, np.nan, np.inf
+    losses[50:] += 3  # a new level, which the window accepts
+    recent, found = RecentSteps.new(WINDOW), []
+    take = jax.jit(RecentSteps.take, static_argnums=4)
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+        recent, is_spike = take(recent, jnp.int32(step), loss, norm, 6.0)
+        found.append(bool(is_spike))
+    expected = [
+        reference(losses[:n], losses[n], 6.0) or reference(norms[:n], norms[n], 6.0)
+        for n in range(60)
+    ]
+    assert found == expected
+    assert {20, 30, 40, 41, 50} <= set(np.flatnonzero(found)) and not any(found[56:])
+    assert int(recent.spikes) == sum(expected)
+
+
+@pytest.fixture
+def poisoned(small, monkeypatch):
+    """A config of ten steps on one device; the fourth batch, and others if asked, give NaN."""
+    small.mesh.fsdp = 1
+    small.train.update(total_steps=10, checkpoint_every=2, eval_every=5, spike_window=WINDOW)
+    bad = {4}
+
+    def poison(examples, batch_size, seed, start, *arguments):
+        batches = train_batches(examples, batch_size, seed, start, *arguments)
+        for number, (batch, positions) in enumerate(batches, start + 1):
+            mask = batch["mask"] * (jnp.nan if number in bad else 1)
+            yield {**batch, "mask": mask}, positions
+
+    monkeypatch.setattr(train_verb, "train_batches", poison)
+    return small, bad
+
+
+def params_of(workdir, **choice):
+    return load_run(workdir, 256, batch_size=1, **choice).params
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_loss_that_is_not_finite_ends_a_run(poisoned, tmp_path):
+    config, _ = poisoned
+    with pytest.raises(RunError, match=r"at step 4 loss is nan .*; the last good checkpoint is 2"):
+        train(Config.of(config), tmp_path / "run")
+    assert read_events(tmp_path / "run")[-1]["error"] == "RunError"
+    assert RunStatus(tmp_path / "run", 0).state == "failed (RunError)"
+
+
+def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, monkeypatch, capsys):
+    config, _ = poisoned
+    config.train.update(on_spike="skip", checkpoint_every=1, keep_checkpoints=10)
+    assert train(Config.of(config), tmp_path / "whole") == 0
+    assert "spike at step 4: loss nan" in capsys.readouterr().err
+    lines = {line["step"]: line for line in metrics_of(tmp_path / "whole")}
+    assert "train/loss" not in lines[4] and lines[4]["train/spikes"] == 1
+    assert lines[4]["train/learning_rate"] > lines[6]["train/learning_rate"]  # the schedule goes on
+    assert_equal(*(params_of(tmp_path / "whole", checkpoint=n) for n in (3, 4)))
+    with monkeypatch.context() as patch:
+        send_after(patch, 15, steps=4)
+        assert train(Config.of(config), tmp_path / "again") == 42
+    assert train(Config.of(config), tmp_path / "again") == 0
+    assert metrics_of(tmp_path / "again") == metrics_of(tmp_path / "whole")
+    assert_equal(params_of(tmp_path / "again"), params_of(tmp_path / "whole"))
+
+
+def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
+    """Steps 1 and 2, then step 3 with the fifth batch, as if the two before weren't there."""
+    config, bad = poisoned
+    config.train.on_spike = "rollback"
+    assert train(Config.of(config), tmp_path / "whole") == 0
+    assert (
+        "going back to checkpoint 2, and on with the data after step 4" in capsys.readouterr().err
+    )
+    assert [line["step"] for line in metrics_of(tmp_path / "whole") if "train/loss" in line] == [
+        *range(1, 11)
+    ]
+    facts = RunStatus(tmp_path / "whole", 0).facts()
+    assert (facts["rollbacks"], facts["spikes"], facts["state"], facts["step"]) == (
+        1,
+        1,
+        "done",
+        10,
+    )
+    assert facts["seconds"][LOST] > 0
+    assert metrics_of(tmp_path / "whole")[-2]["train/spikes"] == 1
+    saved = {e["step"] for e in read_events(tmp_path / "whole") if e["event"] == "time"}
+    assert {2, 4, 6, 8, 10} <= saved
+
+    for steps in (2, 6):  # before the spike, which leaves a checkpoint of no schedule, and after
+        again = tmp_path / f"again{steps}"
+        with monkeypatch.context() as patch:
+            send_after(patch, 15, steps=steps)
+            assert train(Config.of(config), again) == 42
+        assert train(Config.of(config), again) == 0
+        assert metrics_of(again) == metrics_of(tmp_path / "whole")
+        assert_equal(params_of(again), params_of(tmp_path / "whole"))
+        assert RunStatus(again, 0).facts()["rollbacks"] == 1
+
+    bad.clear()
+
+    def without_two(examples, batch_size, seed, start, *arguments):
+        assert start in (0, 2)
+        batches = train_batches(examples, batch_size, seed, start, *arguments)
+        return (batch for number, batch in enumerate(batches, start + 1) if number not in (3, 4))
+
+    monkeypatch.setattr(train_verb, "train_batches", without_two)
+    assert train(Config.of(config), tmp_path / "other") == 0
+    assert_equal(params_of(tmp_path / "other"), params_of(tmp_path / "whole"))
+
+
+def test_what_does_not_end_is_ended(poisoned, tmp_path):
+    config, bad = poisoned
+    bad |= {*range(4, 40)}
+    config.train.on_spike = "rollback"
+    with pytest.raises(RunError, match="the 6th since the run last got past step 4"):
+        train(Config.of(config), tmp_path / "back")
+    config.train.update(on_spike="skip", total_steps=30)
+    with pytest.raises(RunError, match="at step 14 loss is nan"):
+        train(Config.of(config), tmp_path / "skip")
+
+
+def test_averages(small, tmp_path, monkeypatch):
+    """They follow their recursion, beginning at the step from which on the run keeps them."""
+    small.mesh.fsdp = 1
+    small.train.update(checkpoint_every=1, keep_checkpoints=10, eval_averages=True)
+    with monkeypatch.context() as patch:
+        send_after(patch, 15, steps=2)
+        assert train(Config.of(small), tmp_path) == 42
+    with pytest.raises(InputError, match=r"--averages: .* train.ema_decay"):
+        params_of(tmp_path, averages=True)
+    small.train.ema_decay = 0.9
+    assert train(Config.of(small), tmp_path) == 0
+    expected = params_of(tmp_path, checkpoint=3)
+    for step in (3, 4, 5):
+        d = min(0.9, (1 + step) / (10 + step))
+        params = params_of(tmp_path, checkpoint=step + 1)
+        expected = jax.tree.map(lambda a, p, d=d: d * a + (1 - d) * p, expected, params)
+    found = params_of(tmp_path, averages=True)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected
+    )
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (loss,) = (line["eval_averages/loss"] for line in lines if "eval_averages/loss" in line)
+    assert loss != lines[-1].get("eval/loss")
+    small.train.update(ema_decay=0.0, total_steps=7)
+    assert train(Config.of(small), tmp_path) == 0  # and they can be given up
