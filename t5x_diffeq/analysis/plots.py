@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from t5x_diffeq.analysis import spectra
 from t5x_diffeq.analysis.clustering import Clustering
 from t5x_diffeq.analysis.report import Drawing
+from t5x_diffeq.analysis.weight_paths import WeightPaths, cosines, principal_path
 
 _STYLE = {
     "font.size": 8,
@@ -74,6 +75,7 @@ def eigenvalues_over_depth(
     name: str,
     nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
     depth: str = "depth t",
+    heads: Int[np.ndarray, " heads"] | None = None,
 ) -> Figure:
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
@@ -84,8 +86,10 @@ def eigenvalues_over_depth(
       name: name of the product.
       nodes: times at which the model was trained, and the eigenvalues there, drawn as dots.
       depth: label of the horizontal axis.
+      heads: the heads' indices; None: these are all heads.
     """
     figure, axes = _make_panels(values.shape[1])
+    indices = range(len(axes)) if heads is None else heads
     for head, ax in enumerate(axes):
         curves = _sorted_part(values[:, head], part)
         colours = _SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
@@ -96,7 +100,7 @@ def eigenvalues_over_depth(
         )
         ax.plot(*dots, ".", color="black", markersize=2)
         ax.axhline(0, color="grey", linewidth=0.4)
-        ax.set_title(f"head {head + 1}" if values.shape[1] > 1 else "", fontsize=8)
+        ax.set_title(f"head {indices[head] + 1}" if values.shape[1] > 1 else "", fontsize=8)
     symbol = "$|\\lambda|$" if part == "magnitude" else "Re $\\lambda$"
     figure.supylabel(f"{symbol} of {name}", fontsize=8)
     figure.supxlabel(depth, fontsize=8)
@@ -317,3 +321,39 @@ def means_with_errors(
     axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
     axes.legend(fontsize=6)
     return figure
+
+
+def weight_paths(found: WeightPaths) -> Figure:
+    """Each kernel's path as t grows: in a plane, its norm, and its direction.
+
+    Three panels: the first two principal components over the nodes, scaled to the kernel's own
+    size; |W(t)| divided by its mean over the nodes; the cosine between W(t) and W at the first
+    node.
+    """
+    figure = _make_figure(2.6)
+    plane, size, turn = figure.subplots(1, 3)
+    for name, centred in found.centred.items():
+        inner = found.inner[name]
+        norms = np.sqrt(np.maximum(np.diag(inner), 0))
+        scale = max(float(norms.mean()), np.finfo(float).tiny)
+        path, _ = principal_path(centred)
+        (line,) = plane.plot(*(path / scale).T, ".-", markersize=3, label=name)
+        plane.plot(*(path[0] / scale), "o", markersize=4, color=line.get_color())
+        size.plot(found.times, norms / scale, ".-", markersize=3)
+        turn.plot(found.times, cosines(inner)[0], ".-", markersize=3)
+    plane.set(xlabel="component 1 / |W|", ylabel="component 2 / |W|")
+    plane.set_title("W(t), from the dot on", fontsize=8)
+    size.set(xlabel="t", ylabel="|W(t)| / mean")
+    turn.set(xlabel="t", ylabel="cos(W(t), W(first))")
+    figure.legend(fontsize=6, loc="outside lower center", ncols=4)
+    return figure
+
+
+def product_spectra(found: WeightPaths, product: str) -> Figure:
+    """|lambda| of a product over t, a panel per head; see `eigenvalues_over_depth`."""
+    values = spectra.eigenvalues(np.asarray(found.products[product], np.float64))
+    by_head = values if values.ndim == 3 else values[:, None]
+    name = f"${tex(spectra.title_of(product))}$"
+    return eigenvalues_over_depth(
+        found.product_times, by_head, "magnitude", name, heads=found.heads.get(product)
+    )

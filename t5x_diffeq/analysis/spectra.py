@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from t5x_diffeq.array_types import Weights
-from t5x_diffeq.models.block import Block
+from t5x_diffeq.models.block import Block, Matrices
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source
 from t5x_diffeq.models.sub_fields import need_hooks
@@ -58,7 +58,7 @@ def spectra(block: Block, weights: Weights) -> Spectra:
         raise InputError("some weights are not finite; take an earlier checkpoint")
     need_hooks(block.config, ("spectral_factors",))
     factors = block.spectral_factors(W).items()
-    return {kind: eigenvalues(_smaller_product(A, B)) for kind, (A, B) in factors}
+    return {kind: eigenvalues(smaller_product(A, B)) for kind, (A, B) in factors}
 
 
 def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"]) -> Weights:
@@ -79,9 +79,10 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"])
     return apply(params["source"], jnp.asarray(times, jnp.float32))
 
 
-def _smaller_product(
-    A: Float[np.ndarray, "times *many D F"], B: Float[np.ndarray, "times *many F D"]
-) -> Float[np.ndarray, "times *many M M"]:
+def smaller_product(
+    A: Float[Matrices, "times *many D F"], B: Float[Matrices, "times *many F D"]
+) -> Float[Matrices, "times *many M M"]:
+    """A B or B A, whichever is smaller: their nonzero eigenvalues are the same."""
     return A @ B if A.shape[-2] <= A.shape[-1] else B @ A
 
 

@@ -1,0 +1,190 @@
+"""What happens inside the model at an optimizer step, as curves over depth.
+
+    gradient/LAYER   |dL/dW(t_n)|                         at each node t_n of the model's own grid
+    weights/LAYER    |W(t_n)|                             before the step
+    update/LAYER     |W(t_n) after - W(t_n) before|       what the step changed
+    dW_dt/LAYER      |dW/dt(t_n)|                         before the step
+    f, g             rms of f(y; W) and of g(y; W)        in each solver step, over its evaluations
+    state            rms of y                             at t = 0, dt, ..., 1
+
+|.| is the Frobenius norm over all leaves of a layer (a linear or a norm of the block, named by its
+path): kernel and bias together. An rms is over tokens and width, on a few rows of the step's batch.
+dL/dW is the gradient before it is clipped.
+
+Only the train step has dL/dW. The other curves come from two small programs of their own, which run
+before and after it, so the train step holds nothing longer than it did.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Places, State, Vector, Weights
+from t5x_diffeq.layers.linear import ADAPTERS
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document
+from t5x_diffeq.models.sub_fields import vector_field
+from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
+from t5x_diffeq.ode.solvers import SubField, VectorField
+from t5x_diffeq.ode.weights import layer_name
+from t5x_diffeq.training.gradient import Batch, Params, places_of
+from t5x_diffeq.training.partitioning import batch_shards
+from t5x_diffeq.training.setup import Setup
+
+Curves = dict[str, Float[Array, " n"]]
+_ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
+
+
+# ------------------------------------------------------------------------------ norms of weights
+
+
+def norms(weights: Weights) -> Curves:
+    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]` by layer."""
+    squares: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
+    for path, leaf in flatten_dict(weights).items():
+        kernel = tuple(range(1, leaf.ndim))
+        squares[layer_name(path[:-1])] += jnp.square(leaf.astype(jnp.float32)).sum(kernel)
+    return {layer: jnp.sqrt(square) for layer, square in squares.items()}
+
+
+def watch_gradient(step: Array, every: int | None) -> Callable[[Weights], Curves] | None:
+    """The function from the gradient of W(t_n) to its norms at the steps to watch; None if never.
+
+    At other steps it returns zeros, and computes nothing.
+    """
+    if every is None:
+        return None
+
+    def of_gradient(d_weights: Weights) -> Curves:
+        shapes = jax.eval_shape(norms, d_weights)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        found = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
+        return _named("gradient", found)
+
+    return of_gradient
+
+
+def _exact_weights(model: LanguageModel, params: Params) -> Weights:
+    """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding."""
+    exact = LanguageModel(replace(model.config, dtype="float32", state_dtype="float32"))
+    return nn.apply(LanguageModel.weights, exact)({"params": params})
+
+
+def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
+    """dW/dt at the nodes; of the weights of K layers, K (W_(k+1) - W_k), the layers being at k/K.
+
+    Adapters are left out: they are two factors, not weights.
+    """
+    c = model.config
+    if c.weights == "time_dependent":
+        return nn.apply(LanguageModel.derivative, model)({"params": params})
+    own = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
+    if c.weights == "shared":
+        return jax.tree.map(jnp.zeros_like, own)
+    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), own)
+
+
+# ------------------------------------------------------------------------------ sizes of f, g, y
+
+
+def _rms(x: Array) -> Float[Array, ""]:
+    return jnp.sqrt(jnp.square(x.astype(jnp.float32)).mean())
+
+
+def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Curves:
+    """The rms of f and of g in each solver step, and of the state at the steps' ends.
+
+    Args:
+      config: the model's config.
+      weights: the weights of a forward pass.
+      y: the state at t = 0.
+      places: where its tokens stand.
+    """
+    field = vector_field(config, places, deterministic=True)(None)
+
+    def step(y: Vector, inputs: StepInputs) -> tuple[Vector, dict[str, Array]]:
+        found: dict[str, list[Array]] = {"f": [], "g": []}
+
+        def note(name: str, sub_field: SubField) -> SubField:
+            def noted(W: Weights, y: State) -> State:
+                value = sub_field(W, y)
+                found[name].append(_rms(value))
+                return value
+
+            return noted
+
+        noting = VectorField(note("f", field.f), note("g", field.g))
+        after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
+        of_evaluations = {name: _rms(jnp.stack(each)) for name, each in found.items()}
+        return after, {**of_evaluations, "state": _rms(y)}
+
+    inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
+    end, curves = jax.lax.scan(step, y, inputs)
+    return {**curves, "state": jnp.append(curves["state"], _rms(end))}
+
+
+def _some_rows(batch: Batch, shards: int) -> Batch:
+    """A few rows of a batch, as many from each of its shards, so that none is moved."""
+    rows = len(batch["inputs"])
+    per_shard = rows // shards
+    wanted = next(n for n in range(1, per_shard + 1) if per_shard % n == 0 and n * shards >= _ROWS)
+    groups = wanted * shards
+    return {name: x.reshape(groups, -1, *x.shape[1:])[:, 0] for name, x in batch.items()}
+
+
+# ------------------------------------------------------------------------------ the two programs
+
+
+class Programs(NamedTuple):
+    """The two compiled programs that run around a step.
+
+    Attributes:
+      before: from the parameters and the batch to the weights and the curves, but for those of
+        gradient and update.
+      after: from the updated parameters and the weights before to the norms of the update.
+    """
+
+    before: Callable[[Params, Batch], tuple[Weights, Curves]]
+    after: Callable[[Params, Weights], Curves]
+
+
+def compile_programs(setup: Setup, batch_size: int) -> Programs:
+    """Compiles both; call within `setup.context()`."""
+    model, whole = setup.model, NamedSharding(setup.mesh, PartitionSpec())
+    params, batch = setup.abstract_state.params, setup.abstract_batch(batch_size)
+    shards = batch_shards(setup.mesh.shape)
+
+    def before(params: Params, batch: Batch) -> tuple[Weights, Curves]:
+        weights = _exact_weights(model, params)
+        rows = _some_rows(batch, shards)
+        places = places_of(rows) or in_one_document(rows["inputs"])
+        y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
+        used = nn.apply(LanguageModel.weights, model)({"params": params})
+        curves = _named("weights", norms(weights)) | sizes(model.config, used, y, places)
+        return weights, curves | _named("dW_dt", norms(_rates(model, params, weights)))
+
+    def after(params: Params, before: Weights) -> Curves:
+        change = jax.tree.map(jnp.subtract, _exact_weights(model, params), before)
+        return _named("update", norms(change))
+
+    first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
+    shapes, _ = jax.eval_shape(before, params, batch)
+    weights = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        first.output_shardings[0],
+    )
+    second = jax.jit(after, out_shardings=whole).lower(params, weights).compile()
+    return Programs(first, second)
+
+
+def _named(kind: str, of_layers: Curves) -> Curves:
+    return {f"{kind}/{layer}": curve for layer, curve in of_layers.items()}

@@ -1,0 +1,81 @@
+"""Samples of text while training, and what describes a run."""
+
+import subprocess
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import setup_of, small_config, train_keys
+
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.inference.continuation import Continuation, grow
+from t5x_diffeq.inference.samples import SAMPLING, Samples
+from t5x_diffeq.inference.sampling import generate
+from t5x_diffeq.runs.hyperparameters import git_state, hyperparameters
+from t5x_diffeq.runtime.errors import InputError
+
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def setup(text):
+    """Of a model of 128 tokens on two devices; its parameters are random."""
+    config = small_config(text)
+    config.mesh.fsdp = 2
+    config.data.sequence_length = 128
+    return setup_of(config)
+
+
+def test_each_prompt_is_continued_as_alone(setup):
+    train = train_keys(sample_every=5, sample_prompts=("", "line 12", "x"))
+    samples = Samples(train, setup, TOKENIZER)
+    with setup.context():
+        params = setup.init_state().params
+        found = samples.run(params)
+        assert samples.run(params) == found
+        row = Continuation(TOKENIZER, samples.prompts[1])
+        prompts, keys = [row.prompt] * 4, samples.keys()[jnp.full(4, 1)]  # 2 per device
+        for _ in grow([row], generate(setup.model, params, prompts, 64, SAMPLING, keys)):
+            pass
+    assert found.keys() == {"sample/0", "sample/1", "sample/2"}
+    assert samples.prompts[0] == [TOKENIZER.end_of_text]
+    assert found["sample/1"] == row.text() and len(found["sample/1"]) > len("line 12")
+
+
+def test_prompts_that_cannot_be_continued(setup):
+    for prompts, message in (((), "is empty"), (("x" * 500,), r"has a text of 500 tokens, .* 128")):
+        with pytest.raises(InputError, match=message):
+            Samples(train_keys(sample_every=1, sample_prompts=prompts), setup, TOKENIZER)
+
+
+def test_hyperparameters(setup):
+    found = hyperparameters(setup)
+    assert found["model.embed_dim"] == 16 and found["train.total_steps"] == 6
+    assert found["version/jax"] == metadata.version("jax")
+    assert found["devices/mesh"].startswith("data 1 x fsdp 2")
+    with setup.context():
+        params = setup.init_state().params
+    assert found["model/parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert found["model/flops_per_token"] > 6 * 256 * 16  # the head's
+
+
+def test_git_state(tmp_path):
+    assert git_state(tmp_path) == {}
+
+    def git(*arguments):
+        own = ("-c", "user.name=a", "-c", "user.email=a@b")
+        ended = subprocess.run(
+            ["git", "-C", tmp_path, *own, *arguments], check=True, capture_output=True, text=True
+        )
+        return ended.stdout.strip()
+
+    git("init")
+    assert git_state(tmp_path) == {}  # no commit yet
+    (tmp_path / "a").write_text("a")
+    git("add", "a")
+    git("commit", "-m", "a")
+    clean = git_state(tmp_path)
+    assert clean == {"git/commit": git("rev-parse", "HEAD"), "git/dirty": False}
+    (tmp_path / "a").write_text("b")
+    assert git_state(tmp_path)["git/dirty"] is True
