@@ -6,6 +6,7 @@ With data.tokenize=in_loop, only the validation split is tokenised, and the trai
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, damage_error, read_manifest
@@ -19,6 +20,7 @@ from t5x_diffeq.data.recipe import (
 )
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
+from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.runtime.config import DataKeys, check_vocab_size
 from t5x_diffeq.runtime.console import format_count, say
@@ -75,6 +77,15 @@ class Corpus:
         """A hash of everything that determines the examples."""
         weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
         return digest(x.encode() for x in [*(part.fingerprint for part in self.parts), *weights])
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes | None:
+        """The bytes that each token stands for; None, with a line that says why, if unknown."""
+        try:
+            return token_bytes(self.tokenizer)
+        except NoByteLengthsError as error:
+            say(f"bits per byte is left out: {error}")
+            return None
 
     def amount(self, split: str) -> str:
         """The size of all parts: `1.23M tokens`, or `12.3k documents` for texts."""
@@ -318,6 +329,14 @@ def load_corpus(workdir: AnyPath) -> Corpus:
             "or train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
+
+
+def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
+    """Makes the corpus of one workdir that of another one, too; its tokens stay where they are."""
+    facts = json.loads((source / _FACTS_FILE).read_text())
+    for part in facts["parts"]:
+        part["shards"] = str(absolute_path(join_path(source, part["shards"])))
+    write_whole(workdir / _FACTS_FILE, json.dumps(facts, indent=2).encode())
 
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:

@@ -99,7 +99,14 @@ def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
     """
     end = None if data.cross_documents else corpus.tokenizer.end_of_text
     return [
-        Windows(part.validation, data.sequence_length, "validation", ragged=True, end_of_text=end)
+        Windows(
+            part.validation,
+            data.sequence_length,
+            "validation",
+            ragged=True,
+            end_of_text=end,
+            token_bytes=corpus.token_bytes,
+        )
         for part in corpus.parts
     ]
 

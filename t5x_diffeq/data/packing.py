@@ -11,6 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Integer
 
+from t5x_diffeq.data.token_bytes import TokenBytes
 from t5x_diffeq.data.token_codes import Codes, is_trained, tokens_of
 from t5x_diffeq.runtime.errors import InputError
 
@@ -34,7 +35,8 @@ class Example(TypedDict):
     """The model's inputs, its targets, and the mask of targets that count.
 
     Each is `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window from 0, and
-    `positions` number the tokens of each; without them, attention crosses documents.
+    `positions` number the tokens of each; without them, attention crosses documents. `bytes`, a
+    number per example (`[B]` in a batch), is the size of the text of the targets that count.
     """
 
     inputs: Integer[np.ndarray, "..."]
@@ -42,6 +44,7 @@ class Example(TypedDict):
     mask: Float[np.ndarray, "..."]
     segments: NotRequired[Integer[np.ndarray, "..."]]
     positions: NotRequired[Integer[np.ndarray, "..."]]
+    bytes: NotRequired[np.int32 | Integer[np.ndarray, " B"]]
 
 
 def add_segments(example: Example, starts: np.ndarray) -> Example:
@@ -86,6 +89,7 @@ class Windows:
       ragged: whether to keep a last, shorter window (padded and masked).
       seed: shuffles the documents; None keeps their order.
       end_of_text: the token that opens segments; None: no segments, attention crosses documents.
+      token_bytes: gives examples their `bytes`; None: they have none.
 
     Raises:
       InputError: if there aren't enough tokens to fill a window.
@@ -99,8 +103,10 @@ class Windows:
         ragged: bool = False,
         seed: int | None = None,
         end_of_text: int | None = None,
+        token_bytes: TokenBytes | None = None,
     ):
         self.documents, self.length, self.end_of_text = documents, length, end_of_text
+        self.token_bytes = token_bytes
         self.order = _shuffle(len(documents.lengths), seed)
         self.ends = np.cumsum(documents.lengths[self.order], dtype=np.int64)
         tokens = int(self.ends[-1]) if len(self.ends) else 0
@@ -123,6 +129,10 @@ class Windows:
             window = np.pad(window, (0, missing))
         example = example_of(window[:-1], window[1:], self.end_of_text)
         example["mask"][self.length - missing :] = 0
+        if self.token_bytes is not None:
+            counted = example["mask"] > 0
+            size = self.token_bytes.count(example["inputs"], example["targets"], counted)
+            example["bytes"] = size
         return example
 
     def codes(self, start: int, stop: int) -> Integer[np.ndarray, " codes"]:
