@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
-from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
+from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
 from t5x_diffeq.runtime.config_files import values_of
 
@@ -79,11 +79,10 @@ def make_training(
         for key, value in choice.items()
         if own[key] != value and (generated or key != _WIDTH)
     }
-    words = [f"{_last_word(key)}={_format_for_name(value)}" for key, value in chosen.items()]
     size = config.removesuffix(".py")
     found = fill_in_tokenizer(of_text, own["model.architecture"])
     return ExperimentRun(
-        "-".join([*dict.fromkeys((size, text)), variant, *words, f"seed={seed}"]),
+        "-".join([*dict.fromkeys((size, text)), variant, *name_choices(chosen), f"seed={seed}"]),
         "train",
         (f"--config=configs/{config}:{variant}", *format_flags({**chosen, **found, "seed": seed})),
         {
@@ -99,11 +98,6 @@ def make_training(
 
 def _last_word(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _format_for_name(value: object) -> str:
-    """A key's value, in a form that file names can contain."""
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def laptop_config(text: str) -> str:

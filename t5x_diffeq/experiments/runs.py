@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from t5x_diffeq.experiments.child import Commands
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import format_duration, say
-from t5x_diffeq.runtime.errors import RunError
+from t5x_diffeq.runtime.errors import MachineryError, RunError
+from t5x_diffeq.runtime.peers import EXIT_MACHINERY
 
 _RESULTS = "results.jsonl"
 _TRAINING = ("train", "finetune")
-_EXIT_STOPPED = (42, 130)
+# What a training that diverges ends with.
+_NOT_FINITE = re.compile(r"\bis (nan|-?inf)\b|^error: spike at step")
 Label = str | int | float
-
-
-class StoppedError(Exception):
-    """A run was stopped, and saved.
-
-    Args:
-      status: the run's exit status.
-    """
-
-    def __init__(self, status: int):
-        super().__init__(status)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -57,6 +48,32 @@ class ExperimentRun:
         return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
 
 
+class _FailedError(RunError):
+    """A run ended with another status than 0; `line` is the last one of its log."""
+
+    def __init__(self, run: ExperimentRun, status: int, line: str):
+        super().__init__(
+            f"run {run.name} failed with status {status}: {line}; the same command again "
+            "continues with it"
+        )
+        self.line = line
+
+
+def name_choices(values: Mapping[str, object]) -> list[str]:
+    """The words for some keys of a config in a run's name: `learning_rate=0.001`."""
+    last = {key: key.rpartition(".")[2] for key in values}
+    unique = len(set(last.values())) == len(last)
+    return [
+        f"{last[key] if unique else key}={_format_for_name(value)}" for key, value in values.items()
+    ]
+
+
+def _format_for_name(value: object) -> str:
+    """A key's value, in a form that file names can contain."""
+    text = "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    return re.sub(r"[/\s]", "_", text)
+
+
 def format_flags(values: Mapping[str, object]) -> tuple[str, ...]:
     """`--config.KEY=VALUE` for each value."""
     return tuple(f"--config.{key}={value}" for key, value in values.items())
@@ -77,48 +94,77 @@ def part_of(runs: Sequence[ExperimentRun], part: int, parts: int) -> list[Experi
 
 
 def read_results(output: Path) -> dict[str, dict]:
-    """Outcomes by the name of their run; an incomplete last line is ignored."""
-    found = {}
+    """Outcomes by the name of their run; an incomplete last line is ignored.
+
+    A run that failed and was done later counts as done.
+    """
+    found: dict[str, dict] = {}
     for path in sorted(output.glob("results*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
                 outcome = json.loads(line)
-                found[outcome["run"]] = outcome
+                if "failed" not in outcome or "failed" in found.get(outcome["run"], outcome):
+                    found[outcome["run"]] = outcome
     return found
 
 
-def carry_out(runs: Sequence[ExperimentRun], output: Path, results: str = _RESULTS) -> None:
+def carry_out(
+    runs: Sequence[ExperimentRun], output: Path, results: str = _RESULTS, go_on: bool = False
+) -> None:
     """Carries out the runs that have no outcome yet, one after the other.
 
     Args:
       runs: the runs, in order.
       output: the experiment's folder, which holds workdirs, a log of each run, and results.
       results: name of the file to which outcomes are appended.
+      go_on: whether to go on when a run fails. Its outcome then says how: `diverged` if its loss
+        was not finite, which is final; else `failed`, and the same command tries it again.
 
     Raises:
-      RunError: if a run fails, naming it and its log.
+      RunError: if a run fails, naming it and its log, unless `go_on`.
+      MachineryError: if the machinery failed under a run: the same command continues with it.
       StoppedError: if a run was stopped and saved.
     """
     output.mkdir(parents=True, exist_ok=True)
-    done = read_results(output)
-    for number, run in enumerate(runs, 1):
-        if run.name in done:
-            say(
-                f"{number} of {len(runs)}: {run.name} is "
-                f"done{_describe_differences(run, done[run.name])}"
-            )
-            continue
-        left = time_left(runs[number - 1 :], done)
-        say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
-        began = time.perf_counter()
-        said = _run_command(run, output)
-        seconds = time.perf_counter() - began
-        outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
-        outcome |= {"seconds": seconds, "arguments": run.arguments}
-        outcome |= read_numbers(run, output, said)
-        _add_line(output / results, outcome)
-        done[run.name] = outcome
-        say(f"  {_describe_outcome(outcome)} after {format_duration(seconds)}")
+    done = finished(read_results(output))
+    with Commands() as commands:
+        for number, run in enumerate(runs, 1):
+            if run.name in done:
+                say(
+                    f"{number} of {len(runs)}: {run.name} is "
+                    f"done{_describe_differences(run, done[run.name])}"
+                )
+                continue
+            commands.check()
+            left = time_left(runs[number - 1 :], done)
+            say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
+            outcome = _outcome_of(run, output, commands, go_on)
+            _add_line(output / results, outcome)
+            if "failed" not in outcome:
+                done[run.name] = outcome
+            say(f"  {_describe_outcome(outcome)} after {format_duration(outcome['seconds'])}")
+
+
+def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
+    """The outcomes of runs that are not to be tried again."""
+    return {name: outcome for name, outcome in outcomes.items() if "failed" not in outcome}
+
+
+def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: bool) -> dict:
+    """Carries out a run; returns its outcome."""
+    began = time.perf_counter()
+    numbers: dict[str, Any] = {}
+    try:
+        said = _run_command(run, output, commands)
+        numbers = read_numbers(run, output, said)
+    except _FailedError as error:
+        if not go_on:
+            raise
+        how = "diverged" if _NOT_FINITE.search(error.line) else "failed"
+        numbers = {how: error.line.removeprefix("error: ")}
+    outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
+    seconds = time.perf_counter() - began
+    return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
 
 
 def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
@@ -141,19 +187,15 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     return f", with {' '.join(changed)}" if changed else ""
 
 
-def _run_command(run: ExperimentRun, output: Path) -> str:
+def _run_command(run: ExperimentRun, output: Path, commands: Commands) -> str:
     """Runs the command, with its messages in a log; returns its standard output."""
     log = output / f"{run.name}.log"
-    with log.open("ab") as words:
-        ended = subprocess.run(run.command(output), stdout=subprocess.PIPE, stderr=words)
-    if ended.returncode in _EXIT_STOPPED:
-        raise StoppedError(ended.returncode)
-    if ended.returncode != 0:
-        raise RunError(
-            f"run {run.name} failed with status {ended.returncode}: {_last_line(log)}; the same "
-            "command again continues with it"
-        )
-    return ended.stdout.decode()
+    status, said = commands.run(run.command(output), log)
+    if status == EXIT_MACHINERY:
+        raise MachineryError(f"run {run.name}: {_last_line(log).removeprefix('error: ')}")
+    if status != 0:
+        raise _FailedError(run, status, _last_line(log))
+    return said
 
 
 def _last_line(log: Path) -> str:
@@ -178,12 +220,14 @@ def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
     config = read_config(output / run.name)
     tokens = config.train.batch_size * config.data.sequence_length
     evaluations = [line for line in metrics if "eval/loss" in line]
+    bits = {"bits_per_byte": evaluations[-1].get("eval/bits_per_byte")}
     rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
     return {
         "first": evaluations[0]["eval/loss"],
         "loss": evaluations[-1]["eval/loss"],
         "perplexity": evaluations[-1]["eval/perplexity"],
         "lowest": min(line["eval/loss"] for line in evaluations),
+        **{name: value for name, value in bits.items() if value is not None},
         "tokens_per_second": rates[len(rates) // 2],
         "training_seconds": training_seconds(metrics, tokens),
     }
@@ -205,6 +249,9 @@ def training_seconds(metrics: list[dict], tokens: int) -> float:
 
 
 def _describe_outcome(outcome: dict) -> str:
+    for how in ("diverged", "failed"):
+        if how in outcome:
+            return f"{how}: {outcome[how]}"
     if "loss" in outcome:
         return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
     return "done"

@@ -1,0 +1,73 @@
+"""Commands run one after the other, which stop in good order when this process is told to stop."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+_STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
+
+
+class StoppedError(Exception):
+    """A run was stopped, and saved.
+
+    Args:
+      status: the run's exit status.
+    """
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+class Commands:
+    """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
+
+    The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
+    training would take a second one as a request to stop without saving.
+    """
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen | None = None
+        self.received: int | None = None
+
+    def __enter__(self) -> "Commands":
+        self.before = {number: signal.signal(number, self._hand_on) for number in _STATUSES}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises a `StoppedError` if a signal has come."""
+        if self.received is not None:
+            raise StoppedError(_STATUSES[signal.Signals(self.received)])
+
+    def run(self, command: Sequence[str], log: Path) -> tuple[int, str]:
+        """Runs a command, with its messages in a log; returns its status and standard output.
+
+        Raises:
+          StoppedError: if a signal ended it.
+        """
+        with log.open("ab") as words:
+            self.child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=words, process_group=0
+            )
+            if self.received is not None:  # it came while the command started
+                self.child.send_signal(self.received)
+            said, _ = self.child.communicate()
+        status, self.child = self.child.returncode, None
+        if status in _STATUSES.values():
+            raise StoppedError(status)
+        if status != 0:
+            self.check()
+        return status, said.decode()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if self.child is not None:
+            self.child.send_signal(number)

@@ -1,0 +1,177 @@
+"""The runs of a sweep, and what is shown of them: every point of a grid, with several seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags, name_choices
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.grid import VARIANT, Axis, Point, points
+
+_SEED, _LINE = "seed", "line"  # labels; a line of the figure
+_COLUMNS = {  # of the table, by the number of an outcome that each shows
+    "loss": "last loss",
+    "lowest": "lowest loss",
+    "bits_per_byte": "bits per byte",
+    "tokens_per_second": "tokens/s",
+}
+
+
+@dataclass(frozen=True)
+class GridSweep:
+    """Trainings of every point of a grid, each with several seeds.
+
+    Attributes:
+      file: the config file.
+      verb: train or finetune.
+      overrides: keys of the config that all runs set.
+      axes: the grid.
+      seeds: seeds of the config.
+
+    Raises:
+      InputError: if both the file and the grid name a variant.
+    """
+
+    file: str
+    verb: str
+    overrides: Mapping[str, object]
+    axes: tuple[Axis, ...]
+    seeds: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if ":" in self.file and any(axis.key == VARIANT for axis in self.axes):
+            raise InputError(
+                f"--config={self.file} and --grid=variant both name variants; leave one out"
+            )
+
+    def config_of(self, point: Point) -> tuple[str, dict[str, object]]:
+        """The config file of a point, with its variant, and the keys that the point's runs set."""
+        common = {key: value for key, value in self.overrides.items() if key != _SEED}
+        own = {key: value for key, value in point.items() if key != VARIANT}
+        variant = f":{point[VARIANT]}" if VARIANT in point else ""
+        return f"{self.file}{variant}", {**common, **own}
+
+    def runs(self) -> list[ExperimentRun]:
+        """A run for every seed and point.
+
+        All points are trained with the first seed, then all with the second. So the table of a
+        sweep that isn't done yet compares all points.
+        """
+        return [self._run(point, seed) for seed in self.seeds for point in points(self.axes)]
+
+    def _run(self, point: Point, seed: int) -> ExperimentRun:
+        file, keys = self.config_of(point)
+        others = {axis.key: point[axis.key] for axis in self.axes[1:]}
+        labels: dict[str, Label] = {_LINE: ", ".join(name_choices(others)) or file}
+        for axis in self.axes:
+            value = point[axis.key]
+            labels[axis.key] = value if axis.numeric else str(value)
+        name = "-".join([*name_choices(point), f"{_SEED}={seed}"])
+        arguments = (f"--config={file}", *format_flags({**keys, _SEED: seed}))
+        return ExperimentRun(name, self.verb, arguments, {**labels, _SEED: seed})
+
+
+@dataclass(frozen=True)
+class PointSummary:
+    """What is known of a point.
+
+    Attributes:
+      labels: its value on each axis.
+      done: outcomes of its seeds that ended with a loss.
+      diverged: number of seeds whose loss was no longer finite.
+      failed: number of seeds that failed otherwise.
+      seeds: number of its seeds.
+    """
+
+    labels: tuple[Label, ...]
+    done: tuple[dict, ...]
+    diverged: int
+    failed: int
+    seeds: int
+
+    def values(self, key: str) -> list[float]:
+        """A number of every outcome; empty if one has none."""
+        found = [outcome.get(key) for outcome in self.done]
+        return [value for value in found if value is not None] if None not in found else []
+
+    @property
+    def state(self) -> str:
+        """`3 of 3`, and how many diverged, failed or have not been run."""
+        missing = self.seeds - len(self.done) - self.diverged - self.failed
+        others = {"diverged": self.diverged, "failed": self.failed, "not run": missing}
+        notes = [f"{count} {word}" for word, count in others.items() if count]
+        return ", ".join([f"{len(self.done)} of {self.seeds}", *notes])
+
+
+def summarise(
+    runs: Sequence[ExperimentRun], outcomes: Mapping[str, dict], axes: Sequence[Axis]
+) -> list[PointSummary]:
+    """A summary of each point, in the order of the runs."""
+    by_point: dict[tuple[Label, ...], list[dict]] = {}
+    for run in runs:
+        labels = tuple(run.labels[axis.key] for axis in axes)
+        by_point.setdefault(labels, []).append(outcomes.get(run.name, {}))
+    return [
+        PointSummary(
+            labels,
+            tuple(each for each in found if "loss" in each),
+            sum("diverged" in each for each in found),
+            sum("failed" in each for each in found),
+            len(found),
+        )
+        for labels, found in by_point.items()
+    ]
+
+
+def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
+    """The point with the lowest mean of the last loss, among those with the most seeds done."""
+    seeds = max((len(each.done) for each in summaries), default=0)
+    full = [each for each in summaries if len(each.done) == seeds and seeds]
+    return min(full, key=lambda each: mean(each.values("loss")), default=None)
+
+
+def format_table(summaries: Sequence[PointSummary], axes: Sequence[Axis]) -> str:
+    """The table in Markdown: means over seeds with their standard errors, the best point bold."""
+    columns = [key for key in _COLUMNS if any(each.values(key) for each in summaries)]
+    heads = [*(axis.key for axis in axes), *(_COLUMNS[key] for key in columns), "seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    best = best_of(summaries) if len(summaries) > 1 else None
+    for each in summaries:
+        cells = [*map(str, each.labels), *(_format_mean(each.values(key), key) for key in columns)]
+        if each is best:
+            cells = [f"**{cell}**" if cell else "" for cell in cells]
+        lines.append(f"| {' | '.join([*cells, each.state])} |")
+    return "\n".join(lines)
+
+
+def _format_mean(values: Sequence[float], key: str) -> str:
+    """`1.2345 ± 0.0012`: the mean and its standard error; no error for a single value."""
+    if not values:
+        return ""
+    form = ",.0f" if key == "tokens_per_second" else ".4f"
+    error = f" ± {stdev(values) / sqrt(len(values)):{form}}" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{error}"
+
+
+def figure_spec(axes: Sequence[Axis]) -> TableSpec:
+    """The figure: the last loss against the first axis, a line for each choice of the others."""
+    column, log = (axes[0].key, axes[0].geometric) if axes else (_SEED, False)
+    return TableSpec((_LINE,), column, "loss", log=log, over_steps=bool(axes))
+
+
+def check_same(runs: Sequence[ExperimentRun], done: Mapping[str, dict[str, Any]]) -> None:
+    """Checks that runs that are done were done with the same settings.
+
+    Raises:
+      InputError: if one wasn't; names it and what differs.
+    """
+    for run in runs:
+        then = set(done.get(run.name, {}).get("arguments", run.arguments))
+        if differing := sorted(then ^ set(run.arguments)):
+            raise InputError(
+                f"--output: run {run.name} is done there with other settings, which differ in "
+                f"{' '.join(differing)}; choose another --output"
+            )
