@@ -114,13 +114,45 @@ def get_config() -> ConfigDict:
     train.eval_batch_size = 32  # sequences per evaluation batch, over all devices
     train.eval_batches = placeholder(int)  # batches per evaluation; None: the whole split
     train.eval_all_at_end = False  # whether the last evaluation takes the whole split anyway
+    train.eval_averages = False  # whether the averages of train.ema_decay are evaluated, too
     train.loss_chunk = 2048  # tokens per device whose logits are in memory at once
     train.z_loss = 0.0  # coefficient of the squared log of the softmax's normaliser in the loss
+    train.ema_decay = 0.0  # of exponential moving averages of the parameters, such as 0.999, for
+    #   `evaluate`, `generate` and `export` --averages; smaller in the first steps; 0: none
+    train.on_spike = "nothing"  # what happens if the loss or the gradient norm of a step is far
+    #   above those of the steps before, or not finite | skip: its update is left out | rollback:
+    #   the run goes back to its last checkpoint and on with the data after that step.
+    #   With nothing, a loss or norm that isn't finite ends the run
+    train.spike_deviations = 8.0  # k: a spike is more than k robust standard deviations above the
+    #   median
+    train.spike_window = 128  # of the loss, or of the gradient norm, of this many steps
     train.log_every = 20  # steps between reports
+    train.trackers = ("tensorboard",)  # where reports go besides metrics.jsonl: tensorboard, wandb
+    #   (Weights & Biases), trackio, or several of them (t5x_diffeq/tracking/README.md)
+    train.sample_every = placeholder(int)  # steps between samples of text, which go to
+    #   samples.jsonl and the trackers; None: no samples
+    train.sample_prompts = ("",)  # the texts that samples continue; "" begins a document
+    train.figure_every = placeholder(int)  # steps between figures of the weights, which go to the
+    #   trackers: the path of W(t), and spectra; None: no figures
     train.eval_every = 500  # steps between evaluations
     train.checkpoint_every = 500  # steps between checkpoints
-    train.keep_checkpoints = 3  # newest checkpoints to keep
+    train.keep_checkpoints = 3  # newest checkpoints to keep; the next three keys keep others too
+    train.keep_every = placeholder(int)  # keep each checkpoint whose step is a multiple of this
+    train.keep_best = 0  # keep this many with the lowest eval/loss; a checkpoint has one if its
+    #   step is evaluated, as with a checkpoint_every that is a multiple of eval_every
+    train.milestones = ()  # steps that are saved in any case and never deleted, even if the key
+    #   changes: their checkpoints get a file MILESTONE, which can be added and removed by hand
+    train.local_checkpoints = placeholder(str)  # a folder on a local disk or in memory, such as
+    #   /dev/shm/checkpoints, for frequent checkpoints beside those of the workdir; None: none
+    train.local_checkpoint_every = 50  # steps between them; the newest two are kept
     train.verify_checkpoints = True  # compare a checkpoint's checksums before it is restored
+    train.watch_every = placeholder(int)  # steps between looks inside the model: norms of gradient,
+    #   weights and update of each generated layer over depth, sizes of f, g and state; None: none
+    train.profile = placeholder(str)  # the optimizer steps to trace, first and last: "100:105";
+    #   None: none. A run in progress traces a few when a file `profile` appears in its workdir
+    train.profile_processes = (0,)  # the processes that trace
+    train.memory_profile = False  # whether each trace comes with a profile of the devices' memory,
+    #   which is also taken when that memory runs out
     train.hang_timeout = 1800.0  # seconds that a step may take, without compilation; after that
     #   the run ends with status 175, and launch/ starts it again
     train.eval_timeout = 43200.0  # likewise for an evaluation and for the tasks
@@ -134,17 +166,28 @@ def get_config() -> ConfigDict:
     tasks.include_path = placeholder(str)  # a folder with your own task files
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.name = "adam"  # or the importable name of a function that returns what stands in
-    #   Adam's place, "package.module:make" (t5x_diffeq/training/optimizer.py)
+    optimizer.name = "adam"  # for all parameters | muon: for the block's kernels, and Adam for all
+    #   others, with the same learning rate (t5x_diffeq/training/muon.py) | the importable name of a
+    #   function that returns what stands in Adam's place, "package.module:make"
+    #   (t5x_diffeq/training/optimizer.py)
     optimizer.learning_rate = 3e-3  # peak
+    optimizer.role_multipliers = ()  # (role, factor) pairs: factors on the learning rate, and with
+    #   it on the weight decay, of all parameters of a role: kernel, bias, scale, shift, embedding,
+    #   time_embedding, adapter
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
     optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares
     optimizer.epsilon = 1e-8  # Adam's epsilon
+    optimizer.momentum = 0.95  # Muon's decay of the mean of gradients
     optimizer.moment_dtype = "float32"  # of the mean of gradients: float32 | bfloat16
     optimizer.weight_decay = 0.1  # decoupled
     optimizer.decay = "kernels"  # which parameters: embeddings | kernels (and embeddings) | all
+    optimizer.schedule = "cosine"  # after the warm-up: a cosine | wsd: the peak, then a cooldown,
+    #   so that runs of several lengths can branch off before it (warm-up, stable, decay)
     optimizer.warmup_fraction = 0.01  # of total_steps, linear
-    optimizer.min_lr_ratio = 0.1  # learning rate at the end of the cosine, relative to the peak
+    optimizer.cooldown_steps = placeholder(int)  # wsd: steps at the end in which the learning rate
+    #   falls; None: a fifth of total_steps
+    optimizer.cooldown_shape = "linear"  # wsd: how it falls | sqrt: as 1 - sqrt(x), faster at first
+    optimizer.min_lr_ratio = 0.1  # learning rate at the end, relative to the peak
     optimizer.max_grad_norm = 1.0  # clip by global norm
 
     config.mesh = mesh = ConfigDict()

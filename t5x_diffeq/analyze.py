@@ -12,7 +12,7 @@ import sys
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import CONVENTIONS, INT32, STEPS
+from t5x_diffeq.runtime.config_keys import CONVENTIONS, STEPS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
@@ -63,9 +63,7 @@ _NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-_CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
-)
+command_line.define_checkpoint(FLAGS)
 
 
 def _check_flags() -> None:

@@ -5,6 +5,7 @@ error and one JSON object per model on standard output. Other measurements, one 
 --coordinate_check: how far W(t) moves in the first steps of training, for several T.
 --data: how fast the host makes batches, compared with plain Grain.
 --generation: how fast tokens are generated, compared with running the whole prefix for each token.
+With --profile=DIR, a few more steps of each model are traced into DIR for TensorBoard (XProf).
 """
 
 from absl import flags
@@ -14,6 +15,7 @@ from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_path
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -27,6 +29,9 @@ _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_va
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 20, "Number of timed steps (or seconds) of each model.", 1, INT32, flag_values=FLAGS
 )
+_PROFILE = flags.DEFINE_string(
+    "profile", None, "Folder into which some steps of each model are traced.", flag_values=FLAGS
+)
 
 
 def main() -> None:
@@ -36,6 +41,12 @@ def main() -> None:
     chosen = [f"--{flag.name}" for flag in (_DATA, _GENERATION, _COORDINATE_CHECK) if flag.value]
     if len(chosen) > 1:
         raise InputError(f"{' and '.join(chosen)} measure different things; give one of them")
+    if chosen and _PROFILE.value:
+        raise InputError(
+            f"--profile={_PROFILE.value} traces optimizer steps, which {chosen[0]} doesn't take; "
+            "leave one of them out"
+        )
+    traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
 
     from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
 
@@ -47,7 +58,7 @@ def main() -> None:
     elif _COORDINATE_CHECK.value:
         benchmark.show_coordinate_check(config)
     else:
-        benchmark.show_comparison(config, _ROUNDS.value)
+        benchmark.show_comparison(config, _ROUNDS.value, traces)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,8 @@ _EVAL_BATCHES = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-_CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
-)
+command_line.define_checkpoint(FLAGS)
+command_line.define_averages(FLAGS)
 _ADAPTERS = flags.DEFINE_string(
     "adapters",
     None,

@@ -10,7 +10,7 @@ install -e '.[export]'.
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import INT32, STEPS
+from t5x_diffeq.runtime.config_keys import STEPS
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
@@ -31,9 +31,8 @@ _PEFT = flags.DEFINE_bool(
     "Write the adapters separately, in the format of PEFT, to OUT/adapter.",
     flag_values=FLAGS,
 )
-_CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
-)
+_CHECKPOINT = command_line.define_checkpoint(FLAGS)
+_AVERAGES = command_line.define_averages(FLAGS)
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
 
     from t5x_diffeq.verbs.export import export  # JAX and the rest take seconds
 
-    export(workdir, output, _NUM_STEPS.value, _CHECKPOINT.value, _PEFT.value)
+    export(workdir, output, _NUM_STEPS.value, _CHECKPOINT.value, _PEFT.value, _AVERAGES.value)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ start from: the model, its weights and the tokenizer are taken from there.
 command again resumes it.
 """
 
+import signal
+
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -24,6 +26,8 @@ _WORKDIR = flags.DEFINE_string(
 
 def main() -> int:
     """The verb."""
+    # Until there are steps to trace; its default is to kill the process.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")

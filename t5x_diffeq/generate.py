@@ -59,9 +59,8 @@ _NUM_STEPS = flags.DEFINE_integer(
     flag_values=FLAGS,
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
-_CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint", None, "Step of the checkpoint. [default: the newest]", 0, INT32, flag_values=FLAGS
-)
+command_line.define_checkpoint(FLAGS)
+command_line.define_averages(FLAGS)
 _ADAPTERS = flags.DEFINE_string(
     "adapters",
     None,

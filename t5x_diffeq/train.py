@@ -1,9 +1,11 @@
 """Trains a model, or resumes a run: --config=configs/tiny.py --workdir=DIR.
 
 --config.KEY=VALUE changes any key of the config. The same command again resumes the run at its last
-checkpoint, or says that it is finished.
+checkpoint, or says that it is finished. --branch_from=RUN goes on from a checkpoint of another run,
+by default with its config: --workdir=DIR --config.train.total_steps=1200.
 """
 
+import signal
 import sys
 from typing import Any
 
@@ -12,7 +14,10 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import config_file, flatten
+from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -23,8 +28,26 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
+_BRANCH_FROM = flags.DEFINE_string(
+    "branch_from",
+    None,
+    "Workdir of another run: the run in --workdir goes on from one of its checkpoints.",
+    flag_values=FLAGS,
+)
+_BRANCH_STEP = flags.DEFINE_integer(
+    "branch_step",
+    None,
+    "The checkpoint's step. [default: the newest]",
+    1,
+    INT32,
+    flag_values=FLAGS,
+)
+
+
 def main() -> int:
     """The verb."""
+    # Until there are steps to trace; its default is to kill the process.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
     if CONFIG.value.init_from or CONFIG.value.model.num_steps is None:
@@ -32,13 +55,37 @@ def main() -> int:
             "this config begins with another run's model (config.init_from); give it to "
             "`python -m t5x_diffeq.finetune`"
         )
+    if _BRANCH_STEP.value is not None and not _BRANCH_FROM.value:
+        raise InputError("--branch_step needs --branch_from=DIR, the run that it is a step of")
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
     from t5x_diffeq.runs.workdir import sole_writer  # JAX and the rest take seconds
     from t5x_diffeq.verbs.train import train
 
     with sole_writer(workdir):
-        return train(Config.of(CONFIG.value), workdir)
+        return train(_branch(workdir) if _BRANCH_FROM.value else Config.of(CONFIG.value), workdir)
+
+
+def _branch(workdir: AnyPath) -> Config:
+    """The config of a branch; process 0 makes its workdir if that is new."""
+    from t5x_diffeq.runs.branch import branch_off
+    from t5x_diffeq.runtime.processes import run_in_turn
+
+    source = command_line.parse_folder(_BRANCH_FROM, "train")
+    given, values = CONFIG.value, flatten(CONFIG.value)
+    is_own = config_flags.get_config_filename(FLAGS["config"]) != str(config_file("default.py"))
+    changes = {key: values[key] for key in command_line.given_keys(FLAGS)}
+    return run_in_turn(
+        lambda first: branch_off(
+            workdir,
+            source,
+            _BRANCH_STEP.value,
+            Config.of(given) if is_own else None,
+            changes,
+            first,
+        ),
+        "the branch's workdir is made",
+    )
 
 
 class _Verb(type(sys)):  # type: ignore[misc]  # a module

@@ -40,6 +40,7 @@ _NAMES = ("query", "key", "value", "gate")
 class GatedLinearBlock(Block):
     """f is gated linear attention, of as many heads as the config has; g is the config's MLP."""
 
+    scopes = ("gated linear attention", "mlp")
     needs = {  # noqa: RUF012
         "num_kv_heads": None,
         "qk_norm": "none",
@@ -145,10 +146,9 @@ class GatedLinearBlock(Block):
     def spectral_factors(self, weights: Weights) -> Factors:
         """QK and OV of each head, as for attention, and the MLP's product."""
         query, key, value = (weights[name]["kernel"] for name in ("query", "key", "value"))
-        by_head, output = "ndhg->nhdg", weights["output"]["kernel"]
         return {
-            "qk": (np.einsum(by_head, query), np.einsum("ndhg->nhgd", key)),
-            "ov": (np.einsum(by_head, value), output),
+            "qk": (query.swapaxes(1, 2), key.transpose(0, 2, 3, 1)),
+            "ov": (value.swapaxes(1, 2), weights["output"]["kernel"]),
             **mlp_factors(weights),
         }
 

@@ -47,6 +47,7 @@ class MixtureBlock(AttentionBlock):
     experts_per_token: int = 2
     balance: float = 0.01
 
+    scopes = ("attention", "experts")
     has_cost = True
     needs = {"norm_position": "before", "mlp_input": "state", "activation": None}  # noqa: RUF012
 

@@ -20,6 +20,7 @@ from t5x_diffeq.models.transformer_block import mlp_factors, mlp_flops
 class ParallelBlock(AttentionBlock):
     """GPT's or Llama's attention and MLP behind one norm."""
 
+    scopes = ("attention", "mlp")
     needs = {"norm_position": "before", "mlp_input": "state"}  # noqa: RUF012
 
     def setup(self):  # noqa: D102

@@ -42,7 +42,9 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
             _check_tree(params, state.params)
-            checkpoints.save(0, replace(state, params=params), corpus.fingerprint)
+            places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+            state = replace(state, params=jax.device_put(params, places))
+            checkpoints.save(0, state, corpus.fingerprint)
         save_config(config, folder)
 
 

@@ -1,4 +1,4 @@
-"""Loss and perplexity of a run on its validation split."""
+"""Loss, perplexity and bits per byte of a run on its validation split."""
 
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import eval_examples
@@ -16,7 +16,9 @@ def evaluate_split(
     limit: int | None = None,
     adaptive: Adaptive | None = None,
 ) -> dict[str, float]:
-    """Loss, perplexity and number of tokens on the validation split.
+    """Loss, perplexity, bits per byte and number of tokens on the validation split.
+
+    There are no bits per byte if the bytes of tokens aren't known (see `data.token_bytes`).
 
     Args:
       run: the model, on its grid.

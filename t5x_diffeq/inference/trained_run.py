@@ -96,7 +96,9 @@ class TrainedRun:
         return float(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean())
 
     def evaluate(self, batch_size: int = 32, limit: int | None = None) -> dict[str, float]:
-        """`loss` (nats per token), `perplexity` and `tokens` on the run's validation split.
+        """`loss` (nats per token), `perplexity`, `bits_per_byte` and `tokens` on validation.
+
+        `bits_per_byte` is there if the bytes of tokens are known (see `data.token_bytes`).
 
         Args:
           batch_size: sequences per batch.
@@ -170,8 +172,9 @@ def load(
     *,
     num_steps: int | None = None,
     scheme: str | None = None,
-    checkpoint: int | None = None,
+    checkpoint: int | str | None = None,
     adapters: str | PathLike | None = None,
+    averages: bool = False,
 ) -> TrainedRun:
     """Loads the run of a workdir, on this machine or in a bucket, onto one device.
 
@@ -179,8 +182,9 @@ def load(
       workdir: the run's workdir.
       num_steps: another number of solver steps; None for the trained one.
       scheme: another scheme; None for the trained one.
-      checkpoint: optimizer step of the checkpoint; None for the newest.
+      checkpoint: optimizer step of the checkpoint, or "best"; None for the newest.
       adapters: folder of adapters that another run trained for this run's weights.
+      averages: take the moving averages of the parameters (train.ema_decay).
 
     Raises:
       InputError: if the workdir holds no such run, or its weights don't exist on that grid.
@@ -192,6 +196,7 @@ def load(
         corpus.tokenizer.vocab_size,
         batch_size=1,
         checkpoint=checkpoint,
+        averages=averages,
         grids=[(num_steps, scheme)],
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )

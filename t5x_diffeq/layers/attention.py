@@ -81,7 +81,7 @@ class Attention(nn.Module):
         """The linear from the state to heads; a kernel `[D, 3, H, G]` makes q, k and v at once."""
         return Linear(
             (self.embed_dim, *heads, self.head_dim),
-            ("embed", *(None,) * (len(heads) - 1), "heads", "head_dim"),
+            ("embed", *("maps",) * (len(heads) - 1), "heads", "head_dim"),
             use_bias=self.qkv_bias,
             dtype=self.dtype,
         )

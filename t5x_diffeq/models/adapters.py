@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.layers.parameter import Parameter, declare
+from t5x_diffeq.layers.parameter import Parameter, declare, num_inputs
 from t5x_diffeq.ode.weights import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
@@ -89,9 +89,11 @@ class Adapters(nn.Module):
         """The factors `a` and `b` of each adapted linear."""
         made = {}
         for path, kernel in _kernels_to_adapt(self.block, self.inputs, self.kernels).items():
+            inputs = num_inputs(kernel.value.shape, kernel.fan_in)
+            assert inputs is not None  # `_kernels_to_adapt` leaves out kernels without it
             made[path] = Adapter(
                 kernel,
-                _num_inputs(kernel),
+                inputs,
                 self.num_nodes,
                 self.rank,
                 self.alpha / self.rank,
@@ -125,14 +127,6 @@ def kernels_without_adapter(block: nn.Module, inputs: tuple) -> list[str]:
     return [
         "/".join(path) for path, leaf in leaves if leaf.role == "kernel" and not leaf.takes_adapter
     ]
-
-
-def _num_inputs(kernel: Parameter) -> int:
-    """The number of a kernel's leading dimensions that make up its `fan_in` inputs."""
-    size, dimensions = 1, 0
-    while size < kernel.fan_in:
-        size, dimensions = size * kernel.value.shape[dimensions], dimensions + 1
-    return dimensions
 
 
 def block_variables(W: Weights) -> dict[str, Weights]:

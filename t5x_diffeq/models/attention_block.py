@@ -1,12 +1,11 @@
 """The base of blocks whose f is attention: f and its hooks; a subclass adds g."""
 
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention import empty_keys_and_values
-from t5x_diffeq.models.block import Block, Factors, SubFieldFlops, kernel_flops
+from t5x_diffeq.models.block import Block, Factors, Matrices, SubFieldFlops, kernel_flops
 from t5x_diffeq.models.config_layers import attention_of, norm_of
 
 
@@ -73,18 +72,17 @@ class AttentionBlock(Block):
         """QK and OV of each head (`analysis.spectra`)."""
         query, key, value = _split_heads(weights["attention"])
         output = weights["attention"]["output"]["kernel"]
-        by_head = "ndhg->nhdg"
         return {
-            "qk": (np.einsum(by_head, query), np.einsum("ndhg->nhgd", key)),
-            "ov": (np.einsum(by_head, value), output),
+            "qk": (query.swapaxes(1, 2), key.transpose(0, 2, 3, 1)),
+            "ov": (value.swapaxes(1, 2), output),
         }
 
 
-def _split_heads(attention: dict) -> tuple[Float[np.ndarray, "nodes D H G"], ...]:
+def _split_heads(attention: dict) -> tuple[Float[Matrices, "nodes D H G"], ...]:
     """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
     if "qkv" in attention:
         kernel = attention["qkv"]["kernel"]
         return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
     kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
     count = kernels[0].shape[2]
-    return tuple(np.repeat(kernel, count // kernel.shape[2], axis=2) for kernel in kernels)
+    return tuple(kernel.repeat(count // kernel.shape[2], axis=2) for kernel in kernels)

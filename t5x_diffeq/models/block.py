@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -26,9 +25,8 @@ from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
 COSTS = "costs"  # the collection into which a block sows the rates of its running cost
-Factors = dict[
-    str, tuple[Float[np.ndarray, "nodes *many D M"], Float[np.ndarray, "nodes *many M D"]]
-]
+Matrices = Any  # of NumPy or of JAX
+Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "nodes *many M D"]]]
 
 
 class SubFieldFlops(NamedTuple):
@@ -75,6 +73,7 @@ class Block(nn.Module):
 
     config: ModelConfig
 
+    scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
     needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
@@ -157,7 +156,8 @@ class Block(nn.Module):
         """Two factors A, B by name, of each product A B whose eigenvalues `analyze` shows.
 
         Args:
-          weights: the block's tree in float64, leaves `[nodes, ...]`.
+          weights: the block's tree, leaves `[nodes, ...]`: NumPy's arrays in float64 for `analyze`,
+            JAX's in a compiled function for `train.figure_every`; use their methods.
         """
         raise self.lacks("spectral_factors")
 

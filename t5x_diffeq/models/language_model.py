@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -150,12 +151,17 @@ class LanguageModel(nn.Module):
         weights, _ = self.weights_and_embeddings(times)
         return weights
 
+    @jax.named_scope("make W(t)")
     def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
         """The weights at `times`, and the e(t) they come from; {} if not time-dependent."""
         if self.config.weights == "time_dependent":
             return self.source.with_embeddings(times)
         weights = self.source(times)
         return {**weights, ADAPTERS: self.adapters()} if self.config.adapter_rank else weights, {}
+
+    def derivative(self) -> Weights:
+        """dW/dt at the nodes, float32; of time-dependent weights only."""
+        return self.source.derivative(jnp.asarray(nodes(self.config)))
 
     def merged_weights(self) -> Weights:
         """The weights of a forward pass, with adapters merged into the kernels."""
@@ -273,23 +279,25 @@ class LanguageModel(nn.Module):
 
     def embed(self, tokens: Tokens, places: Places) -> State:
         """The state at t = 0."""
-        y = self.token_embedding(tokens)
-        if self.config.embedding_scale != 1:
-            y = y * self.config.embedding_scale
-        if self.config.architecture == "llama":
-            return y
-        return y + self.position_embedding(places.positions)
+        with jax.named_scope("embed"):
+            y = self.token_embedding(tokens)
+            if self.config.embedding_scale != 1:
+                y = y * self.config.embedding_scale
+            if self.config.architecture == "llama":
+                return y
+            return y + self.position_embedding(places.positions)
 
     def head_vectors(self) -> Float[Array, "V D"]:
         """A vector per token of the padded vocabulary; its product with the state is the logit."""
-        vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
-        return vectors.astype(self.config.compute_dtype)
+        with jax.named_scope("head"):
+            vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
+            return vectors.astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:
         """Logits over the padded vocabulary; the padding's have probability zero."""
-        logits = jnp.einsum(
-            "bld,vd->blv", y, self.head_vectors(), preferred_element_type=jnp.float32
-        )
+        head = self.head_vectors()
+        with jax.named_scope("head"):
+            logits = jnp.einsum("bld,vd->blv", y, head, preferred_element_type=jnp.float32)
         logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
         real = jnp.arange(logits.shape[-1]) < self.config.vocab_size
         return jnp.where(real, logits, -jnp.inf)

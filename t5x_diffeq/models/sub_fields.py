@@ -98,7 +98,8 @@ def cached_sub_fields(
     def g(W: Weights, y: State) -> State:
         return nn.apply(type(block).g, block)(block_variables(W), y)
 
-    return f, g
+    of_f, of_g = (jax.named_scope(name) for name in block.scopes)
+    return of_f(f), of_g(g)
 
 
 def vector_field(
@@ -134,6 +135,9 @@ def vector_field(
                 return value
             return StateWithCost(value, sum(rates, start=jnp.zeros((), jnp.float32)))
 
-        return VectorField(f=lambda W, y: call(f, W, y, places), g=lambda W, y: call(g, W, y))
+        of_f, of_g = (jax.named_scope(name) for name in block.scopes)
+        return VectorField(
+            f=of_f(lambda W, y: call(f, W, y, places)), g=of_g(lambda W, y: call(g, W, y))
+        )
 
     return with_key

@@ -17,6 +17,8 @@ class TransformerBlock(AttentionBlock):
     The state and both results have `config.state_dtype`; in between, `config.dtype` is used.
     """
 
+    scopes = ("attention", "mlp")
+
     def setup(self):  # noqa: D102
         super().setup()
         self.mlp_norm = norm_of(self.config)

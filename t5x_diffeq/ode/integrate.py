@@ -117,8 +117,8 @@ def integrate_with_memory(
         return value
 
     field = VectorField(f_with_next_memory, g)
-    step = step_function(lambda _: field, scheme, step_size)
-    for of_step in weights:
+    for n, of_step in enumerate(weights):
+        step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
         y = step(y, (of_step, None))
     return y, after
 
@@ -129,10 +129,17 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
     return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
 
 
-def step_function(field: FieldOfKey, scheme: str, step_size: float) -> Step:
-    """One step of the scheme, from a state and the step's slice of `step_inputs`."""
+def step_function(
+    field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
+) -> Step:
+    """One step of the scheme, from a state and the step's slice of `step_inputs`.
+
+    A profile shows its operations under `scope`. In a scan all steps are one program, so they have
+    one name.
+    """
     nodes = len(find_scheme(scheme).nodes)
 
+    @jax.named_scope(scope)
     def step(y: Vector, inputs: StepInputs) -> Vector:
         W, key = inputs
         stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))

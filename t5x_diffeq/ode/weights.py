@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import sqrt
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,10 +112,10 @@ class HyperInit:
             return 0.02 if self.init == "paper" else 0.5 / sqrt(leaf.fan_in * self.T)
         return 1e-4 if self.init == "paper" and leaf.role == "bias" else 0.0
 
-    def embedding(self) -> TimeEmbedding:
-        """A time embedding at these scales."""
+    def embedding(self, **module: Any) -> TimeEmbedding:
+        """A time embedding at these scales; `module` holds Linen's own arguments."""
         if self.init == "paper":
-            return TimeEmbedding(self.T, name="time_embedding")
+            return TimeEmbedding(self.T, name="time_embedding", **module)
         return TimeEmbedding(
             self.T,
             hidden_std=sqrt(1 / self.S),
@@ -122,6 +123,7 @@ class HyperInit:
             step_multiplier=self.single,
             output_multiplier=5 * self.summed,
             name="time_embedding",
+            **module,
         )
 
 
@@ -169,9 +171,8 @@ class GeneratedLayer(nn.Module):
         if leaf.role != "kernel":
             return generated
         shape, zeros = leaf.value.shape, nn.initializers.zeros
-        base = parameter(
-            f"{name}_base", zeros, shape, leaf.names, step_multiplier=self.scales.single
-        )
+        (base_name,) = offset_path((name,))
+        base = parameter(base_name, zeros, shape, leaf.names, step_multiplier=self.scales.single)
         return generated + base.astype(dtype)
 
 
@@ -209,10 +210,35 @@ class TimeDependentWeights(nn.Module):
         shared = self.scales.embedding()(features) if self.shared_embedding else None
         generated, embeddings = {}, {}
         for path, leaves in self._layers():
-            name = _layer_name(path)
+            name = layer_name(path)
             layer = GeneratedLayer(leaves, self.scales, self.dtype, name=name)
             generated[path], embeddings[name] = layer(features, shared)
         return unflatten_dict(generated), embeddings
+
+    def derivative(self, times: Times) -> Weights:
+        """dW/dt = P e'(t) at `times`: each leaf `[nodes, ...]`, float32."""
+        params = self.variables["params"]
+
+        def rate(of_layer: dict) -> Float[Array, "nodes T"]:
+            """e'(t), from one product with the time embedding's derivative."""
+            own = (params if self.shared_embedding else of_layer)["time_embedding"]
+            e = partial(self._embed, own)
+            return jax.jvp(e, (times,), (jnp.ones_like(times),))[1]
+
+        rates = {}
+        for path, leaves in self._layers():
+            of_layer = params[layer_name(path)]
+            de = rate(of_layer)
+            rates[path] = {
+                name: contract(de, of_layer[name], leaf.names, jnp.float32)
+                for name, leaf in leaves.items()
+            }
+        return unflatten_dict(rates)
+
+    def _embed(self, params: dict, times: Times) -> Float[Array, "nodes T"]:
+        """e(t) of one layer's time embedding."""
+        embed = nn.apply(TimeEmbedding.__call__, self.scales.embedding(parent=None))
+        return embed({"params": params}, time_features(times, self.scales.S, self.time_scale))
 
     def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())
@@ -220,9 +246,14 @@ class TimeDependentWeights(nn.Module):
         return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
 
 
-def _layer_name(path: LeafPath) -> str:
+def layer_name(path: LeafPath) -> str:
     """The name, in the source's parameters, of the block's linear or norm at `path`."""
     return ".".join(path)
+
+
+def offset_path(path: LeafPath) -> LeafPath:
+    """The path of the W0 that belongs to the P of a kernel at `path`."""
+    return (*path[:-1], f"{path[-1]}_base")
 
 
 def projection_squares(
@@ -238,7 +269,7 @@ def projection_squares(
     """
     squares: dict[LeafPath, Array] = {}
     for path, dW in flatten_dict(d_weights).items() if embeddings else ():
-        layer = _layer_name(path[:-1])
+        layer = layer_name(path[:-1])
         squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
     return squares
 

@@ -8,6 +8,7 @@ from t5x_diffeq.models.sub_fields import need_hooks
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.setup import Setup, make_setup
@@ -39,10 +40,11 @@ def load_run(
     vocab_size: int,
     *,
     batch_size: int,
-    checkpoint: int | None = None,
+    checkpoint: int | str | None = None,
     grids: Sequence[Grid] = (),
     hooks: tuple[str, ...] = (),
     adapters: AnyPath | None = None,
+    averages: bool = False,
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
 
@@ -50,16 +52,19 @@ def load_run(
       workdir: the run's workdir.
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
-      checkpoint: the step of the checkpoint; None is the newest.
+      checkpoint: the step of the checkpoint, or "best"; None is the newest.
       grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
         checkpoint is read.
       hooks: the methods of its block that are needed, which are looked for before that, too.
       adapters: the folder of adapters that another run trained on this one's weights.
+      averages: take the moving averages of the parameters (train.ema_decay).
 
     Raises:
       InputError: if the workdir holds no such run, its weights don't exist on one of the grids, its
-        block lacks a method, or the adapters aren't of its weights.
+        block lacks a method, the adapters aren't of its weights, or there are no averages.
     """
+    if adapters and averages:
+        raise InputError("--averages doesn't go with --adapters, which are of the last weights")
     pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
     fsdp = gcd(pretrained.config.model.embed_dim, batch_size)  # sharded as far as possible
@@ -81,7 +86,11 @@ def load_run(
     if not adapters:
         with Progress("reading the checkpoint"):
             params, step = restore_params(
-                workdir, setup.abstract_state.params, checkpoint, config.train.verify_checkpoints
+                workdir,
+                setup.abstract_state.params,
+                checkpoint,
+                config.train.verify_checkpoints,
+                averages,
             )
         return Run(setup, params, step)
     with setup.context():

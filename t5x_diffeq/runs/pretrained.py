@@ -31,17 +31,17 @@ class PretrainedRun:
       workdir: the run's workdir.
       config: the run's config.
       vocab_size: the vocabulary size of its tokenizer.
-      checkpoint: the step of the checkpoint; None is the newest.
+      checkpoint: the step of the checkpoint, or "best"; None is the newest.
     """
 
     workdir: AnyPath
     config: Config
     vocab_size: int
-    checkpoint: int | None = None
+    checkpoint: int | str | None = None
 
     @classmethod
     def of(
-        cls, workdir: AnyPath, vocab_size: int, checkpoint: int | None = None
+        cls, workdir: AnyPath, vocab_size: int, checkpoint: int | str | None = None
     ) -> "PretrainedRun":
         """The run in `workdir`.
 

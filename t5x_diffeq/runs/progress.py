@@ -15,13 +15,15 @@ from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_hook
+from t5x_diffeq.runs.goodput import DATA, STEPS
+from t5x_diffeq.runs.history import Stopwatch
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.flops import mfu, step_flops
-from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
 
@@ -39,33 +41,52 @@ class CorpusFacts(Protocol):
 
 
 class Clock:
-    """Measures the rate since the last report, and estimates the time left.
+    """Measures rates since the last report, and estimates the time left.
 
     Args:
       total_steps: the step at which training ends.
       tokens_per_step: tokens in the global batch.
       step: the step at which training starts.
+      stopwatch: divides the time among activities.
     """
 
-    def __init__(self, total_steps: int, tokens_per_step: int, step: int):
+    def __init__(self, total_steps: int, tokens_per_step: int, step: int, stopwatch: Stopwatch):
         self.total_steps, self.tokens_per_step = total_steps, tokens_per_step
-        self.step, self.time = step, time.perf_counter()
-        self.pauses = 0.0
+        self.stopwatch = stopwatch
+        self.go_back(step)
+
+    def go_back(self, step: int) -> None:
+        """Measures from here on, where the run is at `step`."""
+        self.step, self.before = step, self.stopwatch.seconds()
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
-        """A context whose time is not counted as training."""
+    def waiting_for_data(self, running: object) -> Iterator[None]:
+        """A context in which a batch is waited for.
+
+        Args:
+          running: arrays of the step that runs meanwhile, or None. If they are there in the end,
+            the devices waited, too, and the time counts as that of the data.
+        """
         start = time.perf_counter()
         yield
-        self.pauses += time.perf_counter() - start
+        if all(array.is_ready() for array in jax.tree.leaves(running)):
+            self.stopwatch.move(time.perf_counter() - start, STEPS, DATA)
 
-    def rate(self, step: int) -> float:
-        """Tokens per second of training since the last call."""
-        now = time.perf_counter()
-        seconds = max(now - self.time - self.pauses, 1e-9)
-        rate = (step - self.step) * self.tokens_per_step / seconds
-        self.step, self.time, self.pauses = step, now, 0.0
-        return rate
+    def rates(self, step: int) -> dict[str, float]:
+        """Rates of training since the last call.
+
+        `tokens_per_second`; `step_seconds`, seconds per step; and `data_wait`, the part of them in
+        which the devices waited for a batch.
+        """
+        now = self.stopwatch.seconds()
+        steps, data = (now.get(k, 0) - self.before.get(k, 0) for k in (STEPS, DATA))
+        seconds, done = max(steps + data, 1e-9), step - self.step
+        self.step, self.before = step, now
+        return {
+            "tokens_per_second": done * self.tokens_per_step / seconds,
+            "step_seconds": seconds / done,
+            "data_wait": data / seconds,
+        }
 
     def line(self, step: int, loss: float, rate: float) -> str:
         """`step 200/300  67%  loss 3.1416  21.0k tokens/s  0:42 left`."""
@@ -89,12 +110,17 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
-def eval_line(step: int, values: dict[str, float], loss_on: str) -> str:
-    """`eval at step 200: loss 3.1416, perplexity 23.14 on 65.5k tokens`, or on those that count."""
+def eval_line(step: int, values: dict[str, float], loss_on: str, of: str = "eval") -> str:
+    """The line of an evaluation.
+
+    `eval at step 200: loss 3.1416, perplexity 23.14, 1.234 bits per byte on 65.5k tokens`
+    """
     counted = "tokens" if loss_on == "all" else f"tokens of the {loss_on}s"
+    bits = f", {values['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in values else ""
     return (
-        f"eval at step {step}: loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f} on "
-        f"{format_count(values['tokens'])} {counted}"
+        f"{of.replace('_', ' of ')} at step {step}: loss {values['loss']:.4f}, "
+        f"perplexity {values['perplexity']:.2f}"
+        f"{bits} on {format_count(values['tokens'])} {counted}"
     )
 
 

@@ -27,9 +27,8 @@ _said: set[tuple[AnyPath, str]] = set()  # the notes that this process has print
 def check_config(config: Config, workdir: AnyPath) -> bool:
     """Whether the workdir is new; if not, checks that `config` may continue the run in it.
 
-    Keys of the mesh and of tasks, `train.total_steps` and how often things are done may differ:
-    they don't change which data an optimizer step sees. The learning rate follows the schedule of
-    the new total.
+    The keys of `may_change` may differ: they decide neither which parameters the model has nor in
+    which order it sees the data. The learning rate follows the new schedule.
 
     Raises:
       InputError: if keys differ that may not; names them.
@@ -43,9 +42,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in _differences(
-            read_config(workdir).as_json(), config.as_json()
-        ).items()
+        for key, (old, new) in differing_keys(read_config(workdir), config).items()
         if not may_change(key)
     ]
     if differing:
@@ -85,19 +82,34 @@ def may_change(key: str) -> bool:
         in (
             "train.total_steps",
             "train.keep_checkpoints",
+            "train.keep_best",
+            "train.milestones",
+            "train.local_checkpoints",
             "train.verify_checkpoints",
             "train.eval_batch_size",
             "train.eval_batches",
             "train.eval_all_at_end",
+            "train.eval_averages",
+            "train.ema_decay",
+            "train.on_spike",
+            "train.spike_deviations",
+            "train.trackers",
+            "train.sample_prompts",
             "train.loss_chunk",
             "train.microbatches",
+            "train.profile",
+            "train.profile_processes",
+            "train.memory_profile",
             "data.read_threads",
+            "optimizer.cooldown_steps",
+            "optimizer.cooldown_shape",
         )
     )
 
 
-def _differences(before: dict, now: dict) -> dict[str, tuple]:
-    old, new = flatten_dict(before, sep="."), flatten_dict(now, sep=".")
+def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
+    """Both values of each dotted key in which two configs differ."""
+    old, new = flatten_dict(before.as_json(), sep="."), flatten_dict(now.as_json(), sep=".")
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return {key: (old.get(key), new.get(key)) for key in keys}
 

@@ -56,11 +56,11 @@ class Agreement:
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
     def count_step(self) -> bool:
-        """Counts a step, and returns whether all processes stop after it."""
+        """Counts a step, and returns whether all processes stop after it, or should have."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
             self._steps += 1
-            return self._steps == self._last
+            return self._last is not None and self._steps >= self._last
 
     # ---------------------------------------------------------------------- the listening thread
 

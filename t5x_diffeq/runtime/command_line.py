@@ -37,7 +37,7 @@ from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
 from t5x_diffeq.runtime.config import KEYS, check_complete, check_values
 from t5x_diffeq.runtime.config_files import config_file, default_config, flatten, offer_configs
-from t5x_diffeq.runtime.config_keys import Key
+from t5x_diffeq.runtime.config_keys import BEST, INT32, Key
 from t5x_diffeq.runtime.errors import (
     InputError,
     MachineryError,
@@ -188,6 +188,12 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     offer_configs()
     add_common_flags(own)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
+    has_config, is_branch = (
+        any(re.match(f"--?{name}(=|$)", each) for each in argv)
+        for name in ("config", "branch_from")
+    )
+    if is_branch and not has_config:
+        argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
     check_keys(argv)
     _check_repeated(argv, own)
     try:
@@ -225,6 +231,12 @@ def _find_config_file(argument: str) -> str:
     return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 
 
+def given_keys(own: flags.FlagValues) -> set[str]:
+    """The keys of the config that the command line sets."""
+    named = {name for name in own if name.startswith("config.") and own[name].present}
+    return {name.removeprefix("config.") for name in named}
+
+
 def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     """The folder that a flag names, on this machine or in a bucket.
 
@@ -239,6 +251,45 @@ def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
         if not there.is_dir():
             raise InputError(f"--{flag.name}={path}: {there} is a file; name a folder")
     return path
+
+
+def define_checkpoint(own: flags.FlagValues) -> flags.FlagHolder:
+    """Defines `--checkpoint`, whose value is a step, "best" or None."""
+    return flags.DEFINE(
+        _CheckpointParser(),
+        "checkpoint",
+        None,
+        "Step of the checkpoint, or best: the one with the lowest evaluation loss. [default: the "
+        "newest]",
+        flag_values=own,
+    )
+
+
+def define_averages(own: flags.FlagValues) -> flags.FlagHolder:
+    """Defines `--averages`."""
+    return flags.DEFINE_bool(
+        "averages",
+        False,
+        "Take the moving averages of the parameters (train.ema_decay).",
+        flag_values=own,
+    )
+
+
+class _CheckpointParser(flags.ArgumentParser):
+    """Parses a step or "best"."""
+
+    def parse(self, argument: str | int) -> int | str:
+        """The step, or "best"; raises a ValueError, as absl expects, for anything else."""
+        text = str(argument)
+        if text == BEST:
+            return BEST
+        if not (text.isdecimal() and int(text) <= INT32):
+            raise ValueError(f"it must be a step, from 0 to {INT32}, or {BEST}")
+        return int(text)
+
+    def flag_type(self) -> str:
+        """What `--help` calls the type."""
+        return f"a step or {BEST}"
 
 
 def parse_part(flag: flags.FlagHolder) -> tuple[int, int]:

@@ -17,6 +17,8 @@ from t5x_diffeq.runtime.config_keys import (
     PLUGIN,
     REMATS,
     SCHEMES,
+    SEEDS,
+    STEP_RANGE,
     STEPS,
     THREADS,
     Key,
@@ -156,13 +158,31 @@ class TrainKeys(_Section):
     eval_batch_size: Size
     eval_batches: SizeOrNone
     eval_all_at_end: Switch
+    eval_averages: Switch
     loss_chunk: Size
     z_loss: NotNegative
+    ema_decay: BelowOne
+    on_spike: Annotated[str, _one_of("nothing", "skip", "rollback")]
+    spike_deviations: Positive
+    spike_window: Annotated[int, Key(int, 8, 2**16)]
     log_every: Size
+    trackers: Annotated[tuple[str, ...], Key(tuple, choices=("tensorboard", "wandb", "trackio"))]
+    sample_every: SizeOrNone
+    sample_prompts: Annotated[tuple[str, ...], Key(tuple, entry=Key(str, can_be_empty=True))]
+    figure_every: SizeOrNone
     eval_every: Size
     checkpoint_every: Size
     keep_checkpoints: Size
+    keep_every: SizeOrNone
+    keep_best: Count
+    milestones: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, INT32))]
+    local_checkpoints: TextOrNone
+    local_checkpoint_every: Size
     verify_checkpoints: Switch
+    watch_every: SizeOrNone
+    profile: Annotated[str | None, Key(str, choices=(STEP_RANGE,), optional=True)]
+    profile_processes: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 0, INT32))]
+    memory_profile: Switch
     hang_timeout: Seconds
     eval_timeout: Seconds
     save_timeout: Seconds
@@ -185,15 +205,20 @@ class OptimizerKeys(_Section):
     """`config.optimizer`: AdamW or another optimizer, its schedule and its weight decay."""
 
     section = "optimizer"
-    name: Annotated[str, _one_of("adam", PLUGIN)]
+    name: Annotated[str, _one_of("adam", "muon", PLUGIN)]
     learning_rate: Positive
+    role_multipliers: Entries
     beta1: BelowOne
     beta2: BelowOne
     epsilon: Positive
+    momentum: BelowOne
     moment_dtype: Dtype
     weight_decay: NotNegative
     decay: Annotated[str, _one_of("embeddings", "kernels", "all")]
+    schedule: Annotated[str, _one_of("cosine", "wsd")]
     warmup_fraction: Fraction
+    cooldown_steps: CountOrNone
+    cooldown_shape: Annotated[str, _one_of("linear", "sqrt")]
     min_lr_ratio: Fraction
     max_grad_norm: Positive
 
@@ -218,7 +243,7 @@ class Config:
       InputError: if a key has a value that it can't take; names both, and what it can take.
     """
 
-    seed: Annotated[int, Key(int, 0, 2**32 - 1)]
+    seed: Annotated[int, Key(int, 0, SEEDS - 1)]
     init_from: TextOrNone
     init_step: CountOrNone
     model: ModelKeys

@@ -15,10 +15,14 @@ CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/ly
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name
 
+STEP_RANGE = "FIRST:LAST"  # the choice of a key that takes the numbers of two steps
+
+BEST = "best"  # in place of a checkpoint's step: the one with the lowest evaluation loss
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38  # about the largest number of the type
 STEPS = 10_000  # solver steps
 THREADS = 1024
+SEEDS = 2**32
 MOST_SHARDS = 99_999  # of a split: their names have five digits
 _TYPE_WORDS = {
     int: "a whole number",
@@ -40,10 +44,12 @@ class Key:
       most: the largest number; for a float, None is the largest float32.
       open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
       choices: of a string, or of each entry of a tuple; in `every:k`, k is any integer of at least
-        1, in `keep:names`, names is a comma-separated list of words, and `package.module:Name` is
-        any importable name, with or without arguments (`runtime.plugins`).
+        1, in `keep:names`, names is a comma-separated list of words, `FIRST:LAST` is
+        two numbers, and `package.module:Name` is any importable name, with or without arguments
+        (`runtime.plugins`).
       entry: the key that each entry of a tuple follows.
       optional: whether the value can be None.
+      can_be_empty: whether a string can be "".
     """
 
     type: type
@@ -53,6 +59,7 @@ class Key:
     choices: tuple[str, ...] = ()
     entry: "Key | None" = None
     optional: bool = False
+    can_be_empty: bool = False
 
     def fault(self, value: object) -> str | None:
         """What is wrong with a value: `it must be at least 1`; None if nothing is."""
@@ -73,7 +80,7 @@ class Key:
     def fault_of_text(self, value: str) -> str | None:
         """`fault` for a string."""
         if not self.choices:
-            return None if value else "it must not be empty; leave it out"
+            return None if value or self.can_be_empty else "it must not be empty; leave it out"
         if any(re.fullmatch(_pattern(choice), value) for choice in self.choices):
             return None
         return f"it can be {', '.join(self.choices)}"
@@ -96,5 +103,7 @@ class Key:
 def _pattern(choice: str) -> str:
     if choice == PLUGIN:
         return r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
+    if choice == STEP_RANGE:
+        return r"\d{1,10}:\d{1,10}"
     number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"
     return re.escape(choice).replace(":k", number).replace(":names", names)

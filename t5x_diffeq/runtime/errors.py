@@ -25,8 +25,8 @@ class MachineryError(RuntimeError):
 # RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail the same way.
 _CODES = re.compile(r"^(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b")
 _SIGNS = re.compile(
-    r"\bGloo \w+ failed|Connection (closed by|reset by|refused)|Socket closed|coordination service"
-    r"|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
+    r"\bGloo [\w ]+ failed|Connection (closed by|reset by|refused)|Socket closed"
+    r"|coordination service|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
     r"|Timed out while waiting for \w+ barrier"
 )
 

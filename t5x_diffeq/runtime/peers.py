@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130  # saved, stopped by a person
 EXIT_MACHINERY = 175  # a process, a link, a device or a bucket failed: start me again
 _BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
+_SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process
 _DONE = {"done": True}
 
 
@@ -59,9 +60,14 @@ class _LastWord:
         self.taken = threading.RLock()
 
     def say(self, line: object) -> None:
-        """Prints the line; a second thread blocks here until the first ends the process."""
-        self.taken.acquire()  # and never released
-        write(f"{ERROR}{' '.join(str(line).split())}")
+        """Prints the line; a second thread waits here until the first ends the process.
+
+        Nothing keeps the process from its end: neither a standard error that nobody reads any more,
+        nor a first thread that is held up.
+        """
+        if self.taken.acquire(timeout=_SECONDS_TO_END):  # and never released
+            with suppress(OSError):
+                write(f"{ERROR}{' '.join(str(line).split())}")
 
 
 LAST_WORD = _LastWord()

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -240,6 +240,16 @@ def first_text(text: str | None) -> str | None:
     rows = multihost_utils.process_allgather(letters)
     texts = (bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows)
     return next(filter(None, texts), None)
+
+
+def gather_numbers(numbers: Collection[int]) -> list[set[int]]:
+    """The numbers of each process, at most 16 and none negative; every process must call it."""
+    if not are_several():
+        return [set(numbers)]
+    row = np.full(16, -1, np.int64)
+    row[: len(numbers)] = list(numbers)
+    rows = multihost_utils.process_allgather(row)
+    return [{int(number) for number in each if number >= 0} for each in rows]
 
 
 def run_in_turn(work: Callable[[bool], Result], what: str) -> Result:

@@ -1,7 +1,7 @@
-"""Loss and perplexity over a split."""
+"""Loss, perplexity and bits per byte over a split."""
 
 from collections.abc import Callable, Iterator
-from math import exp
+from math import exp, log
 
 import jax
 from jaxtyping import Array
@@ -31,8 +31,7 @@ def make_adaptive_eval_step(
         y, head = with_params.normalise(solution.y), with_params.head_vectors()
         vocab_size = model.config.vocab_size
         losses, _ = token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
-        metrics = EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
-        return metrics, solution.steps, solution.reached
+        return EvalMetrics.of(losses, batch), solution.steps, solution.reached
 
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:
         metrics, steps, reached = solve_batch(params, batch)
@@ -50,25 +49,34 @@ def make_adaptive_eval_step(
 def evaluate_loss(
     eval_step: Callable[[dict, Batch], EvalMetrics], params: dict, batches: Iterator[Batch]
 ) -> dict[str, float]:
-    """Mean next-token cross entropy in nats, its exponential, and the number of tokens.
+    """Mean next-token cross entropy in nats, its exponential, bits per byte, and the tokens.
 
     Sums over batches are taken in float64 on the host, so that the result does not depend on how
-    the split was divided into batches. Only tokens that the masks count are in them.
+    the split was divided into batches. Only tokens that the masks count are in them. Bits per byte
+    are there if the batches tell the bytes of their tokens (see `data.token_bytes`).
 
     Raises:
       InputError: if the masks count none.
     """
-    total, tokens = 0.0, 0
+    sums = (0.0, 0, 0)
     pending = eval_step(params, next(batches))
     for batch in batches:
         dispatched = eval_step(params, batch)
-        total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
+        sums = _add(sums, pending)
         pending = dispatched
-    total, tokens = total + float(pending.loss.total), tokens + int(pending.loss.count)
+    total, tokens, size = _add(sums, pending)
     if not tokens:
         raise InputError(
             "no token of the batches that were evaluated has a loss: with data.loss_on=completion "
             "they can hold prompts alone; raise train.eval_batches or give more validation text"
         )
     loss = total / tokens
-    return {"loss": loss, "perplexity": exp(min(loss, 700)), "tokens": tokens}
+    per_byte = {"bits_per_byte": total / log(2) / size} if size else {}
+    return {"loss": loss, "perplexity": exp(min(loss, 700)), **per_byte, "tokens": tokens}
+
+
+def _add(sums: tuple[float, int, int], metrics: EvalMetrics) -> tuple[float, int, int]:
+    """Sums of losses, tokens and bytes, with those of another batch."""
+    size = 0 if metrics.bytes is None else int(metrics.bytes)
+    total, tokens = float(metrics.loss.total), int(metrics.loss.count)
+    return sums[0] + total, sums[1] + tokens, sums[2] + size

@@ -28,9 +28,28 @@ from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_
 
 Batch = dict[str, jax.Array]
 Params = dict
+Curves = dict[str, Float[Array, " n"]]
 Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
 _Gradients = tuple[tuple[Params, Weights], Means]  # of the rest and of the weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
+
+
+class BatchGradient(NamedTuple):
+    """The gradient of a batch, and what else its computation has found.
+
+    Attributes:
+      gradient: of the parts that train.
+      norm: its global norm.
+      means: what is reported of the batch, by name.
+      embeddings: e(t) at the step's nodes, each node once.
+      curves: what `watch` returned of the gradient of the weights on the model's own grid.
+    """
+
+    gradient: Params
+    norm: Float[Array, ""]
+    means: Means
+    embeddings: Embeddings
+    curves: Curves
 
 
 def make_gradient(
@@ -39,8 +58,9 @@ def make_gradient(
     keys: TrainKeys,
     depths: tuple[int, ...] | None = None,
     teacher: LanguageModel | None = None,
-) -> Callable[..., tuple[Params, Array, Means]]:
-    """The function from parameters, a batch and a dropout key to gradient, its norm, and means.
+    watch: Callable[[Weights], Curves] | None = None,
+) -> Callable[..., BatchGradient]:
+    """The function from parameters, a batch and a dropout key to the gradient and more.
 
     The gradient is of the parts that train. With a teacher, the function's fourth argument is the
     teacher's parameters.
@@ -55,14 +75,18 @@ def make_gradient(
       keys: `config.train`: each device's rows must be divisible by its microbatches.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
       teacher: the model on its own grid whose predictions are distilled, if any.
+      watch: a function of the gradient of the weights on the model's own grid; of {} if the loss is
+        on other grids alone.
     """
     models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
+    parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
+    _, distinct = np.unique(np.concatenate(times), return_index=True)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
-    ) -> tuple[Params, Array, Means]:
+    ) -> BatchGradient:
         make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
@@ -80,8 +104,8 @@ def make_gradient(
             theirs = read(batch) if read else None
             means: Means = {}
             z = jnp.zeros(())
-            for each, start, end in zip(models, [0, *ends], ends, strict=False):
-                own = jax.tree.map(lambda w, a=start, b=end: w[a:b], weights)
+            for each, part in zip(models, parts, strict=True):
+                own = jax.tree.map(lambda w, part=part: w[part], weights)
                 found = batch_losses(each, merged, batch, keys.loss_chunk, own, key, theirs)
                 of_each = _means_of(found, batch["mask"], tokens, keys.microbatches)
                 z += of_each.pop("z") / len(models)
@@ -98,11 +122,17 @@ def make_gradient(
             else _accumulate(of_part, batch, key, keys.microbatches)
         )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
-        (d_makers,) = pull_back(d_weights)
+        with jax.named_scope("pull back to P"):
+            (d_makers,) = pull_back(d_weights)
         gradient = {**d_makers, **d_rest}
-        squares = projection_squares(d_weights, embeddings)
-        of_source = {("source", *path): square for path, square in squares.items()}
-        return gradient, _norm(gradient, of_source), means
+        with jax.named_scope("gradient norm"):
+            squares = projection_squares(d_weights, embeddings)
+            of_source = {("source", *path): square for path, square in squares.items()}
+            norm = _norm(gradient, of_source)
+        at_nodes = {name: e[distinct] for name, e in embeddings.items()}
+        own = next((part for each, part in zip(models, parts, strict=True) if each == model), None)
+        d_own = jax.tree.map(lambda d: d[own], d_weights) if own else {}
+        return BatchGradient(gradient, norm, means, at_nodes, watch(d_own) if watch else {})
 
     return gradient
 
@@ -219,10 +249,11 @@ def batch_losses(
     y, head, running_cost = _state_and_head(model, params, batch, weights, key)
     cost = running_cost if has_cost(model.config) else None
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-    if teacher is None:
-        return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost)
-    found = distillation_losses((y, head), teacher, batch["targets"], **sizes)
-    return BatchLosses(*found, cost)
+    with jax.named_scope("loss"):
+        if teacher is None:
+            return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost)
+        found = distillation_losses((y, head), teacher, batch["targets"], **sizes)
+        return BatchLosses(*found, cost)
 
 
 def _make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:

@@ -1,20 +1,30 @@
-"""AdamW with the gradient clipping, schedule and weight decay of the paper (appendix C).
+"""AdamW or Muon, with gradient clipping, schedules, weight decay and factors on the learning rate.
 
-`optimizer.name` can name a function of another package instead of Adam. It is called with
+The defaults are those of the paper (appendix C).
+
+`optimizer.name` can name a function of another package instead. It is called with
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
 and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
-decay and the schedule follow it, as they follow Adam.
+decay and the schedule follow it, as they follow Adam. If its `update` takes extra arguments
+(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's, and `embeddings`, the
+e(t) at the nodes of the step by the name of the generated layer.
 """
+
+from collections.abc import Collection
+from math import isfinite
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
 from t5x_diffeq.layers.parameter import ROLES, is_parameter
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
@@ -25,8 +35,26 @@ DECAYED = {
 
 
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then a cosine to `min_lr_ratio` of it at the last step."""
+    """Linear warm-up to the peak, then what `optimizer.schedule` names.
+
+    A cosine, to `min_lr_ratio` of the peak at the last step; or the peak, and a cooldown to
+    `min_lr_ratio` of it (`_warmup_stable_decay`).
+
+    Raises:
+      InputError: if the schedule's keys contradict each other.
+    """
     warmup = round(optimizer.warmup_fraction * total_steps)
+    if optimizer.schedule == "wsd":
+        return _warmup_stable_decay(optimizer, warmup, total_steps)
+    for key, given in (
+        ("cooldown_steps", optimizer.cooldown_steps is not None),
+        ("cooldown_shape", optimizer.cooldown_shape != "linear"),
+    ):
+        if given:
+            raise InputError(
+                f"optimizer.{key} is {getattr(optimizer, key)!r}, but optimizer.schedule=cosine "
+                "has no cooldown; leave the key out or set optimizer.schedule=wsd"
+            )
     peak = optimizer.learning_rate
     return optax.warmup_cosine_decay_schedule(
         init_value=peak / (warmup + 1),
@@ -37,39 +65,127 @@ def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.
     )
 
 
+def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int) -> optax.Schedule:
+    """Warm-up, the peak, and a cooldown over the last steps (Haegele et al. 2024).
+
+    Before the cooldown, only the warm-up depends on `total_steps`. So a run that branches off while
+    the rate is at its peak goes on at exactly that rate.
+    """
+    given = optimizer.cooldown_steps
+    cooldown = total_steps // 5 if given is None else given
+    if warmup + cooldown > total_steps:
+        raise InputError(
+            f"{warmup} steps of warm-up (optimizer.warmup_fraction={optimizer.warmup_fraction:g}) "
+            f"and {cooldown} of cooldown (optimizer.cooldown_steps={given}) are more than "
+            f"train.total_steps={total_steps}; make one of the two shorter"
+        )
+
+    def schedule(step: Array) -> Array:
+        rise = (step + 1) / (warmup + 1)
+        x = jnp.clip((step - (total_steps - cooldown)) / max(cooldown, 1), 0, 1)
+        fallen = jnp.sqrt(x) if optimizer.cooldown_shape == "sqrt" else x
+        fall = 1 - (1 - optimizer.min_lr_ratio) * fallen
+        return optimizer.learning_rate * jnp.minimum(jnp.minimum(rise, 1), fall)
+
+    return schedule
+
+
 def make_optimizer(
     optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
-) -> optax.GradientTransformation:
-    """Clip by the given norm -> Adam -> each parameter's multiplier -> decoupled decay -> schedule.
+) -> optax.GradientTransformationExtraArgs:
+    """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
-    Or, in Adam's place, what `optimizer.name` names.
+    The directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
+    names. The factor of a role scales the decay too, as the learning rate of a parameter group
+    does in PyTorch.
 
     Args:
       optimizer: `config.optimizer`.
       declared: the parameters in their boxes, which say what decays and how it is scaled.
       schedule: the learning rate schedule.
+
+    Raises:
+      InputError: if `optimizer.name` or `optimizer.role_multipliers` can't be used.
     """
 
     def of_declared(read):
         return jax.tree.map(read, declared, is_leaf=is_parameter)
 
     decays = of_declared(lambda leaf: leaf.role in DECAYED[optimizer.decay])
-    multipliers = of_declared(lambda leaf: leaf.step_multiplier)
+    factors = _role_factors(optimizer.role_multipliers)
+    by_role = of_declared(lambda leaf: factors.get(leaf.role, 1.0))
     return optax.chain(
         _clip(optimizer.max_grad_norm),
-        _scale_by_moments(optimizer, declared),
-        scale_each(multipliers),
+        *_directions(optimizer, declared),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
-        optax.scale_by_learning_rate(schedule),
+        _scale_by_rates(schedule, by_role),
     )
 
 
-def _scale_by_moments(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
-    """Adam, or the transformation that `optimizer.name` names."""
-    if not is_plugin(optimizer.name):
-        return optax.scale_by_adam(
-            optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
-        )
+def _scale_by_rates(schedule: optax.Schedule, factors: dict) -> optax.GradientTransformation:
+    """Scales each parameter's direction by minus the learning rate and its own factor.
+
+    It is one link of the chain, not two, so the state's structure doesn't depend on the factors.
+    """
+    by_rate = optax.scale_by_learning_rate(schedule)
+
+    def update(updates: dict, state: Any, params: Any = None) -> tuple[dict, Any]:
+        scaled, state = by_rate.update(updates, state, params)
+        return jax.tree.map(lambda u, f: u if f == 1 else f * u, scaled, factors), state
+
+    return optax.GradientTransformation(by_rate.init, update)
+
+
+def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
+    """`optimizer.role_multipliers` as factors by role.
+
+    Raises:
+      InputError: if it is something else.
+    """
+    factors: dict[str, float] = {}
+    for pair in pairs:
+        if fault := _fault_of_pair(pair, factors):
+            raise InputError(f"optimizer.role_multipliers has {pair!r}; {fault}")
+        role, factor = pair
+        factors[role] = factor
+    return factors
+
+
+def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
+    """What is wrong with an entry of `optimizer.role_multipliers`; None if nothing is."""
+    if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] in ROLES):
+        return f"an entry is a role and a factor, and roles are {', '.join(ROLES)}"
+    role, factor = pair
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not (number and isfinite(factor) and factor > 0):
+        return "a factor is a number greater than 0"
+    return "name a role once" if role in earlier else None
+
+
+def _directions(
+    optimizer: OptimizerKeys, declared: dict
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """What `optimizer.name` names, and the multipliers of the steps that it makes."""
+    multipliers = jax.tree.map(lambda leaf: leaf.step_multiplier, declared, is_leaf=is_parameter)
+    if is_plugin(optimizer.name):
+        return _load(optimizer, declared), scale_each(multipliers)
+    adam = optax.scale_by_adam(
+        optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
+    )
+    if optimizer.name == "adam":
+        return adam, scale_each(multipliers)
+    kernels = kernels_of_block(declared)
+    muon = scale_by_muon(kernels, optimizer.momentum, optimizer.moment_dtype)
+    paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
+    leaves = flatten_dict(multipliers)
+    # Muon's steps have their size already.
+    own = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
+    names = unflatten_dict({path: "muon" if path in paths else "adam" for path in leaves})
+    return optax.partition({"muon": muon, "adam": adam}, names), scale_each(own)
+
+
+def _load(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
+    """The transformation of another package that `optimizer.name` names."""
     made = load_plugin("optimizer.name", optimizer.name)(optimizer, declared)
     if not isinstance(made, optax.GradientTransformation):
         raise InputError(

@@ -20,7 +20,7 @@ AXES = ("data", "fsdp", "expert", "tensor")
 _BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
 # A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
 # whole sequences and heads.
-_FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None}
+_FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
 _EARLIER_RULES = {"batch": ("data", "fsdp"), "length": None, "head_dim": None}  # in older runs
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
 

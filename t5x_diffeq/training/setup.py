@@ -20,6 +20,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
 
 
@@ -75,13 +76,34 @@ class Setup:
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
 
         def init(key: Array) -> TrainState:
-            return partitioning.unbox(init_state(self.model, self.optimizer, self.trains, key))
+            keys = self.config.train
+            state = init_state(self.model, self.optimizer, self.trains, keys, key)
+            return partitioning.unbox(state)
 
         # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
         # the time of XLA's default and gives the same parameters bit for bit; level 0 does not.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 1} if on_cpu else None
         return jax.jit(init, out_shardings=shardings, compiler_options=options)
+
+    def complete(self, state: TrainState) -> TrainState:
+        """The state with the parts that the config asks for and an older checkpoint lacks.
+
+        Averages begin as the parameters are; the window of recent steps begins empty.
+        """
+        wanted = self.abstract_state
+        if wanted.averages is not None and state.averages is None:
+            averages = jax.tree.map(
+                jnp.copy, {name: state.params[name] for name in wanted.averages}
+            )
+            state = replace(state, averages=averages)
+        if wanted.recent is not None and state.recent is None:
+            shardings = jax.tree.map(lambda x: x.sharding, wanted.recent)
+            new = jax.jit(
+                lambda: RecentSteps.new(self.config.train.spike_window), out_shardings=shardings
+            )
+            state = replace(state, recent=new())
+        return state
 
     def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of a global batch."""
@@ -132,7 +154,9 @@ def make_setup(
     training = {name: part for name, part in declared.items() if trains(name)}
     optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    boxed = jax.eval_shape(lambda key: init_state(model, optimizer, trains, key), init_key)
+    boxed = jax.eval_shape(
+        lambda key: init_state(model, optimizer, trains, config.train, key), init_key
+    )
     return Setup(
         config=config,
         model=model,

@@ -1,18 +1,22 @@
 """The train state: its sharded initialisation, and its shapes without creating it."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array
 
 from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.spikes import RecentSteps
 
 
 @struct.dataclass
@@ -23,11 +27,27 @@ class TrainState:
       step: optimizer steps done, an int32 scalar.
       params: the model's parameters, float32.
       opt_state: the optimizer's state for the parts that train.
+      averages: the exponential moving averages of the parts that train; None: there are none.
+      recent: the last steps, with which a step is compared to find spikes; None: no spikes are
+        looked for.
     """
 
     step: Any
     params: Any
     opt_state: Any
+    averages: Any = None
+    recent: Any = None
+
+    def with_spikes(self, count: Array) -> "TrainState":
+        """The state of a run that has had `count` spikes."""
+        if self.recent is None:
+            return self
+        spikes = jax.device_put(np.asarray(count, np.int32), self.recent.spikes.sharding)
+        return replace(self, recent=replace(self.recent, spikes=spikes))
+
+    def averaged_params(self) -> Any:
+        """The parameters, with the averages of those that train."""
+        return {**self.params, **self.averages}
 
 
 def declared_params(model: LanguageModel) -> dict:
@@ -60,6 +80,7 @@ def init_state(
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
     trains: Callable[[str], bool],
+    keys: TrainKeys,
     key: Array,
 ) -> TrainState:
     """A new state, its parameters boxed (for `partitioning.state_shardings` and `unbox`).
@@ -68,6 +89,7 @@ def init_state(
       model: the model.
       optimizer: the optimizer of the parts that train.
       trains: whether a part of the parameters, given its name, trains.
+      keys: `config.train`.
       key: determines the parameters.
     """
     # A row for each part of a batch, as layers may compute on their parts of it.
@@ -76,4 +98,10 @@ def init_state(
     tokens = jnp.zeros((rows, model.config.max_length), jnp.int32)
     params = model.init(key, tokens)["params"]
     training = {name: part for name, part in params.items() if trains(name)}
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(training))
+    return TrainState(
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(training),
+        averages=training if keys.ema_decay else None,
+        recent=None if keys.on_spike == "nothing" else RecentSteps.new(keys.spike_window),
+    )

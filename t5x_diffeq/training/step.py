@@ -1,20 +1,25 @@
 """The train step (one optimizer step) and the eval step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 from clu import metrics as clu_metrics
 from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.gradient import Batch, Means, batch_losses, make_gradient
+from t5x_diffeq.training.gradient import Batch, BatchGradient, Means, batch_losses, make_gradient
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.watch import watch_gradient
 
 
 # clu's fields are annotated with classes that a call returns, which mypy doesn't accept as types.
@@ -31,18 +36,34 @@ StepMetrics: TypeAlias = clu_metrics.Collection  # these and perhaps more
 
 
 def _metrics_of(means: Means, **values: jax.Array) -> StepMetrics:
-    """The metrics of a step: also the KL divergence from a teacher, and the running cost."""
+    """The metrics of a step: also the KL divergence from a teacher, a running cost, and spikes."""
     # Of a subclass, clu would compute only its own fields.
-    further = {name: clu_metrics.LastValue.from_output(name) for name in means if name != "loss"}
-    kind = clu_metrics.Collection.create(**TrainMetrics.__annotations__, **further)
+    own = TrainMetrics.__annotations__
+    further = {
+        name: clu_metrics.LastValue.from_output(name)
+        for name in (*means, *values)
+        if name not in own
+    }
+    kind = clu_metrics.Collection.create(**own, **further)
     return (kind if further else TrainMetrics).single_from_model_output(**means, **values)
 
 
-@struct.dataclass
-class EvalMetrics(clu_metrics.Collection):
-    """The sum of token losses and the number of tokens of a batch."""
+class EvalMetrics(NamedTuple):
+    """The sums of a batch, over the tokens that its mask counts.
 
-    loss: clu_metrics.Average.from_output("loss")  # type: ignore[valid-type]
+    Attributes:
+      loss: the sum of their losses, and their number.
+      bytes: the bytes of text that they stand for; None if the batch doesn't tell.
+    """
+
+    loss: clu_metrics.Average
+    bytes: jax.Array | None
+
+    @classmethod
+    def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
+        """The metrics of a batch whose tokens have these losses."""
+        loss = clu_metrics.Average.from_model_output(losses, mask=batch["mask"])
+        return cls(loss, batch["bytes"].sum() if "bytes" in batch else None)
 
 
 class Teacher(NamedTuple):
@@ -59,30 +80,79 @@ class Teacher(NamedTuple):
 
 def _make_train_step(
     setup: Setup, depths: tuple[int, ...] | None = None, teacher: LanguageModel | None = None
-) -> Callable[..., tuple[TrainState, StepMetrics]]:
+) -> Callable[..., tuple]:
     """The function from a state and a batch to the next state and the step's metrics.
 
-    With a teacher, its third argument is the teacher's parameters.
+    With a teacher, its third argument is the teacher's parameters. With `train.watch_every`, its
+    third result is the norms of the gradient of W(t) (`watch.watch_gradient`).
 
     Args:
       setup: the model, the optimizer and what belongs to them.
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
       teacher: the model whose predictions are distilled, if any.
     """
-    of_batch = make_gradient(setup.model, setup.trains, setup.config.train, depths, teacher)
+    keys = setup.config.train
 
-    def train_step(
-        state: TrainState, batch: Batch, *teacher_params: dict
-    ) -> tuple[TrainState, StepMetrics]:
+    def train_step(state: TrainState, batch: Batch, *teacher_params: dict) -> tuple:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        gradient, norm, means = of_batch(state.params, batch, dropout_key, *teacher_params)
-        training = {name: state.params[name] for name in gradient}
-        updates, opt_state = setup.optimizer.update(gradient, state.opt_state, training, norm=norm)
-        metrics = _metrics_of(means, grad_norm=norm, learning_rate=setup.schedule(state.step))
-        params = {**state.params, **optax.apply_updates(training, updates)}
-        return TrainState(state.step + 1, params, opt_state), metrics
+        watch = watch_gradient(state.step + 1, keys.watch_every)
+        of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch)
+        found = of_batch(state.params, batch, dropout_key, *teacher_params)
+        training = {name: state.params[name] for name in found.gradient}
+        with jax.named_scope("optimizer"):
+            updates, opt_state = setup.optimizer.update(
+                found.gradient,
+                state.opt_state,
+                training,
+                norm=found.norm,
+                embeddings=found.embeddings,
+            )
+            trained = optax.apply_updates(training, updates)
+        after = TrainState(state.step + 1, {**state.params, **trained}, opt_state)
+        if keys.ema_decay:
+            after = replace(after, averages=_average(state, trained, keys.ema_decay))
+        values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
+        after, of_spikes = _reject_spike(after, state, found, keys.spike_deviations)
+        metrics = _metrics_of(found.means, **values, **of_spikes)
+        return (after, metrics, found.curves) if watch else (after, metrics)
 
     return train_step
+
+
+def _reject_spike(
+    after: TrainState, before: TrainState, found: BatchGradient, k: float
+) -> tuple[TrainState, dict[str, Array]]:
+    """The state after a step, or that before it if the step is a spike; and the spikes' metrics.
+
+    Without a window of recent steps, only what isn't finite is a spike.
+    """
+    loss, norm = found.means["loss"], found.norm
+    if before.recent is None:
+        return _reject(~(jnp.isfinite(loss) & jnp.isfinite(norm)), after, before), {}
+    recent, is_spike = before.recent.take(before.step, loss, norm, k)
+    kept = _reject(is_spike, replace(after, recent=recent), before)
+    return kept, {"spike": is_spike, "spikes": recent.spikes}
+
+
+def _average(state: TrainState, trained: dict, decay: float) -> dict:
+    """Exponential moving averages, with a shorter memory in a run's first steps."""
+    d = jnp.minimum(decay, (1.0 + state.step) / (10.0 + state.step))
+    return jax.tree.map(lambda a, p: d * a + (1 - d) * p, state.averages, trained)
+
+
+def _reject(rejected: Array, after: TrainState, before: TrainState) -> TrainState:
+    """The state after a step; if it is rejected, that before it, except for what counts steps."""
+
+    def keep(new: object, old: object) -> object:
+        if isinstance(new, optax.ScaleByScheduleState):  # else the learning rate would lag
+            return new
+        return jax.tree.map(lambda n, o: jnp.where(rejected, o, n), new, old)
+
+    def counts_steps(node: object) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    kept = jax.tree.map(keep, after, before, is_leaf=counts_steps)
+    return replace(kept, step=after.step, recent=after.recent)
 
 
 def lower_train_step(
@@ -105,10 +175,12 @@ def lower_train_step(
             "leave the key out here"
         )
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
+    everywhere = NamedSharding(setup.mesh, PartitionSpec())
+    watched = (everywhere,) if setup.config.train.watch_every else ()
     step = jax.jit(
         _make_train_step(setup, depths, teacher.model if teacher else None),
         donate_argnums=0,
-        out_shardings=(shardings, None),
+        out_shardings=(shardings, None, *watched),
     )
     arguments = setup.abstract_state, setup.abstract_batch(batch_size)
     return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
@@ -132,11 +204,15 @@ def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
 @partial(jax.jit, static_argnums=(0, 1))
 def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
     losses, *_ = batch_losses(model, params, batch, chunk)
-    return EvalMetrics.single_from_model_output(loss=losses, mask=batch["mask"])
+    return EvalMetrics.of(losses, batch)
 
 
 def check_finite(
-    step: int, values: dict[str, float], last_checkpoint: int | None, start: int = 0
+    step: int,
+    values: dict[str, float],
+    last_checkpoint: int | None,
+    start: int = 0,
+    find_cause: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Stops a run whose values are no longer finite.
 
@@ -145,6 +221,7 @@ def check_finite(
       values: the loss and other metrics.
       last_checkpoint: the newest checkpoint that was saved, if any.
       start: the checkpoint that the run was resumed from; 0 for a new run.
+      find_cause: says where the first such value appears, if that can be found.
 
     Raises:
       RunError: if a value is not finite; names the step, the last good checkpoint, and what to try.
@@ -153,6 +230,8 @@ def check_finite(
     if not bad:
         return
     what = f"at step {step} {' and '.join(bad)}"
+    if cause := find_cause():
+        what += f": {cause}"
     if start and step == start + 1:
         raise RunError(
             f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "

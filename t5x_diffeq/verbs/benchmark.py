@@ -16,10 +16,12 @@ from t5x_diffeq.benchmarks.generation_rate import generation_rates
 from t5x_diffeq.benchmarks.throughput import measure
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
+from t5x_diffeq.runs.traces import how_to_open, trace
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.setup import (
     Setup,
     check_fits,
@@ -31,6 +33,7 @@ from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import Batch, compile_train_step, lower_train_step
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
+_TRACED_STEPS = 3  # of each model
 
 
 class _Contestant:
@@ -63,9 +66,18 @@ class _Contestant:
     def step(self) -> None:
         """Runs and times one optimizer step."""
         start = time.perf_counter()
-        self.state, metrics = self.compiled(self.state, self.batch)
-        jax.block_until_ready((self.state, metrics))
+        self.state, *others = self.compiled(self.state, self.batch)
+        jax.block_until_ready((self.state, others))
         self.seconds.append(time.perf_counter() - start)
+
+    def profile(self, folder: AnyPath) -> None:
+        """Traces some further steps, which are not counted."""
+        timed = list(self.seconds)
+        with trace(folder, self.name.replace(" ", "_")):
+            for n in range(_TRACED_STEPS):
+                with jax.profiler.StepTraceAnnotation("train", step_num=n):
+                    self.step()
+        self.seconds = timed
 
     def results(self) -> dict[str, float]:
         """Step time; FLOPs on all devices; memory and memory traffic of one device."""
@@ -89,12 +101,17 @@ class _Contestant:
         return product_flops(text)
 
 
-def compare_models(config: Config, rounds: int) -> list[dict]:
+def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
-    It is compared with its per-layer baseline, and with microbatches also with itself on the whole
-    batch at once. A model with frozen parts, as in LoRA, is compared with the same model without
-    adapters, in which everything trains.
+    It is compared with its per-layer baseline; with microbatches also with itself on the whole
+    batch at once; with another optimizer than Adam also with itself and Adam. A model with frozen
+    parts, as in LoRA, is compared with the same model without adapters, in which everything trains.
+
+    Args:
+      config: the model's config.
+      rounds: number of timed steps of each model.
+      traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     contestants = [_Contestant("model", config)]
     if config.train.trainable:
@@ -108,6 +125,8 @@ def compare_models(config: Config, rounds: int) -> list[dict]:
     if config.train.microbatches > 1:
         whole = config.with_values({"train.microbatches": 1})
         contestants.append(_Contestant("whole batch", whole))
+    if config.optimizer.name != "adam":
+        contestants.append(_Contestant("adam", config.with_values({"optimizer.name": "adam"})))
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()
@@ -116,6 +135,9 @@ def compare_models(config: Config, rounds: int) -> list[dict]:
     for _ in track(range(rounds), "timing the steps", rounds, "rounds"):
         for contestant in contestants:
             contestant.step()
+    if traces:
+        for contestant in contestants:
+            contestant.profile(traces)
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
     model, *others = results
     ratios = [
@@ -169,9 +191,9 @@ def show_generation(config: Config, rounds: int) -> None:
     print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
 
 
-def show_comparison(config: Config, rounds: int) -> None:
-    """Prints a table with a column per model and per ratio."""
-    results = compare_models(config, rounds)
+def show_comparison(config: Config, rounds: int, traces: AnyPath | None = None) -> None:
+    """Prints a table with a column per model and per ratio; stores traces where one is given."""
+    results = compare_models(config, rounds, traces)
     lines = [["", *(result["name"] for result in results)]]
     for key in (key for key in results[0] if key != "name"):
         cells = (f"{r[key]:.3f}" if "/" in r["name"] else format_count(r[key]) for r in results)
@@ -179,3 +201,5 @@ def show_comparison(config: Config, rounds: int) -> None:
     say(*align(lines))
     for result in results:
         print(json.dumps(result), flush=True)
+    if traces:
+        say(f"traced {_TRACED_STEPS} steps of each model into {traces}; {how_to_open(traces)}")

@@ -1,4 +1,4 @@
-"""Loss and perplexity of a run on any grid, or the tasks of lm-evaluation-harness."""
+"""Loss and bits per byte of a run on any grid, or tasks of lm-evaluation-harness."""
 
 import importlib
 import json
@@ -38,6 +38,7 @@ def _load_run(
         tokenizer.vocab_size,
         batch_size=jax.device_count(),
         checkpoint=flags.checkpoint,
+        averages=flags.averages,
         grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n in grids],
         hooks=hooks,
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
@@ -68,13 +69,19 @@ def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int])
       plot: the figure's file; None for no figure.
       trained: scheme and number of solver steps with which the model was trained.
     """
-    say(f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}{'perplexity':>12}")
+    per_byte = "eval/bits_per_byte" in results[0]
+    wide = 11 if per_byte else 0
+    say(
+        f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}"
+        f"{'bits/byte' if per_byte else '':>{wide}}{'perplexity':>12}"
+    )
     for values in results:
         flops = values.get("flops_per_token")
+        bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
         say(
             f"{values['scheme']:<12}{values['num_steps']:>6}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
-            f"{values['eval/perplexity']:>12.2f}"
+            f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
         )
     if plot:
         path = parse_path(plot, "--plot")

@@ -8,11 +8,16 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import Progress, format_count, print_table, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 
 def export(
-    workdir: AnyPath, to: AnyPath, num_steps: int | None, checkpoint: int | None, peft: bool
+    workdir: AnyPath,
+    to: AnyPath,
+    num_steps: int | None,
+    checkpoint: int | str | None,
+    peft: bool,
+    averages: bool = False,
 ) -> None:
     """Writes the folder and prints what it holds.
 
@@ -20,8 +25,9 @@ def export(
       workdir: the run's workdir.
       to: the folder, new or empty.
       num_steps: number of solver steps; None for the trained one.
-      checkpoint: optimizer step of the checkpoint; None for the newest.
+      checkpoint: optimizer step of the checkpoint, or "best"; None for the newest.
       peft: whether adapters are written separately from their base.
+      averages: take the moving averages of the parameters.
 
     Raises:
       InputError: if the run can't be exported, or the folder can't be used.
@@ -37,6 +43,7 @@ def export(
         tokenizer.vocab_size,
         batch_size=1,
         checkpoint=checkpoint,
+        averages=averages,
         grids=[(num_steps, None)],
         hooks=("pytorch_form",),
     )

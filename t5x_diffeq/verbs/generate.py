@@ -76,6 +76,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
         tokenizer.vocab_size,
         batch_size=1,
         checkpoint=flags.checkpoint,
+        averages=flags.averages,
         grids=[(flags.num_steps, None)],
         hooks=("extend", "empty_cache"),
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,

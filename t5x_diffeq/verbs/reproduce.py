@@ -7,6 +7,7 @@ import shlex
 from absl.flags import FlagValues
 
 from t5x_diffeq.data.sources import SOURCES
+from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
@@ -14,7 +15,6 @@ from t5x_diffeq.experiments.paper import PAPER
 from t5x_diffeq.experiments.present import add_task_scores, format_markdown
 from t5x_diffeq.experiments.runs import (
     ExperimentRun,
-    StoppedError,
     carry_out,
     part_of,
     read_results,

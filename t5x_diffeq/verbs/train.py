@@ -1,31 +1,47 @@
 """Training, from the checks of the config to the last checkpoint."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import isfinite
 from statistics import fmean
+from typing import NamedTuple
 
 import jax
 
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.pipeline import eval_batches, train_batches
-from t5x_diffeq.data.streams import gather_positions
+from t5x_diffeq.data.streams import StreamPositions, gather_positions
 from t5x_diffeq.inference.downstream import DownstreamTasks
+from t5x_diffeq.inference.samples import Samples, check_samples
 from t5x_diffeq.runs import progress
+from t5x_diffeq.runs.figures import WeightFigures, check_figures
+from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, EVALUATION, OTHER, ROLLBACK, STEPS
+from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runs.hyperparameters import hyperparameters
+from t5x_diffeq.runs.profiler import Profiler, check_profile
+from t5x_diffeq.runs.spike_policy import SpikePolicy
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
+from t5x_diffeq.runs.watcher import Watcher
 from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, describe_error
 from t5x_diffeq.runtime.processes import run_in_turn
 from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
-from t5x_diffeq.training.checkpoint import Checkpoints, RestoredCheckpoint
+from t5x_diffeq.tracking.jsonl import warn_if_lost
+from t5x_diffeq.tracking.memory import memory_in_use
+from t5x_diffeq.tracking.trackers import check_trackers, open_writer
+from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition, RestoredCheckpoint
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
+from t5x_diffeq.training.diagnosis import find_cause
 from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
+from t5x_diffeq.training.gradient import Batch
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
@@ -34,6 +50,24 @@ from t5x_diffeq.training.step import (
     compile_train_step,
     make_eval_step,
 )
+
+
+class DoneStep(NamedTuple):
+    """An optimizer step that was given to the devices.
+
+    Attributes:
+      step: its number.
+      batch: its batch.
+      metrics: its metrics.
+      drawn: how many batches were drawn, its own included.
+      positions: the positions of the rows' streams after its batch, if there are streams.
+    """
+
+    step: int
+    batch: Batch
+    metrics: StepMetrics
+    drawn: int
+    positions: StreamPositions | None
 
 
 def train(
@@ -58,15 +92,19 @@ def train(
       RunError: if the run fails.
     """
     # ------------------------------------------------------------------ checks and data
-    started = time.perf_counter()
+    started, stopwatch = time.perf_counter(), Stopwatch()
     new = check_config(config, workdir)
     setup = make_setup(config, expected_vocab_size(config))  # refuses what it can without data
     check_fits(setup, config.train.batch_size)
     if new:
         check_new(config)
     check_depths(config)
+    check_profile(config.train)
     check_data(config.data)
     check_teacher(config)
+    check_trackers(config.train.trackers)
+    check_figures(config.train)
+    check_samples(config.train, setup.model.config)
     downstream = DownstreamTasks(config.tasks)
     downstream.check(setup.model.config)
     corpus = run_in_turn(
@@ -80,19 +118,23 @@ def train(
     examples = train_examples(config.data, corpus, batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
     eval_sequences = sum(map(len, eval_parts))
+    samples = Samples(config.train, setup, corpus.tokenizer)
+    figures = WeightFigures(config.train, setup)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # -------------------------------------------------------------- state, new or restored
         limits = config.train
+        history = stack.enter_context(History(workdir, stopwatch))
         watchdog = stack.enter_context(Watchdog(workdir))
-        checkpoints = stack.enter_context(
-            Checkpoints(workdir, limits.keep_checkpoints, limits.verify_checkpoints)
-        )
+        trackers_end = stack.enter_context(ExitStack())  # after the checkpoints, which matter more
+        checkpoints = Checkpoints.of(workdir, limits)
+        stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
+        stack.enter_context(checkpoints)
         cache = enable_cache()
         with Progress("making or restoring the train state"):
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
-            first = restored or RestoredCheckpoint(make_state(setup), 0, None, None)
-            state, start = first.state, first.step
+            first = restored or RestoredCheckpoint(make_state(setup))
+            start, state = first.step, setup.complete(first.state)
         warn_if_lost(workdir, start, first.reports)
         total_steps = config.train.total_steps
         gone_through = epochs(examples, total_steps * batch_size)
@@ -104,108 +146,206 @@ def train(
             progress.say_next(workdir)
             return 0
 
-        # -------------------------------------------------------------- compiled steps
+        # -------------------------------------------------------------- steps compile in a thread
+        history.start(start, total_steps)
+        writer = trackers_end.enter_context(open_writer(workdir, start, config.train.trackers))
+        trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
         teacher = load_teacher(setup)
         of_teacher = (teacher.params,) if teacher else ()
-        compiling = time.perf_counter()
-        eval_step = make_eval_step(setup)
         depths = depths_to_come(config, start)
-        with Progress(f"compiling {progress.describe_steps(depths)}"):
-            train_steps = {
-                each: compile_train_step(setup, batch_size, each, teacher) for each in depths
-            }
-        now = time.perf_counter()
-        say(
-            f"ready after {now - started:.1f} s, {now - compiling:.1f} s of it to compile "
-            f"{progress.describe_steps(depths)} (compilation cache {cache})"
-        )
+
+        def compile_steps() -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
+            began = time.perf_counter()
+            with setup.context():
+                steps: dict[tuple[int, ...], Callable[..., tuple]] = {
+                    each: compile_train_step(setup, batch_size, each, teacher) for each in depths
+                }
+            return steps, time.perf_counter() - began
+
+        pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
+        compiling = pool.submit(compile_steps)
+        eval_step = make_eval_step(setup)
+        watcher = Watcher(setup, batch_size)
 
         # -------------------------------------------------------------- what happens between steps
-        writer = stack.enter_context(MetricWriter(workdir, start))
-        clock = progress.Clock(total_steps, batch_size * length, start)
+        writer.write_hparams(hyperparameters(setup))
+        clock = progress.Clock(total_steps, batch_size * length, start, stopwatch)
+        spikes = SpikePolicy(config.train, history)
+        eval_losses: dict[int, float] = {}  # by step
+        profiler = stack.enter_context(
+            Profiler(config.train, workdir, lambda: stopwatch.during(OTHER))
+        )
+
+        @contextmanager
+        def instead(activity: str, what: str, seconds: float) -> Iterator[None]:
+            with stopwatch.during(activity), watchdog.limit(what, seconds):
+                yield
 
         def is_due(step: int, every: int) -> bool:
             return step % every == 0 or step == total_steps
 
-        def report(step: int, metrics: StepMetrics) -> None:
-            values = {name: float(v) for name, v in jax.device_get(metrics).compute().items()}
-            check_finite(step, values, checkpoints.latest_step, start)
+        def explain(done: DoneStep) -> str | None:
+            """Where values that aren't finite begin; whatever goes wrong here hides nothing."""
+            with instead(OTHER, f"looking at step {done.step}", limits.eval_timeout):
+                try:
+                    return find_cause(setup, state.params, done.batch)
+                except Exception as error:  # such as a lack of memory
+                    return f"where that begins can't be found: {describe_error(error)}"
+
+        def report(done: DoneStep) -> bool:
+            """Whether the run has to go back because of a spike."""
+            step = done.step
+            watcher.write(step, writer)
+            values = {n: float(v) for n, v in jax.device_get(done.metrics).compute().items()}
+            cause = partial(explain, done)
+            if spikes.take(step, values, cause):
+                if spikes.goes_back(step, checkpoints.rollback_step()):
+                    return True
+            else:
+                check_finite(step, values, checkpoints.latest_step, start, cause)
             watchdog.expect(f"step {step + 1}", limits.hang_timeout)
             if step == start + 1:
                 save_config(config, workdir)  # from here on the workdir belongs to this config
                 say(f"first step done {time.perf_counter() - started:.1f} s after the start")
             if is_due(step, config.train.log_every):
-                rate = clock.rate(step)
+                rates = clock.rates(step)
+                rate = rates["tokens_per_second"]
                 if config.train.depths:
                     values["num_steps"] = fmean(depths_of(config, step))
-                values |= {"tokens_per_second": rate, **progress.utilisation(setup, rate)}
-                writer.write(step, {f"train/{name}": value for name, value in values.items()})
+                values |= {**rates, "goodput": history.goodput()}
+                values |= {**progress.utilisation(setup, rate), **memory_in_use()}
+                finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
+                writer.write_scalars(step, finite)
+                history.write_time(step)
                 say(clock.line(step, values["loss"], rate))
+            return False
 
         def evaluate_now(step: int) -> None:
-            evaluation = watchdog.limit(f"evaluation at step {step}", limits.eval_timeout)
-            with clock.pause(), evaluation:
+            with instead(EVALUATION, f"evaluation at step {step}", limits.eval_timeout):
                 rows = setup.eval_batch_size(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
-                title = f"evaluating at step {step}"
-                batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
-                values = evaluate_loss(eval_step, state.params, batches)
-                writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-                say(progress.eval_line(step, values, config.data.loss_on))
+                evaluated = {"eval": state.params}
+                if config.train.eval_averages and state.averages is not None:
+                    evaluated["eval_averages"] = state.averaged_params()
+                for name, params in evaluated.items():
+                    title = f"evaluating at step {step}"
+                    batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
+                    values = evaluate_loss(eval_step, params, batches)
+                    writer.write_scalars(step, {f"{name}/{key}": x for key, x in values.items()})
+                    say(progress.eval_line(step, values, config.data.loss_on, name))
+                    if name == "eval":
+                        eval_losses[step] = values["loss"]
 
         def run_tasks_now(step: int) -> None:
-            with clock.pause(), watchdog.limit(f"tasks at step {step}", limits.eval_timeout):
+            with instead(EVALUATION, f"tasks at step {step}", limits.eval_timeout):
                 rows = config.train.eval_batch_size
                 values = downstream.run(setup, state.params, corpus.tokenizer, rows)
-                writer.write(step, values)
+                writer.write_scalars(step, values)
 
-        def save_now(step: int) -> None:
-            saving = watchdog.limit(f"saving checkpoint {step}", limits.save_timeout)
-            with clock.pause(), saving:
+        def sample_now(step: int) -> None:
+            with instead(OTHER, f"samples at step {step}", limits.eval_timeout):
+                writer.write_texts(step, samples.run(state.params))
+
+        def draw_now(step: int) -> None:
+            with instead(OTHER, f"figures at step {step}", limits.eval_timeout):
+                figures.run(step, state.params, writer)
+
+        def save_now(step: int, locally: bool) -> None:
+            with instead(CHECKPOINT, f"saving checkpoint {step}", limits.save_timeout):
                 writer.flush()
-                reports = writer.reports
-                checkpoints.save(
-                    step, state, corpus.fingerprint, gather_positions(positions), reports
-                )
+                position = DataPosition(drawn, gather_positions(positions))
+                facts = corpus.fingerprint, position, writer.reports, eval_losses.get(step)
+                checkpoints.save(step, state, *facts, locally=locally)
+            history.write_time(step, at_once=not locally)
+
+        def draw(position: DataPosition) -> Iterator[tuple[Batch, StreamPositions | None]]:
+            return train_batches(
+                examples,
+                batch_size,
+                config.seed,
+                position.drawn,
+                setup.batch_sharding,
+                config.data.read_threads,
+                position.streams,
+            )
+
+        def go_back(spike: DoneStep) -> RestoredCheckpoint:
+            """The last checkpoint, with the position of the data after the spike."""
+            count = spike.metrics.compute()["spikes"]
+            with instead(ROLLBACK, "going back to a checkpoint", limits.save_timeout):
+                checkpoints.wait()
+                for array in jax.tree.leaves(state):
+                    array.delete()  # two states may be more than the devices hold
+                found = checkpoints.go_back(setup.abstract_state, corpus.fingerprint)
+                writer.rewind(found.step)
+            watcher.forget()
+            profiler.cut()
+            clock.go_back(found.step)
+            history.write_time(spike.step, at_once=True)
+            history.write("rollback", spike.step, to=found.step, count=int(count))
+            position = DataPosition(spike.drawn, gather_positions(spike.positions))
+            counted = found.state.with_spikes(count)
+            return found._replace(state=counted, position=position)
+
+        # -------------------------------------------------------------- while the steps compile
+        occasions: dict[Callable[[int], None], int | None] = {
+            draw_now: figures.every,  # first, because it goes on while the model is evaluated
+            evaluate_now: config.train.eval_every,
+            sample_now: samples.every,
+            run_tasks_now: downstream.every if downstream else None,
+        }
+        step, drawn, batches = start, first.position.drawn, draw(first.position)
+        in_flight: DoneStep | None = None
+        if start == 0:
+            if setup.mesh.devices.flat[0].platform == "gpu":
+                wait([compiling])  # XLA chooses a GPU's kernels by their times
+            for at_start, every in occasions.items():
+                if every and at_start is not run_tasks_now:
+                    at_start(0)
+        what = progress.describe_steps(depths)
+        with stopwatch.during(COMPILE), Progress(f"compiling {what}"):
+            train_steps, seconds = compiling.result()
+        say(
+            f"ready after {time.perf_counter() - started:.1f} s; to compile {what} took "
+            f"{seconds:.1f} s of it (compilation cache {cache})"
+        )
 
         # -------------------------------------------------------------- loop
-        threads = config.data.read_threads
-        batches = train_batches(
-            examples,
-            batch_size,
-            config.seed,
-            start,
-            setup.batch_sharding,
-            threads,
-            first.stream_positions,
-        )
-        if start == 0:
-            evaluate_now(0)
         watchdog.expect(f"step {start + 1}", limits.hang_timeout)
-        in_flight = None
-        for step in range(start + 1, total_steps + 1):
-            batch, positions = next(batches)
-            state, metrics = train_steps[depths_of(config, step)](state, batch, *of_teacher)
-            if in_flight:
-                report(*in_flight)  # the previous step, while this one runs
-            in_flight = (step, metrics)
+        stopwatch.turn_to(STEPS)
+        while step < total_steps:
+            step, drawn = step + 1, drawn + 1
+            profiler.before_step(step, state)
+            with clock.waiting_for_data(in_flight and in_flight.metrics):
+                batch, positions = next(batches)
+            train_step = train_steps[depths_of(config, step)]
+            state, metrics = watcher.run(step, train_step, state, batch, *of_teacher)
+            profiler.after_step(step, state)
+            previous, in_flight = in_flight, DoneStep(step, batch, metrics, drawn, positions)
             stopping = stop.should_stop()
-            evaluating = is_due(step, config.train.eval_every)
-            on_tasks = downstream and is_due(step, downstream.every) and not stopping
-            saving = is_due(step, config.train.checkpoint_every) or stopping
-            if evaluating or on_tasks or saving:
-                report(*in_flight)  # check it and write its metrics before the state is saved
-                in_flight = None
-            if evaluating:
-                evaluate_now(step)
-            if on_tasks:
-                run_tasks_now(step)
-            if saving:
-                save_now(step)
+            due = [do for do, every in occasions.items() if every and is_due(step, every)]
+            due = [do for do in due if do is evaluate_now] if stopping else due
+            saving = is_due(step, limits.checkpoint_every) or step in limits.milestones or stopping
+            locally = limits.local_checkpoints and step % limits.local_checkpoint_every == 0
+            # The previous step is reported while this one runs; this one, before its state is used.
+            done = [previous]
+            if due or saving or locally:
+                done, in_flight = [previous, in_flight], None
+            if spike := next((each for each in done if each and report(each)), None):
+                first, in_flight = go_back(spike), None
+                step, drawn, batches = first.step, first.position.drawn, draw(first.position)
+                state = setup.complete(first.state)
+                continue
+            for do in due:
+                do(step)
+            if saving or locally:
+                save_now(step, locally=not saving)
             if stopping:
                 break
             checkpoints.check()
+            history.write_saves(checkpoints.finished_saves())
+        stopwatch.turn_to(CHECKPOINT)
         watchdog.expect("saving the last checkpoint", limits.save_timeout)
         if step == total_steps:
             finish(setup, state)

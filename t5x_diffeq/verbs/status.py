@@ -1,0 +1,205 @@
+"""How runs are doing, from their histories and metrics."""
+
+import json
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+from t5x_diffeq.runs.goodput import (
+    COLUMNS,
+    UNKNOWN,
+    Attempt,
+    attempts_of,
+    goodput,
+    seconds_left,
+    total_columns,
+)
+from t5x_diffeq.runs.history import FILE, read_events
+from t5x_diffeq.runs.workdir import CONFIG_FILE
+from t5x_diffeq.runtime.console import align, format_duration, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.tracking.jsonl import read_metrics
+
+_SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What the files of a run say at some time.
+
+    Attributes:
+      workdir: the run's workdir.
+      now: seconds since 1970.
+    """
+
+    workdir: AnyPath
+    now: float
+
+    @cached_property
+    def events(self) -> list:
+        """The events of its history."""
+        return read_events(self.workdir)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """Its attempts, oldest first; none if it is older than histories."""
+        return attempts_of(self.events)
+
+    @cached_property
+    def losses(self) -> dict[int, float]:
+        """Its evaluation losses by step."""
+        lines = read_metrics(self.workdir)
+        return {int(line["step"]): line["eval/loss"] for line in lines if "eval/loss" in line}
+
+    @property
+    def step(self) -> int:
+        """The last step that is known to be done."""
+        return self.attempts[-1].last if self.attempts else max(self.losses, default=0)
+
+    @property
+    def state(self) -> str:
+        """`done`, `running`, `stopped`, `failed (...)` or `silent for ...`."""
+        if not self.attempts:
+            return "unknown"
+        last = self.attempts[-1]
+        if last.error == UNKNOWN:
+            silence = self.now - last.heard
+            is_long = silence > _SECONDS_OF_SILENCE
+            return f"silent for {format_duration(silence)}" if is_long else "running"
+        if last.error:
+            return f"failed ({last.error})"
+        return "done" if last.last >= last.total_steps else "stopped"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will still run; None if it doesn't run, or has no pace yet."""
+        return seconds_left(self.attempts[-1]) if self.state == "running" else None
+
+    @property
+    def spikes(self) -> int:
+        """How many spikes it has had; one that was met again after a restart counts once."""
+        counts = [each["count"] for each in self.events if each["event"] == "spike"]
+        return counts[-1] if counts else 0
+
+    @property
+    def rollbacks(self) -> int:
+        """How many of them sent it back."""
+        return len({each["count"] for each in self.events if each["event"] == "rollback"})
+
+    def facts(self) -> dict[str, object]:
+        """Everything as one JSON object; times in seconds."""
+        losses = {step: self.losses[step] for step in sorted(self.losses)}
+        facts: dict[str, object] = {
+            "workdir": str(self.workdir),
+            "state": self.state,
+            "step": self.step,
+            "loss": list(losses.values())[-1] if losses else None,
+            "lowest": min(losses.values()) if losses else None,
+        }
+        if self.attempts:
+            facts |= {
+                "total_steps": self.attempts[-1].total_steps,
+                "goodput": goodput(self.attempts),
+                "seconds": total_columns(self.attempts),
+                "attempts": [each.columns() for each in self.attempts],
+                "spikes": self.spikes,
+                "rollbacks": self.rollbacks,
+                "seconds_left": self.seconds_left,
+            }
+        return facts
+
+
+def show_status(folder: AnyPath) -> None:
+    """Prints the status of the run in `folder`, or of the runs in its subfolders.
+
+    Raises:
+      InputError: if there is no run.
+    """
+    now = time.time()
+    if _is_run(folder):
+        run = RunStatus(folder, now)
+        say(*_lines_of_run(run))
+        print(json.dumps(run.facts()))
+        return
+    found = sorted(path for path in folder.iterdir() if _is_run(path)) if folder.is_dir() else []
+    if not found:
+        raise InputError(
+            f"--workdir={folder}: neither it nor a folder in it holds a run ({FILE} or "
+            f"{CONFIG_FILE}); name the --workdir of a training"
+        )
+    runs = [RunStatus(path, now) for path in found]
+    say(*_table_of_runs(runs))
+    for run in runs:
+        print(json.dumps(run.facts()))
+
+
+def _is_run(folder: AnyPath) -> bool:
+    return (folder / FILE).exists() or (folder / CONFIG_FILE).exists()
+
+
+def _lines_of_run(run: RunStatus) -> list[str]:
+    title = f"{run.workdir}: {run.state} at step {run.step}"
+    if not run.attempts:
+        return [f"{title}; it has no {FILE}, so where its time went is unknown", _losses_of(run)]
+    lines = [f"{title} of {run.attempts[-1].total_steps}{_end_of(run)}", _losses_of(run)]
+    lines += _table_of_attempts(run)
+    if run.spikes:
+        lines.append(f"spikes: {run.spikes}; the run went back {run.rollbacks} times")
+    wall = run.attempts[-1].heard - run.attempts[0].began
+    return [*lines, f"goodput {goodput(run.attempts):.1%} of {format_duration(wall)}"]
+
+
+def _losses_of(run: RunStatus) -> str:
+    """`validation loss 7.6501 -> 3.8102, lowest 3.8102 at step 300`."""
+    if not run.losses:
+        return "not evaluated yet"
+    steps = sorted(run.losses)
+    lowest = min(steps, key=run.losses.__getitem__)
+    return (
+        f"validation loss {run.losses[steps[0]]:.4f} -> {run.losses[steps[-1]]:.4f}, "
+        f"lowest {run.losses[lowest]:.4f} at step {lowest}"
+    )
+
+
+def _end_of(run: RunStatus) -> str:
+    """`, 1:02:03 left, until 2026-01-31 14:05`; empty if that isn't known."""
+    if run.seconds_left is None:
+        return ""
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.now + run.seconds_left))
+    return f", {format_duration(run.seconds_left)} left, until {end}"
+
+
+def _table_of_attempts(run: RunStatus) -> list[str]:
+    """A line per attempt and one for all; columns in which nothing happened are left out."""
+    total = total_columns(run.attempts)
+    shown = [name for name in COLUMNS if total[name] >= 0.5]
+    lines = [["began", "steps", *shown, "ended"]]
+    for each in run.attempts:
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began))
+        cells = [format_duration(each.columns()[name]) for name in shown]
+        lines.append([began, f"{each.first} to {each.last}", *cells, each.error or "normally"])
+    cells = [format_duration(total[name]) for name in shown]
+    lines.append(["all", f"0 to {run.step}", *cells, ""])
+    return align(lines, left=(0, 1, len(shown) + 2))
+
+
+def _table_of_runs(runs: list[RunStatus]) -> list[str]:
+    lines = [["run", "state", "step", "loss", "lowest", "goodput", "time", "left"]]
+    for run in runs:
+        losses = [run.losses[step] for step in sorted(run.losses)]
+        known = run.attempts
+        wall = known[-1].heard - known[0].began if known else 0.0
+        lines.append(
+            [
+                run.workdir.name,
+                run.state,
+                f"{run.step}/{known[-1].total_steps}" if known else str(run.step),
+                f"{losses[-1]:.4f}" if losses else "-",
+                f"{min(losses):.4f}" if losses else "-",
+                f"{goodput(known):.1%}" if known else "-",
+                format_duration(wall) if known else "-",
+                format_duration(run.seconds_left) if run.seconds_left is not None else "-",
+            ]
+        )
+    return align(lines, left=(0, 1))
