@@ -10,7 +10,7 @@ config=""
 workdir=""
 arguments=()
 # shellcheck disable=SC2034 # the scripts use it
-environment=() secrets=() missing=()
+environment=() secrets=() missing=() grid=()
 
 # The run failed: exit status 1. (`die`, status 2, is for what can't be used.)
 fail() {
@@ -50,8 +50,9 @@ between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
 # `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
-# without dashes is the config. Dashes inside an option's name do as well as underscores. `--env` and
-# `--secret` may be given several times: they are collected in `environment` and `secrets`.
+# without dashes is the config. Dashes inside an option's name do as well as underscores. `--env`,
+# `--secret` and `--grid` may be given several times: they are collected in `environment`, `secrets` and
+# `grid`.
 parse_options() {
   local with_value=" ${1//$'\n'/ } workdir " switches=" $2 dry_run " argument key
   shift 2
@@ -66,6 +67,7 @@ parse_options() {
         [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is no option of this script; see --help"
         case "$key" in
           env) environment+=("${argument#*=}") ;;
+          grid) grid+=("${argument#*=}") ;;
           secret) secrets+=("${argument#*=}") ;;
           *) printf -v "$key" '%s' "${argument#*=}" ;;
         esac ;;

@@ -16,6 +16,9 @@
 #   --container_mounts=A:B,C:D   folders in it, beside those of the workdir and the config
 #   --partition --account --qos --constraint --name    as sbatch takes them
 #   --unchecked              leaves out the check of config, data and mesh on this machine
+#   --grid=KEY=V1,V2 --seeds=3 --output=DIR    instead of --workdir: a sweep (t5x_diffeq.sweep); --grid
+#                            several times. It is a job array, one process on one node each, of
+#   --jobs=4                 so many jobs, among which the runs are divided
 #   -- OPTION ...            further options of sbatch, last: -- --reservation=R --mail-type=END
 #   --dry-run                prints the commands
 #
@@ -36,12 +39,27 @@ while [ $# -gt 0 ]; do
   own+=("$1")
   shift
 done
+output="" jobs=1 seeds=""
 nodes=1 gpus_per_node=8 tasks_per_node="" cpus_per_task="" time=24:00:00 grace=300 restarts=100
 container="" container_mounts="" exclusive="" unchecked=""
 # shellcheck disable=SC2034 # read by name, below
 mem="" partition="" account="" qos="" constraint="" name=""
-parse_options "nodes gpus_per_node tasks_per_node cpus_per_task mem time grace restarts env container
-  container_mounts partition account qos constraint name" "exclusive unchecked" ${own[@]+"${own[@]}"}
+parse_options "output jobs seeds grid nodes gpus_per_node tasks_per_node cpus_per_task mem time grace restarts
+  env container container_mounts partition account qos constraint name" "exclusive unchecked" ${own[@]+"${own[@]}"}
+# A sweep: its runs take turns in one process on one node.
+a_sweep() {
+  verb=sweep
+  [ -z "$workdir" ] || die "--workdir=$workdir goes with one run; a sweep has --output=DIR"
+  [ -n "$output" ] || die "a sweep needs --output=DIR, on a file system that all nodes see"
+  [[ "$output" != *://* ]] || die "--output=$output is in a bucket; name a folder that all nodes see"
+  [ "$nodes" = 1 ] || die "--nodes=$nodes: each run of a sweep has one node; leave it out, give --jobs=N"
+  tasks_per_node="${tasks_per_node:-1}" workdir="$output"
+  [ "$tasks_per_node" = 1 ] || die "--tasks_per_node=$tasks_per_node: a sweep has one process per node"
+  numbers jobs
+}
+
+verb=train
+[ -z "${grid[*]-}$seeds$output" ] || a_sweep
 [ "$gpus_per_node" = 0 ] || numbers gpus_per_node
 tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 numbers nodes tasks_per_node grace restarts
@@ -53,6 +71,14 @@ absolute_workdir
 export_environment
 name="${name:-$(name_of_config)}"
 needs sbatch sinfo srun
+words=(--config="$config")
+if [ "$verb" = sweep ]; then
+  words+=(--output="$workdir" ${seeds:+--seeds="$seeds"})
+  for each in ${grid[@]+"${grid[@]}"}; do words+=(--grid="$each"); done
+else
+  words+=(--workdir="$workdir")
+fi
+words+=(${arguments[@]+"${arguments[@]}"})
 
 # The seconds that sbatch's --time means: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
 limit_seconds() {
@@ -78,6 +104,13 @@ cpus_of_task() {
     } END { if (least) print least }'
 }
 
+# Checks the grid here, if there is an environment: the runs' commands are made, not carried out.
+check_sweep_here() {
+  [ -z "$unchecked" ] || return 0
+  "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null || return 0
+  "$VENV/bin/python" -m t5x_diffeq.sweep "${words[@]}" --dry_run >/dev/null || exit
+}
+
 case "$time" in
   infinite | INFINITE | unlimited | UNLIMITED) ;;
   *) [[ "$time" =~ ^[0-9][0-9:-]*$ ]] || die "--time=$time must be like 24:00:00, 1-12:00 or infinite" ;;
@@ -89,8 +122,10 @@ if [ -z "$cpus_per_task$exclusive" ]; then
   cpus_per_task="$(cpus_of_task)"
   [ -z "$dry_run" ] || cpus_per_task=CPUS # --dry-run asks nothing
 fi
+log="$name-%j.log" array=()
+[ "$verb" = train ] || { log="$name-%A-%a.log"; array=(--array="0-$((jobs - 1))"); }
 options=(--job-name="$name" --nodes="$nodes" --ntasks-per-node="$tasks_per_node" --time="$time"
-  --requeue --open-mode=append --signal="B:USR1@$grace" --output="$name-%j.log" ${exclusive:+--exclusive}
+  --requeue --open-mode=append --signal="B:USR1@$grace" --output="$log" ${array[@]+"${array[@]}"} ${exclusive:+--exclusive}
   ${cpus_per_task:+--cpus-per-task="$cpus_per_task"})
 [ "$gpus_per_node" = 0 ] || options+=(--gpus-per-node="$gpus_per_node")
 for option in mem partition account qos constraint; do
@@ -98,8 +133,9 @@ for option in mem partition account qos constraint; do
 done
 exported="$(IFS=,; echo "${environment[*]+"${environment[*]}"}")"
 [ -z "$exported" ] || options+=(--export="ALL,$exported")
-extras=(gpu data gcs)
-[ "$gpus_per_node" != 0 ] || extras=(data gcs)
+extras=(gpu data gcs trackers)
+[ "$gpus_per_node" != 0 ] || extras=(data gcs trackers)
+[ "$verb" = train ] || extras+=(analysis) # its figures
 
 step=()
 if [ -n "$container" ]; then
@@ -116,10 +152,14 @@ else
   run setup "${extras[@]}" # here, once: the nodes see the same environment
 fi
 # CPU nodes have as many devices as XLA_FLAGS says: 0 leaves their mesh to the run.
-check_run_here gpu "$((nodes * gpus_per_node))" "$((nodes * tasks_per_node))" \
-  "launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4"
+if [ "$verb" = sweep ]; then
+  check_sweep_here
+else
+  check_run_here gpu "$((nodes * gpus_per_node))" "$((nodes * tasks_per_node))" \
+    "launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4"
+fi
 job="$(run sbatch --parsable "${options[@]}" ${further[@]+"${further[@]}"} \
-  "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" train ${step[@]+"${step[@]}"} -- \
-  --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})" ||
+  "$ROOT/launch/slurm_job.sh" "$ROOT" "$restarts" "$verb" ${step[@]+"${step[@]}"} -- "${words[@]}")" ||
   fail "sbatch did not take the job; the lines above say why"
-[ -n "$dry_run" ] || say "job ${job%%;*} is in the queue; its log: $name-${job%%;*}.log"
+[ "$verb" = train ] && log="$name-${job%%;*}.log" || log="$name-${job%%;*}-*.log"
+[ -n "$dry_run" ] || say "job ${job%%;*} is in the queue; its log: $log"

@@ -3,8 +3,8 @@
 #
 #   slurm_job.sh PROJECT RESTARTS VERB [srun's option ...] -- [the verb's argument ...]
 #
-# `train` runs as one process per task, `prepare_data` as one process per element of a job array. The
-# job puts itself back into the queue, at most RESTARTS times, when the run saved (42), the machinery
+# `train` runs as one process per task, `prepare_data` and `sweep` as one process per element of a job
+# array. The job puts itself back into the queue, at most RESTARTS times, when the run saved (42), the machinery
 # failed (175), a signal ended a process, or the time limit passed.
 
 set -euo pipefail
@@ -41,6 +41,10 @@ start() {
     [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || set -- "$@" --shard="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
     "${program[@]}" "$@" &
     return
+  fi
+  # The runs of a sweep are trainings: like `train` it is a step of srun, to which signals are sent.
+  if [ "$verb" = sweep ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    set -- "$@" --part="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
   fi
   if [[ " ${step[*]+"${step[*]}"}" == *" --container-image="* ]]; then
     program=(/opt/t5x_diffeq/verb.sh "$verb") # sets the flags itself

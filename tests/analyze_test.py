@@ -15,7 +15,7 @@ from t5x_diffeq.analysis import clustering_section, plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 
 @pytest.fixture

@@ -193,6 +193,7 @@ GOOD = {
     ),
     "evaluate": (["--workdir={run}"], ["load_run", "evaluate_tasks"]),
     "generate": (["--workdir={run}"], ["load_run"]),
+    "status": (["--workdir={run}"], ["show_status"]),
     "prepare_data": (["--config={config}", "--output={new}"], ["load_source"]),
     "benchmark": (
         ["--config={config}"],
@@ -202,6 +203,10 @@ GOOD = {
     "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
     "export": (["--workdir={run}", "--output={new}"], ["load_run"]),
     "convert": (["--input={run}", "--workdir={new}"], ["load_folder"]),
+    "sweep": (
+        ["--config={config}", "--output={new}", "--grid=model.num_steps=1,2"],
+        ["carry_out", "part_of"],
+    ),
     "reproduce": (
         ["--experiment=table1", "--output={new}", "--text=a={file}"],
         ["carry_out", "part_of"],
@@ -272,6 +277,7 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb)
         (["make_tasks"], "/README.md is a file; name a folder"),
         (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
         (["benchmark", "--config=configs/tiny.py", "--data", "--generation"], "give one of them"),
+        (["benchmark", "--config=configs/tiny.py", "--data", "--profile=x"], "leave one of them"),
         (["evaluate", "--num_steps="], "--num_steps is empty"),
     ],
 )

@@ -86,7 +86,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
             found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
     return {
         (name, *path): np.asarray(leaf)
-        for name, (gradient, _, _) in found.items()
+        for name, (gradient, *_) in found.items()
         for path, leaf in flatten_dict(gradient).items()
     }
 

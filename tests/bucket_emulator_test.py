@@ -16,7 +16,8 @@ import pytest
 from t5x_diffeq.runtime import files, locks, staging
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
-from t5x_diffeq.training.metrics import MetricWriter, read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.tracking.trackers import open_writer
 
 root = parse_path("gs://bucket/run", "it")
 for content in (b"good", b"better", bytes(6 * 2**20)):  # the last is sent in parts
@@ -26,8 +27,8 @@ for name in ("from/a", "from/b/c"):
     files.write_whole(root / name, name.encode())
 assert [path.name for path in files.files_in(root)] == ["a", "c", "x"]
 assert files.files_matching(root / "**" / "c") == [root / "from/b/c"]
-with MetricWriter(root, 0) as writer:
-    writer.write(1, {"train/loss": 1.0})
+with open_writer(root, 0, ("tensorboard",)) as writer:
+    writer.write_scalars(1, {"train/loss": 1.0})
 assert [line["step"] for line in read_metrics(root)] == [1]
 with locks.hold_lock(root / ".lock", "it"):
     assert (root / ".lock").exists()

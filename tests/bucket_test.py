@@ -18,8 +18,9 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.tracking.trackers import open_writer
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy_checkpoints, whole_steps
-from t5x_diffeq.training.metrics import MetricWriter, read_metrics
 
 WAYS = ("/upload/", "/resume")  # to write an object
 
@@ -157,21 +158,21 @@ def no_waiting(monkeypatch, capsys):
 
 def test_metrics_are_rewritten_whole(store, monkeypatch):
     workdir = parse_path("gs://bucket/run", "--workdir")
-    with MetricWriter(workdir, 0) as writer:
-        writer.write(1, {"train/loss": 1.0})
+    with open_writer(workdir, 0, ("tensorboard",)) as writer:
+        writer.write_scalars(1, {"train/loss": 1.0})
         assert read_metrics(workdir) == []  # not so often
         writer.flush()
-        writer.write(2, {"train/loss": 2.0})
+        writer.write_scalars(2, {"train/loss": 2.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1]
         monkeypatch.setattr(files, "SECONDS_BETWEEN_UPLOADS", 0)
         store.refuse = lambda method, path: 400 if path.startswith(WAYS) else None
-        writer.write(3, {"train/loss": 3.0})  # a warning, for it can be uploaded later
+        writer.write_scalars(3, {"train/loss": 3.0})  # a warning, for it can be uploaded later
         with pytest.raises(RunError, match=r"metrics.jsonl can't be written: refused, 400"):
             writer.flush()
         store.refuse = lambda method, path: None
-        writer.write(4, {"train/loss": 4.0})
+        writer.write_scalars(4, {"train/loss": 4.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4]
-    with MetricWriter(workdir, 1):
+    with open_writer(workdir, 1, ("tensorboard",)):
         assert [line["step"] for line in read_metrics(workdir)] == [1]
     events = [content(store, name) for name in store.names("run/events/")]
     assert any(b"train/loss" in event for event in events)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from fake_gcs import serve
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, numbered_lines, without_machine
 
 SHARDS = "gs://bucket/my shards"
 RUN = "gs://bucket/runs/a"
@@ -47,7 +47,7 @@ class Bucket:
 
 def reports(text):
     lines = map(json.loads, text.splitlines())
-    return [{k: v for k, v in r.items() if k != "train/tokens_per_second"} for r in lines]
+    return [without_machine(line) for line in lines]
 
 
 @pytest.fixture(scope="module")

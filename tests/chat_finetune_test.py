@@ -11,7 +11,7 @@ from t5x_diffeq import export, generate
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.finetune import finetune
 
 # Short, because the base reads 16 bytes: `u1+1|a2|`.

@@ -3,8 +3,12 @@
 import json
 import os
 import shutil
+import tempfile
 import time
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from fault_checkpoints import (
     FINGERPRINT,
@@ -19,11 +23,12 @@ from fault_checkpoints import (
 )
 
 from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
 from t5x_diffeq.training import checkpoint as checkpoint_module
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
-from t5x_diffeq.training.metrics import MetricWriter, warn_if_lost
+from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import check_finite
 
 
@@ -130,10 +135,10 @@ def test_a_loss_that_is_not_finite_right_after_a_restore():
 
 
 def test_metrics_that_were_cut(tmp_path, capsys):
-    with MetricWriter(tmp_path, 0) as writer:
-        for step in range(1, 9):
-            writer.write(step, {"train/loss": 1.0})
-        assert writer.reports == 8
+    writer = JsonlWriter(tmp_path, 0)
+    for step in range(1, 9):
+        writer.write_scalars(step, {"train/loss": 1.0})
+    assert writer.reports == 8
     warn_if_lost(tmp_path, 8, 8)
     warn_if_lost(tmp_path, 4, 4)  # later lines count for nothing
     warn_if_lost(tmp_path, 8, None)
@@ -157,6 +162,42 @@ def test_sums_are_of_every_file(saved):
     assert {name.rpartition("/")[2] for name in unlisted} == {MARKER, METADATA, "rest.json"}
     for item in checkpoint_module.ITEMS:
         assert json.loads((checkpoint / item / checksums.REST).read_text())
+
+
+@pytest.mark.slow
+def test_how_long_training_waits(tmp_path, capsys):
+    """Prints the README's figures: saves of 1 GB, each before a step that donates the state."""
+    rng = np.random.default_rng(0)
+    arrays = {str(n): rng.standard_normal((2048, 2048), np.float32) for n in range(60)}
+    state = TrainState(jax.device_put(0), jax.device_put(arrays), {})
+    next_state = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state, steps = jax.block_until_ready(next_state(state)), {"workdir": [], "local": []}
+    memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as local,
+        Checkpoints(tmp_path, keep=1, local=local) as checkpoints,
+    ):
+        for step in range(1, 7):
+            tier, wait = (
+                ("local", checkpoints.local.wait)
+                if step % 2
+                else ("workdir", checkpoints.manager.wait_until_finished)
+            )
+            checkpoints.save(step, state, FINGERPRINT, locally=tier == "local")
+            started = time.perf_counter()
+            state = jax.block_until_ready(next_state(state))
+            steps[tier].append(time.perf_counter() - started)
+            wait()
+    saves = checkpoints.finished_saves()
+    assert [save.step for save in saves] == [1, 2, 3, 4, 5, 6]
+    for tier, after in steps.items():
+        own = [save for save in saves if save.tier == tier]
+        assert max(after) < max(save.seconds for save in own)  # the step doesn't wait for them
+        with capsys.disabled():
+            print(f"\n{tier}: 1 GB, {own[0].size / 1e9:.2f} GB in files; training waited", end=" ")
+            print(", ".join(f"{save.waited:.2f}" for save in own), end=" s; written in ")
+            print(", ".join(f"{save.seconds:.1f}" for save in own), end=" s; the step after took ")
+            print(", ".join(f"{seconds:.2f}" for seconds in after), "s")
 
 
 @pytest.mark.slow

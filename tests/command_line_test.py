@@ -62,12 +62,14 @@ VERBS = [
     "finetune",
     "evaluate",
     "generate",
+    "status",
     "prepare_data",
     "benchmark",
     "plan",
     "analyze",
     "export",
     "convert",
+    "sweep",
     "reproduce",
     "make_tasks",
 ]
@@ -92,7 +94,7 @@ print("imported:", *(set({heavy}) & sys.modules.keys()))
 def test_help_and_mistakes_are_answered_before_jax_is_imported(verb):
     cases = [(["--help"], 0), (["--version"], 0), (["--nope=1"], 2)]
     messages = ["--nope is no flag of this verb"]
-    if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert"):
+    if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert", "sweep"):
         cases += [
             (["--config=configs/tiny.py", f"--config.{key}"], 2)
             for key in ("model.widht=3", "seed=-3")

@@ -10,8 +10,8 @@ import pytest
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
-from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs.train import train
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from t5x_diffeq import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import (
     ExperimentRun,
-    StoppedError,
     carry_out,
     part_of,
     read_results,

@@ -7,16 +7,34 @@ Orbax.
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
 PHASES = ("start-up", "compile", "loop", "save")
+STEPS = 60
+EVERY = 4  # steps from checkpoint to checkpoint
 PAUSE = 1.5  # seconds in each phase, for the signal to come in
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["fault_processes", "t5x_diffeq.train"])
+
+
+def arguments(text, workdir):
+    """Of the smallest run that there is."""
+    return [
+        "--config=configs/shakespeare.py:baseline",
+        f"--workdir={workdir}",
+        f"--config.data.path={text}",
+        *("--config.model.embed_dim=16", "--config.model.num_heads=2"),
+        *("--config.model.mlp_dim=16", "--config.model.num_steps=1", "--config.model.remat=none"),
+        *("--config.data.sequence_length=16", "--config.train.batch_size=4"),
+        *("--config.train.eval_batches=1", "--config.train.eval_batch_size=4"),
+        *(f"--config.train.total_steps={STEPS}", f"--config.train.checkpoint_every={EVERY}"),
+        *("--config.train.log_every=1", "--config.train.eval_every=1000"),
+    ]
 
 
 class FaultyRun:
@@ -29,9 +47,10 @@ class FaultyRun:
       phase: where.
       more: arguments that only the victim has.
       silence: seconds that a process may be silent.
+      number: in the loop, the step before which it stops.
     """
 
-    def __init__(self, arguments, folder, victim=None, phase=None, more=(), silence=10):
+    def __init__(self, arguments, folder, victim=None, phase=None, more=(), silence=10, number=3):
         self.folder = folder
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -49,7 +68,7 @@ class FaultyRun:
             }
             own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
             process = FORKS.Process(
-                target=train, args=(own, environment, self.log(index), stop, self.mark)
+                target=train, args=(own, environment, self.log(index), stop, self.mark, number)
             )
             process.start()
             self.processes.append(process)
@@ -82,7 +101,7 @@ class FaultyRun:
             process.kill()
 
 
-def train(arguments, environment, log, phase, mark):
+def train(arguments, environment, log, phase, mark, number):
     """A process of the run, in a child of the server."""
     from t5x_diffeq import train as verb
     from t5x_diffeq.runtime import command_line
@@ -111,6 +130,34 @@ def train(arguments, environment, log, phase, mark):
 
     stop_in(work, "make_setup", "start-up")
     stop_in(work, "compile_train_step", "compile")
-    stop_in(work, "depths_of", "loop", number=3)
+    stop_in(work, "depths_of", "loop", number)
     stop_in(checksums, "save_own", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)
+
+
+def last_line(told):
+    return told.strip().splitlines()[-1]
+
+
+def lose(run, victim, number, phase):
+    """One fault: sends the signal to the victim, and looks how the two end."""
+    other = 1 - victim
+    run.wait_for_mark()
+    signal_to(run, victim, number)
+    if number == signal.SIGTERM and phase != "start-up":  # both save after the same step
+        assert [run.end(index) for index in (0, 1)] == [42, 42], run.messages(0)
+        return
+    assert run.end(other) == 175, run.messages(other)
+    told = run.messages(other)
+    how = "has not answered for 10 s" if number == signal.SIGSTOP else "was lost: it was killed"
+    assert last_line(told).startswith(f"error: process {victim} of 2 {how}"), told
+    assert told.count("error:") == 1 and "Traceback" not in told and "@ " not in told, told
+    if number == signal.SIGSTOP:
+        signal_to(run, victim, signal.SIGCONT)
+        assert run.end(victim) == 175, run.messages(victim)
+    else:
+        assert run.end(victim) == -number
+
+
+def signal_to(run, index, number):
+    os.kill(run.processes[index].pid, number)

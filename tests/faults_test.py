@@ -4,7 +4,6 @@ Of lost processes CI tries a sample, each signal and each phase for either proce
 every combination.
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from fault_checkpoints import (
     restore_step,
     state_at,
 )
-from fault_processes import PHASES, FaultyRun
+from fault_processes import PHASES, FaultyRun, arguments, lose, signal_to
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 from helpers import corpus_of, metrics_of, numbered_lines
 
@@ -28,24 +27,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
 from t5x_diffeq.verbs import train as verb
-
-STEPS = 60
-EVERY = 4  # steps from checkpoint to checkpoint
-
-
-def arguments(text, workdir):
-    """Of the smallest run that there is."""
-    return [
-        "--config=configs/shakespeare.py:baseline",
-        f"--workdir={workdir}",
-        f"--config.data.path={text}",
-        *("--config.model.embed_dim=16", "--config.model.num_heads=2"),
-        *("--config.model.mlp_dim=16", "--config.model.num_steps=1", "--config.model.remat=none"),
-        *("--config.data.sequence_length=16", "--config.train.batch_size=4"),
-        *("--config.train.eval_batches=1", "--config.train.eval_batch_size=4"),
-        *(f"--config.train.total_steps={STEPS}", f"--config.train.checkpoint_every={EVERY}"),
-        *("--config.train.log_every=1", "--config.train.eval_every=1000"),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +40,6 @@ def newest(workdir):
     """The newest whole checkpoint; 0 if there is none."""
     folder = workdir / "checkpoints"
     return max((int(p.name) for p in folder.glob("*") if p.name.isdecimal()), default=0)
-
-
-def last_line(told):
-    return told.strip().splitlines()[-1]
 
 
 @pytest.fixture
@@ -179,9 +156,9 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survivors):
     run = disk / "run"
     phases = [
         (verb, "check_config"),  # start-up: the data, or the config
-        (verb, "compile_train_step"),  # then metrics.jsonl is begun
+        (verb, "open_writer"),  # metrics.jsonl is begun
         (verb, "evaluate_loss"),  # the evaluation's line
-        (progress.Clock, "rate"),  # a step's line
+        (progress.Clock, "rates"),  # a step's line
         (Checkpoints, "save"),
     ]
     for owner, name in phases:
@@ -233,30 +210,6 @@ def test_lost_processes(text, tmp_path, victim, survivors, request):
     last = FaultyRun(arguments(text, run), tmp_path / "logs")
     assert [last.end(index) for index in (0, 1)] == [0, 0], last.messages(0)
     assert metrics_of(run) == metrics_of(whole)
-
-
-def lose(run, victim, number, phase):
-    """One fault: sends the signal to the victim, and looks how the two end."""
-    other = 1 - victim
-    run.wait_for_mark()
-    signal_to(run, victim, number)
-    if number == signal.SIGTERM and phase != "start-up":  # both save after the same step
-        assert [run.end(index) for index in (0, 1)] == [42, 42], run.messages(0)
-        return
-    assert run.end(other) == 175, run.messages(other)
-    told = run.messages(other)
-    how = "has not answered for 10 s" if number == signal.SIGSTOP else "was lost: it was killed"
-    assert last_line(told).startswith(f"error: process {victim} of 2 {how}"), told
-    assert told.count("error:") == 1 and "Traceback" not in told and "@ " not in told, told
-    if number == signal.SIGSTOP:
-        signal_to(run, victim, signal.SIGCONT)
-        assert run.end(victim) == 175, run.messages(victim)
-    else:
-        assert run.end(victim) == -number
-
-
-def signal_to(run, index, number):
-    os.kill(run.processes[index].pid, number)
 
 
 @pytest.mark.slow

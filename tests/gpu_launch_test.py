@@ -52,9 +52,38 @@ def test_submission_with_options(stand_ins):
     options = ("--gpus_per_node=0", "--tasks-per-node=2", "--exclusive", "--mem=9G", "--env=A=x y")
     more = (*SLURM, *options, "--env=HOME")
     install, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *more)
-    assert install == ["setup", "data", "gcs"]
+    assert install == ["setup", "data", "gcs", "trackers"]
     assert {"--exclusive", "--mem=9G", "--ntasks-per-node=2", "--export=ALL,A,HOME"} < set(call)
     assert not any("gpu" in word or "cpus" in word for word in call[:-7])
+
+
+def test_a_sweep_is_an_array_of_jobs(stand_ins):
+    words = ("configs/llama1b.py", "--output=/shared/out", "--unchecked", "--exclusive", ODD)
+    grid = ("--grid=optimizer.learning_rate=1e-3,2e-3", "--grid=variant=ode,baseline")
+    more = (*words, *grid, "--seeds=2", "--jobs=4")
+    install, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *more)
+    assert install == ["setup", "gpu", "data", "gcs", "trackers", "analysis"]
+    assert {"--array=0-3", "--ntasks-per-node=1", "--output=llama1b-%A-%a.log"} < set(call)
+    own = ["sweep", "--", CONFIG, "--output=/shared/out", "--seeds=2", *grid, ODD]
+    assert call[-len(own) :] == own
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--workdir=/w"], "--workdir=/w goes with one run; a sweep has --output=DIR"),
+        (["--nodes=2"], "--nodes=2: each run of a sweep has one node"),
+        (["--tasks_per_node=2"], "a sweep has one process per node"),
+        (["--jobs=0"], "--jobs=0 must be a number"),
+        (["--output=gs://b/o"], "--output=gs://b/o is in a bucket"),
+    ],
+)
+def test_a_sweep_that_cannot_be_submitted(stand_ins, more, message):
+    words = ("configs/llama1b.py", "--output=/out", "--grid=model.num_steps=6,12", "--dry-run")
+    ended = stand_ins.run("gpu_slurm.sh", *words, "--unchecked", *more)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert stand_ins.calls() == []
 
 
 def test_container(stand_ins):

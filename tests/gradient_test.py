@@ -36,10 +36,10 @@ def gradient(microbatches, mesh=None, depths=None, rules=RULES, **changes):
     )
     arguments = params, BATCH, jax.random.key(0)
     if mesh is None:
-        found, norm, means = jax.jit(of_batch)(*arguments)
+        found, norm, means, *_ = jax.jit(of_batch)(*arguments)
     else:
         with mesh_context(mesh, rules):
-            found, norm, means = jax.jit(of_batch)(*arguments)
+            found, norm, means, *_ = jax.jit(of_batch)(*arguments)
     return found, norm, means["loss"]
 
 

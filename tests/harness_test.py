@@ -18,7 +18,7 @@ from t5x_diffeq import evaluate as evaluate_verb
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.train import train
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from t5x_diffeq.data import corpus
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training import partitioning, setup
-from t5x_diffeq.training.metrics import read_metrics
 from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,8 +119,11 @@ def send_after(monkeypatch, number: int, steps: int) -> None:
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:
-    """The lines of `metrics.jsonl`, without what depends on the machine's speed."""
-    return [
-        {name: value for name, value in line.items() if name != "train/tokens_per_second"}
-        for line in read_metrics(workdir)
-    ]
+    """The lines of `metrics.jsonl`, without what depends on the machine."""
+    return [without_machine(line) for line in read_metrics(workdir)]
+
+
+def without_machine(line: dict) -> dict:
+    """A report without its times, rates and sizes of memory, which differ from run to run."""
+    machine = re.compile(r"train/(tokens_per_second|mfu|data_wait|goodput|.*_seconds|.*_gib)")
+    return {name: value for name, value in line.items() if not machine.fullmatch(name)}

@@ -14,7 +14,7 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("ode",),
     ("models",),
     ("blocks",),
-    ("training", "data", "analysis"),
+    ("training", "data", "analysis", "tracking"),
     ("planner", "runs"),
     ("inference", "exchange", "experiments"),
     ("benchmarks",),

@@ -70,7 +70,15 @@ class LaunchedRun:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
         add_python(venv, SLOW_TRAINING)
-        mark_installed(venv, ("data,gcs", "gpu,data,gcs"))
+        mark_installed(
+            venv,
+            (
+                "data,gcs",
+                "data,gcs,trackers",
+                "gpu,data,gcs,trackers",
+                "data,gcs,trackers,analysis",
+            ),
+        )
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:

@@ -5,7 +5,7 @@ from helpers import small_config
 
 from configs import default
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.train import train
 
 LETTERS = "abcdefg"

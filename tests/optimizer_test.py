@@ -1,14 +1,17 @@
-"""What decays, what is scaled, and the schedule."""
+"""What decays, what is scaled, and the schedules."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from small_models import SMALL
 
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.config import Config, OptimizerKeys
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
@@ -62,3 +65,97 @@ def test_schedule(small):
     assert 0 < float(rate(0)) < float(rate(5)) < float(rate(10)) == 1
     assert float(rate(55)) == pytest.approx(0.55, abs=0.01)
     assert float(rate(100)) == pytest.approx(0.1)
+
+
+def wsd(small, total_steps, **keys):
+    """The rate at each step of a run, at a peak of 1."""
+    keys = {"learning_rate": 1.0, "min_lr_ratio": 0.1, "warmup_fraction": 0.0, **keys}
+    small.optimizer.update(schedule="wsd", **keys)
+    rate = learning_rate_schedule(Config.of(small).optimizer, total_steps)
+    return np.asarray([rate(jnp.int32(step)) for step in range(total_steps + 1)])
+
+
+def test_warmup_stable_decay(small):
+    rates = wsd(small, 100, warmup_fraction=0.1)
+    np.testing.assert_allclose(rates[:11], np.arange(1, 12) / 11, rtol=1e-6)
+    assert (rates[10:81] == 1).all()
+    np.testing.assert_allclose(rates[80:], 1 - 0.9 * np.arange(21) / 20, rtol=1e-6)
+    # 1 - sqrt(x) (Haegele et al. 2024), between the peak and a tenth of it
+    rates = wsd(small, 100, cooldown_steps=40, cooldown_shape="sqrt")
+    expected = 0.1 + 0.9 * (1 - np.sqrt(np.arange(41) / 40))
+    np.testing.assert_allclose(rates[60:], expected, rtol=1e-6)
+    assert (rates[:61] == 1).all()
+    assert (wsd(small, 100, cooldown_steps=0, cooldown_shape="linear") == 1).all()
+    assert wsd(small, 100, cooldown_steps=100)[50] == pytest.approx(0.55)
+
+
+def test_a_branch_goes_on_at_exactly_the_same_rate(small):
+    """Until its cooldown, whatever the length of either run."""
+    stable = wsd(small, 1000, warmup_fraction=0.01, learning_rate=3e-4)
+    branch = wsd(small, 500, warmup_fraction=0.02, cooldown_steps=60, learning_rate=3e-4)
+    np.testing.assert_array_equal(branch[:441], stable[:441])
+    assert branch[441] < stable[441]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"schedule": "wsd", "warmup_fraction": 0.5, "cooldown_steps": 60},
+            r"50 steps of warm-up .*=0.5\) and 60 of cooldown .*=60\) are more than .*=100; make",
+        ),
+        (
+            {"schedule": "wsd", "warmup_fraction": 0.9},
+            r"90 steps of warm-up .* and 20 of cooldown .*cooldown_steps=None",
+        ),
+        ({"cooldown_steps": 10}, r"cooldown_steps is 10, but optimizer.schedule=cosine has no"),
+        ({"cooldown_shape": "sqrt"}, r"cooldown_shape is 'sqrt', but optimizer.schedule=cosine"),
+    ],
+)
+def test_schedules_that_contradict_themselves(small, keys, message):
+    small.optimizer.update(keys)
+    with pytest.raises(InputError, match=message):
+        learning_rate_schedule(Config.of(small).optimizer, 100)
+
+
+def test_a_running_run_may_cool_down_earlier(small, tmp_path):
+    """But it can't change its schedule or its optimizer."""
+    small.optimizer.schedule = "wsd"
+    save_config(Config.of(small), tmp_path)
+    small.optimizer.update(cooldown_steps=3, cooldown_shape="sqrt")
+    assert not check_config(Config.of(small), tmp_path)
+    for key, other in (("schedule", "cosine"), ("name", "muon"), ("role_multipliers", ())):
+        changed = small.copy_and_resolve_references()
+        changed.optimizer[key] = other if key != "role_multipliers" else (("bias", 2.0),)
+        with pytest.raises(InputError, match=f"optimizer.{key} was"):
+            check_config(Config.of(changed), tmp_path)
+
+
+def test_the_factor_of_a_role_scales_steps_and_decay(small):
+    """Beside the parameter's own multiplier, and after it."""
+    small.optimizer.decay = "all"
+    declared, plain = updates(small.optimizer, gradient=1e-3)
+    small.optimizer.role_multipliers = (("kernel", 3.0), ("scale", 0.5))
+    _, scaled = updates(small.optimizer, gradient=1e-3)
+    boxes = flatten_dict(declared, is_leaf=lambda _, x: is_parameter(x), sep="/")
+    factors = {"kernel": 3.0, "scale": 0.5}
+    for name, update in scaled.items():
+        factor = factors.get(boxes[name].role, 1.0)
+        np.testing.assert_allclose(update, factor * plain[name], rtol=1e-6, err_msg=name)
+    assert boxes["source/mlp.up/kernel"].step_multiplier != 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ((("kernels", 2.0),), r"has \('kernels', 2.0\); an entry is a role .* roles are kernel, b"),
+        (("kernel", 2.0), r"has 'kernel'; an entry is a role and a factor"),
+        ((("kernel", 0),), r"has \('kernel', 0\); a factor is a number greater than 0"),
+        ((("kernel", float("inf")),), "a factor is a number greater than 0"),
+        ((("bias", 2.0), ("bias", 3.0)), r"has \('bias', 3.0\); name a role once"),
+    ],
+)
+def test_bad_factors_of_roles(small, pairs, message):
+    small.optimizer.role_multipliers = pairs
+    with pytest.raises(InputError, match=message):
+        updates(small.optimizer, gradient=0.0)

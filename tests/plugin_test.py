@@ -20,7 +20,7 @@ from t5x_diffeq.runtime import plugins
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.finetune import finetune
 from t5x_diffeq.verbs.train import train
 

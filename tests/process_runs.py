@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from helpers import ROOT, numbered_lines
 
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 # Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
 HEAR_CTRL_C = ["env", "--default-signal=INT"]

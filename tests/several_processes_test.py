@@ -1,5 +1,6 @@
 """Several processes are one run: same batches, same losses, stopped and continued together."""
 
+import json
 import os
 import signal
 import subprocess
@@ -26,16 +27,30 @@ def single_process_run(text, tmp_path_factory):
     return workdir
 
 
+LOOKS = (  # inside the model, and at the time that steps take
+    "--config.train.watch_every=10",
+    "--config.train.profile=6:7",
+    "--config.train.profile_processes=(0, 1)",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_equal_one_process(single_process_run, text, tmp_path, processes, devices):
-    log = run(text, tmp_path, processes, devices)
+    log = run(text, tmp_path, processes, devices, *LOOKS)
     assert f"8 x cpu, {processes} process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
     found, expected = read_reports(tmp_path), read_reports(single_process_run)
     assert len(found) == 20
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
+    curves = [json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in curves] == [10, 20]
+    traces = tmp_path.glob("profiles/plugins/profile/steps_6-7/*.xplane.pb")
+    assert sorted(path.name.split("_process_")[1] for path in traces) == [
+        "0.xplane.pb",
+        "1.xplane.pb",
+    ]
 
 
 @pytest.mark.slow
@@ -94,7 +109,7 @@ def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
     log = process.stderr.read()
     assert process.wait() == 175, log
     assert time.monotonic() - begun < 60
-    told = [line for line in log.splitlines() if not line.startswith("step ")]
+    told = [line for line in log.splitlines() if not line.startswith(("step ", "checkpoint "))]
     assert told == [
         "error: process 1 of 2 was lost: it was killed, or its machine or the link to it failed; "
         "the same command continues the run",

@@ -1,9 +1,11 @@
 """launch/gpu_slurm.sh and prepare_data.sh on a real SLURM: runs that are interrupted equal one that
 isn't, step by step."""
 
+import json
 import os
 import signal
 import subprocess
+from functools import partial
 
 import pytest
 from helpers import ROOT
@@ -194,6 +196,46 @@ def test_resources(cluster, tmp_path):
     process = run.launch(*words, "--container=image", log=log, **cluster.environment)
     assert process.wait() == 2
     assert "the srun of this cluster has no --container-image (pyxis is not in" in log.read_text()
+
+
+def test_sweep(cluster, tmp_path):
+    """Two points, a job for each: both save on SIGTERM, requeue and go on; the table is made."""
+    run = LaunchedRun(tmp_path / "user")
+    (config, _, *keys) = run.words
+    place = ["--gpus_per_node=0", "--name=swept", "--cpus_per_task=1", "--jobs=2"]
+    keys += ["--config.train.total_steps=2000", "--config.train.checkpoint_every=1000"]
+    words = (config, "--output=out", "--grid=optimizer.learning_rate=1e-3,2e-3", *keys)
+    job = submit(cluster, run, "gpu_slurm.sh", *words, *place).split()[1]
+    jobs = [f"{job}_{number}" for number in (0, 1)]
+    output = run.folder / "out"
+
+    def steps():
+        files = sorted(output.glob("*/metrics.jsonl"))
+        return [path.read_text().count("train/loss") for path in files]
+
+    def states(key="JobState"):
+        return [cluster.state(each)[key] for each in jobs]
+
+    def logs():
+        paths = (*run.folder.glob("swept-*.log"), *output.glob("*.log"))
+        return "\n".join(path.read_text() for path in paths)
+
+    def trains(number):
+        lines = output / f"learning_rate=0.00{number + 1}-seed=0" / "metrics.jsonl"
+        return lines.exists() and lines.read_text().count("\n") > 3
+
+    for number, each in enumerate(jobs):
+        cluster.wait_until(f"a training of {each}", partial(trains, number))
+        cluster.ask("scancel", "--signal=TERM", each)
+    cluster.wait_until("both restarts", lambda: states("Restarts") == ["1", "1"])
+    cluster.wait_until("its end", lambda: all(state in ENDED for state in states()))
+    assert states() == ["COMPLETED"] * 2, logs()
+    assert logs().count("saved; the job goes back into the queue") == 2
+    assert logs().count("stopped by SIGTERM after step") == 2
+    assert steps() == [2000, 2000]
+    found = [json.loads((output / f"results-{n}.jsonl").read_text()) for n in (0, 1)]
+    assert [each["optimizer.learning_rate"] for each in found] == [0.001, 0.002]
+    assert (output / "sweep.md").read_text().count("1 of 1") == 2
 
 
 def test_prepare_data(cluster, tmp_path):

@@ -102,11 +102,11 @@ class NodesRun:
         place += ["--coordinator=127.0.0.1", f"--port={port}", f"--env=VENV={run.installed_at}"]
         self.process = run.launch("gpu_nodes.sh", *run.words, *place, log=self.log_file)
 
-    def wait_for_text(self, text: str, times: int = 1) -> None:
-        """Returns when it has said so."""
+    def wait_for_text(self, text: str, after: str = "") -> None:
+        """Returns when it has said so, after it said something else."""
 
         def is_so():
-            said = self.log().count(text) >= times
+            said = text in self.log().partition(after)[2] if after else text in self.log()
             assert said or self.process.poll() is None, self.log()
             return said
 
@@ -132,13 +132,14 @@ def test_interrupted_equals_undisturbed(hosts, tmp_path):
     assert "stopping: all save" in launched.log()
     assert not run.processes()
 
-    run.set(fault=f"{run.step() + 2} 1 175")
+    run.set(fault=f"{run.step() + 3} 1 175")
     launched = NodesRun(hosts, run)
-    launched.wait_for_text("status 175: starting again (1 of at most 100)")
-    launched.wait_for_text("first step done", times=2)
+    # The process that fails may do so before the other reports its first step.
+    failed = "status 175: starting again (1 of at most 100)"
+    launched.wait_for_text("first step done", after=failed)
     os.kill(run.processes()[1], signal.SIGTERM)
-    launched.wait_for_text("status 42: starting again (2 of at most 100)")
-    launched.wait_for_text("first step done", times=3)
+    stopped = "status 42: starting again (2 of at most 100)"
+    launched.wait_for_text("first step done", after=stopped)
     hosts.end("two")
     launched.wait_for_text("process 1: ssh to two failed or broke off")
     launched.wait_for_text("status 255: starting again")

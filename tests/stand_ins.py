@@ -81,14 +81,14 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            mark_installed(venv, ("", "data,gcs", "gpu,data,gcs", "tpu,data,gcs"))
+            mark_installed(venv, ("", "data,gcs", "gpu,data,gcs,trackers", "tpu,data,gcs,trackers"))
         return venv
 
     def training(self, venv: Path, project: Path = ROOT) -> Path:
         """Likewise, for the project there, whose slow trainings have their numbers noted."""
         note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
         add_python(venv, note + SLOW_TRAINING)
-        mark_installed(venv, ("gpu,data,gcs", "tpu,data,gcs"), project)
+        mark_installed(venv, ("gpu,data,gcs,trackers", "tpu,data,gcs,trackers"), project)
         return venv
 
     def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:

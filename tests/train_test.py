@@ -12,7 +12,7 @@ from helpers import corpus_of, metrics_of, send_after
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs import train as train_verb
 from t5x_diffeq.verbs.train import train
 

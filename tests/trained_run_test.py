@@ -13,7 +13,7 @@ import t5x_diffeq as td
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 
 @pytest.fixture(scope="module")

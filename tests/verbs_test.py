@@ -14,7 +14,7 @@ from t5x_diffeq.runs import load
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.metrics import read_metrics
+from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs import benchmark
 from t5x_diffeq.verbs.train import train
 
@@ -44,7 +44,7 @@ def test_evaluate_is_what_training_reported(workdir, capsys, monkeypatch):
     assert len(restored) == 1
     at_two, at_three = map(json.loads, capsys.readouterr().out.splitlines())
     reported = [line for line in read_metrics(workdir) if "eval/loss" in line][-1]
-    for key in ("eval/loss", "eval/perplexity", "eval/tokens"):
+    for key in ("eval/loss", "eval/perplexity", "eval/bits_per_byte", "eval/tokens"):
         assert at_two[key] == pytest.approx(reported[key], rel=1e-6)
     assert (at_two["num_steps"], at_three["num_steps"], at_two["step"]) == (2, 3, 3)
     assert at_three["eval/loss"] != at_two["eval/loss"]
@@ -82,9 +82,9 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     assert flops[0] < flops[1] < flops[3]
     assert flops[1] == flops[2]  # one step of two stages
     table = [line.split() for line in err.splitlines() if line.startswith(("euler ", "heun "))]
-    assert [float(line[-1]) for line in table] == pytest.approx(
-        [row["eval/perplexity"] for row in rows], abs=0.01
-    )
+    for column, key in ((-1, "eval/perplexity"), (-2, "eval/bits_per_byte")):
+        shown = [float(line[column]) for line in table]
+        assert shown == pytest.approx([row[key] for row in rows], abs=0.01)
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -158,9 +158,12 @@ def test_sampling():
 
 
 @pytest.mark.slow
-def test_benchmark_compares_equal_work(small):
+def test_benchmark_compares_equal_work(small, tmp_path):
     small.mesh.fsdp = 1
-    model, baseline, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    traces = tmp_path / "traces"
+    model, baseline, ratio = benchmark.compare_models(Config.of(small), 2, traces)
+    runs = {path.parent.name for path in traces.glob("plugins/profile/*/*.xplane.pb")}
+    assert runs == {"model", "baseline"}
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1

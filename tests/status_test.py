@@ -1,0 +1,174 @@
+"""Goodput and status, from histories whose right answers are known."""
+
+import json
+
+import pytest
+from helpers import call
+
+from t5x_diffeq import status
+from t5x_diffeq.runs.goodput import COLUMNS, attempts_of, goodput, seconds_left, total_columns
+from t5x_diffeq.runs.history import FILE, History, Stopwatch, read_events
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import GrowingFile
+from t5x_diffeq.verbs.status import RunStatus
+
+
+def event(kind, time, step, **facts):
+    return {"event": kind, "time": time, "step": step, **facts}
+
+
+def spent(steps, **others):
+    return {"seconds": {"startup": 5.0, "compile": 5.0, "steps": steps, **others}}
+
+
+CRASHED = [  # 100 s each: 10 to begin, then 1 s a step; killed at step 60, 40 after checkpoint 20
+    event("start", 1010.0, 0, began=1000.0, total_steps=100),
+    event("time", 1032.0, 20, **spent(20.0, checkpoint=2.0)),
+    event("time", 1072.0, 60, **spent(60.0, checkpoint=2.0)),
+    event("start", 1182.0, 20, began=1172.0, total_steps=100),
+    event("time", 1262.0, 100, **spent(80.0)),
+    event("end", 1262.0, 100, error=None),
+]
+ROLLED_BACK = [
+    event("start", 1010.0, 0, began=1000.0, total_steps=100),
+    event("time", 1030.0, 20, **spent(20.0)),
+    event("time", 1036.0, 25, **spent(25.0, rollback=1.0)),
+    event("rollback", 1036.0, 25, to=20, count=1),
+    event("time", 1046.0, 30, **spent(35.0, rollback=1.0)),
+]
+
+
+def test_steps_that_are_taken_again_are_lost():
+    attempts = attempts_of(CRASHED)
+    total = total_columns(attempts)
+    assert (total["steps"], total["lost"], total["down"]) == (100.0, 40.0, 100.0)
+    assert sum(total.values()) == pytest.approx(262.0)
+    assert goodput(attempts) == pytest.approx(100 / 262)
+    assert [(each.first, each.last, each.error) for each in attempts] == [
+        (0, 20, "unknown"),
+        (20, 100, None),
+    ]
+
+
+def test_a_rollback_loses_the_steps_since_the_checkpoint():
+    (attempt,) = attempts_of(ROLLED_BACK)
+    columns = attempt.columns()
+    assert (columns["steps"], columns["lost"], columns["rollback"]) == (30.0, 5.0, 1.0)
+    assert attempt.last == 30
+    assert seconds_left(attempt) == pytest.approx(70 * 31 / 30)
+
+
+def test_what_is_lost_twice_counts_once():
+    """Restarts at 500, and then at 200, of 1000 steps: 800 are lost, not 1300."""
+    events = [
+        event("start", 1000.0, 0, began=1000.0, total_steps=2000),
+        *(event("time", 1000.0 + n, n, seconds={"steps": float(n)}) for n in (200, 500, 1000)),
+        event("start", 2100.0, 500, began=2100.0, total_steps=2000),
+        event("start", 2200.0, 200, began=2200.0, total_steps=2000),
+    ]
+    total = total_columns(attempts_of(events))
+    assert (total["steps"], total["lost"]) == (200.0, 800.0)
+
+
+def test_a_history_costs_no_run(tmp_path, capsys, monkeypatch):
+    """A line that a crash has cut doesn't spoil the next; a full disk is a warning."""
+    (tmp_path / FILE).write_text(f"{json.dumps(CRASHED[0])}\n" + '{"event": "ti')
+    with History(tmp_path, Stopwatch()) as history:
+        history.start(0, 20)
+    assert [each["event"] for each in read_events(tmp_path)] == ["start", "start", "time", "end"]
+
+    def fail(*_):
+        raise RunError("history.jsonl can't be written: No space left on device")
+
+    monkeypatch.setattr(GrowingFile, "write", fail)
+    with (
+        pytest.raises(ValueError, match="the run's own"),
+        History(tmp_path, Stopwatch()) as history,
+    ):
+        history.start(0, 20)
+        raise ValueError("the run's own")
+    assert "warning: history.jsonl can't be written" in capsys.readouterr().err
+
+
+def write_history(folder, events):
+    folder.mkdir()
+    (folder / FILE).write_text(
+        "".join(f"{json.dumps(each)}\n" for each in events) + '{"event": "ti'
+    )
+    losses = [{"step": 0, "eval/loss": 7.5}, {"step": 50, "eval/loss": 3.0}]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in losses))
+
+
+def test_states():
+    def state(events, now, folder):
+        write_history(folder, events)
+        return RunStatus(folder, now).state
+
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as made:
+        base = Path(made)
+        assert state(CRASHED, 2000.0, base / "a") == "done"
+        assert state(CRASHED[:-1], 1300.0, base / "b") == "running"
+        assert state(CRASHED[:-1], 1262.0 + 3700, base / "c") == "silent for 1:01:40"
+        failed = [*CRASHED[:3], event("end", 1080.0, 60, error="RunError")]
+        assert state(failed, 1300.0, base / "d") == "failed (RunError)"
+        stopped = [*CRASHED[:3], event("end", 1080.0, 60, error=None)]
+        assert state(stopped, 1300.0, base / "e") == "stopped"
+
+
+def test_the_verb_on_a_run_and_on_a_folder_of_runs(tmp_path, capsys):
+    write_history(tmp_path / "one", CRASHED)
+    write_history(tmp_path / "two", ROLLED_BACK)
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "config.json").write_text("{}")  # older than histories
+    call(status, f"--workdir={tmp_path / 'one'}")
+    said = capsys.readouterr()
+    assert json.loads(said.out)["goodput"] == pytest.approx(100 / 262)
+    assert "one: done at step 100 of 100" in said.err
+    assert "validation loss 7.5000 -> 3.0000, lowest 3.0000 at step 50" in said.err
+    assert "goodput 38.2% of 4:22" in said.err
+    call(status, f"--workdir={tmp_path}")
+    said = capsys.readouterr()
+    facts = [json.loads(line) for line in said.out.splitlines()]
+    assert [(each["state"].partition(" ")[0], each["step"]) for each in facts] == [
+        ("done", 100),
+        ("unknown", 0),
+        ("silent", 30),
+    ]
+    with pytest.raises(InputError, match="neither it nor a folder in it holds a run"):
+        call(status, f"--workdir={tmp_path / 'nothing'}")
+
+
+def test_a_history_grows_over_attempts(tmp_path):
+    for step in (0, 10):
+        with History(tmp_path, Stopwatch()) as history:
+            history.start(step, 20)
+            with history.stopwatch.during("steps"):
+                pass
+            history.write_time(step + 10, at_once=True)
+            history.write("spike", step + 10, loss=1.0)
+    kinds = [each["event"] for each in read_events(tmp_path)]
+    assert kinds == ["start", "time", "spike", "time", "end"] * 2
+    with pytest.raises(ValueError), History(tmp_path, Stopwatch()) as history:
+        history.start(20, 30)
+        raise ValueError
+    assert read_events(tmp_path)[-1]["error"] == "ValueError"
+
+
+def test_an_attempt_that_never_started_leaves_nothing(tmp_path):
+    with History(tmp_path, Stopwatch()):
+        pass
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_stopwatch_divides_all_of_the_time():
+    watch = Stopwatch()
+    with watch.during("evaluation"), watch.during("checkpoint"):
+        pass
+    watch.turn_to("steps")
+    watch.move(1.0, "steps", "data")
+    seconds = watch.seconds()
+    assert seconds["data"] == 1.0 and set(seconds) <= set(COLUMNS)
+    assert all(value >= 0 for name, value in seconds.items() if name != "steps")
