@@ -112,7 +112,7 @@ def test_comparison(model, params):
 
 
 def test_best_slices():
-    assert [best_slices(n) for n in (1, 12, 48)] == [1, 2, 4]
+    assert [best_slices(n) for n in (1, 7, 12, 48)] == [1, 7, 2, 4]
     assert steps_in_sequence(48, 4, 1) == 4 + 12 + 4
 
 

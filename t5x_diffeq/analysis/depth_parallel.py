@@ -53,8 +53,8 @@ class DepthParallel:
 
 
 def best_slices(num_steps: int) -> int:
-    """The divisor S of N with which one iteration has the fewest steps in sequence."""
-    divisors = [s for s in range(1, num_steps + 1) if num_steps % s == 0]
+    """The divisor S > 1 of N with which one iteration has the fewest steps in sequence."""
+    divisors = [s for s in range(2, num_steps + 1) if num_steps % s == 0] or [1]
     return min(divisors, key=lambda s: steps_in_sequence(num_steps, s, 1))
 
 
