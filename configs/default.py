@@ -65,6 +65,9 @@ def get_config() -> ConfigDict:
     #   if one step stores less than these states; launch/reproduce/README.md says why there is
     #   no online checkpointing); keep:qkv,attention,mlp: each step except the named values, which
     #   are the queries, keys and values; the attention's output; the input of the MLP's activation
+    model.scan_unroll = 1  # solver steps, up to num_steps, per iteration of the compiled loop: with
+    #   more, the compiler can overlap one step's communication with the next one's computation, and
+    #   takes longer; with remat=every:k, of the k steps
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the source of Python's standard library | text_files | tfds |

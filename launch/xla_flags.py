@@ -6,6 +6,9 @@ known.
 
 XLA ends the process at a flag that it doesn't know, and drops flags from one release to the next.
 So the installed jaxlib, or libtpu, is asked; what it doesn't know is left out, with a warning.
+
+T5X_DIFFEQ_COMBINE_MIB=64 lets the compiler combine collectives up to 64 MiB. A value that can't be
+used, of this variable or of XLA_CLIENT_MEM_FRACTION, ends the script with status 2.
 """
 
 import os
@@ -13,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 # Hide communication behind computation: FSDP's gathers and scatters beside the step that uses them.
 GPU = (
@@ -40,6 +44,18 @@ GENERATIONS = {
     "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB
     "tpu7x": (),
 }
+# Collectives are combined up to so many bytes. Libtpu has a threshold for all-reduces alone.
+COMBINE_MIB = "T5X_DIFFEQ_COMBINE_MIB"
+COMBINED = {
+    "gpu": (
+        "--xla_gpu_all_gather_combine_threshold_bytes",
+        "--xla_gpu_reduce_scatter_combine_threshold_bytes",
+        "--xla_gpu_all_reduce_combine_threshold_bytes",
+    ),
+    "tpu": ("--xla_jf_crs_combiner_threshold_in_bytes",),
+}
+# The name that JAX reads now, and the one that it still takes.
+MEMORY_FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 # Neither touches an accelerator; the second loads libtpu as a compiler alone.
 ASK_JAXLIB = "import jax; jax.devices()"
 ASK_LIBTPU = (
@@ -107,6 +123,36 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
+def thresholds(kind: str) -> tuple[str, ...]:
+    """The flags that COMBINE_MIB stands for."""
+    given = os.environ.get(COMBINE_MIB)
+    if not given:
+        return ()
+    if not given.isdecimal() or not 0 < int(given) < 2**20:
+        refuse(f"{COMBINE_MIB}={given} is no number of MiB, such as 64")
+    return tuple(f"{name}={int(given) * 2**20}" for name in COMBINED[kind])
+
+
+def check_memory_fraction() -> None:
+    """Refuses what JAX would end with, or misread, once it starts on the GPU."""
+    given = {name: os.environ[name] for name in MEMORY_FRACTION if os.environ.get(name)}
+    if len(given) == 2:
+        refuse(f"{' and '.join(given)} are both set; leave the second out")
+    for name, value in given.items():
+        try:
+            fraction = float(value)
+        except ValueError:
+            fraction = 0.0
+        if not 0 < fraction <= 1:
+            refuse(f"{name}={value} is no fraction of a GPU's memory, such as 0.92")
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends the script as every verb ends when it can't use its input."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def generation_of(text: str) -> str:
     """v5p of `v5p-128`, v5e of `v5litepod-16`; as it is without a number."""
     word = text.partition("-")[0].lower()
@@ -116,12 +162,14 @@ def generation_of(text: str) -> str:
 def main(kind: str = "gpu", generation: str = "") -> None:
     """Prints them; the user's come last, so that they win."""
     variable, ours, ask_library = "XLA_FLAGS", GPU, ask_jaxlib
+    if kind == "gpu":
+        check_memory_fraction()
     if kind == "tpu":
         ours = TPU + GENERATIONS.get(generation_of(generation), ())
         variable, ask_library = "LIBTPU_INIT_ARGS", ask_libtpu
     given = os.environ.get(variable, "").split()
     names = {name_of(flag) for flag in given}
-    ours = [flag for flag in ours if name_of(flag) not in names]
+    ours = [flag for flag in (*ours, *thresholds(kind)) if name_of(flag) not in names]
     print(" ".join(select_known(ours + given, ours, ask_library)))
 
 

@@ -168,6 +168,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section):
             r"mesh.rules has \('embed', 3\)",
         ),
         ("model.remat", "every:3", r"model.remat=every:3 keeps no state of model.num_steps=2"),
+        ("model.scan_unroll", 3, r"model.scan_unroll=3 is more than model.num_steps=2"),
     ],
 )
 def test_absurd_sizes_are_refused_before_anything_is_made(small, tmp_path, key, value, message):

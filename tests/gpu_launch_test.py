@@ -284,6 +284,54 @@ def test_flags_that_cannot_be_read_are_not_fatal():
     assert ended.stderr.count("\n") == 1
 
 
+def run_xla_flags(kind, **given):
+    mine = {k: v for k, v in os.environ.items() if "MEM_FRACTION" not in k and k != "XLA_FLAGS"}
+    command = [sys.executable, ROOT / "launch" / "xla_flags.py", kind]
+    options = {
+        "capture_output": True,
+        "text": True,
+        "env": {**mine, "JAX_PLATFORMS": "cpu"} | given,
+    }
+    return subprocess.run(command, **options)
+
+
+def test_collectives_are_combined_as_asked():
+    ended = run_xla_flags(
+        "gpu",
+        T5X_DIFFEQ_COMBINE_MIB="64",
+        XLA_FLAGS="--xla_gpu_all_reduce_combine_threshold_bytes=1",
+        XLA_CLIENT_MEM_FRACTION="0.8",
+    )
+    taken = [flag for flag in ended.stdout.split() if "combine" in flag]
+    assert (ended.returncode, ended.stderr) == (0, "")  # the installed jaxlib knows all of them
+    assert sorted(taken) == [
+        "--xla_gpu_all_gather_combine_threshold_bytes=67108864",
+        "--xla_gpu_all_reduce_combine_threshold_bytes=1",  # the user's own
+        "--xla_gpu_reduce_scatter_combine_threshold_bytes=67108864",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("gpu", {"T5X_DIFFEQ_COMBINE_MIB": "64MB"}, "64MB is no number of MiB"),
+        ("tpu", {"T5X_DIFFEQ_COMBINE_MIB": "0"}, "0 is no number of MiB"),
+        ("gpu", {"XLA_CLIENT_MEM_FRACTION": "92"}, "92 is no fraction of a GPU's memory"),
+        ("gpu", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "most"}, "most is no fraction"),
+        (
+            "gpu",
+            {"XLA_CLIENT_MEM_FRACTION": "0.9", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"},
+            "are both set",
+        ),
+    ],
+)
+def test_values_of_variables_that_cannot_be_used(kind, given, message):
+    ended = run_xla_flags(kind, **given)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: ")
+    assert message in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "taken"),
     [

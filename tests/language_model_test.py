@@ -109,8 +109,8 @@ def test_causal_by_gradients(architecture):
 
 
 @functools.cache
-def gradient_with_dropout(remat):
-    model = small(dropout_rate=0.1, remat=remat)
+def gradient_with_dropout(remat, unroll=1):
+    model = small(dropout_rate=0.1, remat=remat, scan_unroll=unroll)
 
     def loss(params):
         rngs = {"dropout": jax.random.key(3)}
@@ -125,9 +125,40 @@ REMATS = ["dots", "full", "keep:mlp", "keep:qkv,attention", "every:2", "every:7"
 
 @pytest.mark.parametrize("remat", REMATS)
 def test_remat_changes_nothing(remat):
-    pairs = zip(gradient_with_dropout("none"), gradient_with_dropout(remat), strict=True)
-    for expected, found in pairs:
-        np.testing.assert_allclose(found, expected, atol=1e-5 * float(jnp.abs(expected).max()))
+    assert_equal_gradients(gradient_with_dropout(remat), gradient_with_dropout("none"))
+
+
+def assert_equal_gradients(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("remat", ["none", "every:2"])
+def test_unrolling_changes_nothing(remat):
+    assert_equal_gradients(gradient_with_dropout(remat, 2), gradient_with_dropout("none"))
+
+
+@pytest.mark.parametrize(
+    ("remat", "dtype"),
+    [
+        ("none", "float32"),
+        ("dots", "float32"),
+        ("full", "float32"),
+        ("every:2", "float32"),
+        ("full", "bfloat16"),  # whose backward pass is a loop of its own
+    ],
+)
+def test_every_loop_over_solver_steps_is_unrolled(remat, dtype):
+    model = small(remat=remat, dtype=dtype, scan_unroll=3, architecture="llama")
+    params = random_params(model)
+
+    def loss(params):
+        return model.apply({"params": params}, TOKENS)[..., :50].sum()
+
+    forward = str(jax.make_jaxpr(loss)(params))
+    both = str(jax.make_jaxpr(jax.grad(loss))(params))
+    assert forward.count("unroll=3") >= 1
+    assert both.count("unroll=3") >= 2
 
 
 @pytest.mark.parametrize("architecture", ["gpt", "llama"])

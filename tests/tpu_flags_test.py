@@ -94,6 +94,7 @@ def test_programs_compile_with_ours(xla_flags, kind):
 @with_libtpu
 def test_the_installed_libtpu_knows_all_of_ours(xla_flags):
     ours = {*xla_flags.TPU, *(flag for kind in KINDS for flag in xla_flags.GENERATIONS[kind])}
+    ours |= {f"{name}=1" for name in xla_flags.COMBINED["tpu"]}
     given = {**os.environ, "LIBTPU_INIT_ARGS": " ".join([*sorted(ours), "--xla_tpu_gone=1"])}
     command = [sys.executable, ROOT / "launch" / "xla_flags.py", "tpu", "v5p"]
     ended = subprocess.run(command, env=given, capture_output=True, text=True, check=True)

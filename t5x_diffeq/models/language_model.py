@@ -256,6 +256,7 @@ class LanguageModel(nn.Module):
             num_steps=c.num_steps,
             step_size=c.dt,
             remat=c.remat,
+            unroll=c.scan_unroll,
             kept_dtype=c.compute_dtype,
             key=None if deterministic else self.make_rng("dropout"),
         )

@@ -33,6 +33,7 @@ def integrate(
     num_steps: int,
     step_size: float,
     remat: str = "none",
+    unroll: int = 1,
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
 ) -> Vector:
@@ -48,6 +49,7 @@ def integrate(
       step_size: dt.
       remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
         the values named a and b, each one of `CHECKPOINT_NAMES`).
+      unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
         backward pass; None keeps the state's own.
       key: dropout key, or None.
@@ -61,7 +63,7 @@ def integrate(
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    return _scan_steps(step, y, inputs, num_steps, remat, kept_dtype or y.dtype)
+    return _scan_steps(step, y, inputs, num_steps, remat, unroll, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -164,29 +166,37 @@ def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -
 
 
 def _scan_steps(
-    step: Step, y: Vector, inputs: StepInputs, num_steps: int, remat: str, kept_dtype: DTypeLike
+    step: Step,
+    y: Vector,
+    inputs: StepInputs,
+    num_steps: int,
+    remat: str,
+    unroll: int,
+    kept_dtype: DTypeLike,
 ) -> Vector:
     if remat == "none":
-        return _scan(step, y, inputs)
+        return _scan(step, y, inputs, unroll)
     if remat == "full":
-        return _scan_and_recompute(step, y, inputs, kept_dtype)
+        return _scan_and_recompute(step, y, inputs, unroll, kept_dtype)
     if remat == "dots" or remat.startswith("keep:"):
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policy = dots if remat == "dots" else _keep_policy(remat)
-        return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs)
+        return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs, unroll)
     every = _steps_per_checkpoint(remat)
     whole = num_steps - num_steps % every
 
     def chunk(y: Vector, inputs: StepInputs) -> Vector:
-        return _scan(step, y, inputs)
+        return _scan(step, y, inputs, unroll)
 
     chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = _scan_and_recompute(chunk, y, chunks, kept_dtype)
+    y = _scan_and_recompute(chunk, y, chunks, 1, kept_dtype)
     rest = jax.tree.map(lambda x: x[None, whole:], inputs)
-    return _scan_and_recompute(chunk, y, rest, kept_dtype) if whole < num_steps else y
+    return _scan_and_recompute(chunk, y, rest, 1, kept_dtype) if whole < num_steps else y
 
 
-def _scan_and_recompute(step: Step, y: Vector, inputs: StepInputs, kept_dtype: DTypeLike) -> Vector:
+def _scan_and_recompute(
+    step: Step, y: Vector, inputs: StepInputs, unroll: int, kept_dtype: DTypeLike
+) -> Vector:
     """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
     Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
@@ -195,14 +205,14 @@ def _scan_and_recompute(step: Step, y: Vector, inputs: StepInputs, kept_dtype: D
     """
     if kept_dtype == y.dtype:
         # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
-        return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs)
-    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step))
+        return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs, unroll)
+    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step, unroll=unroll))
 
     def forward(y: Vector, inputs: StepInputs) -> tuple[Vector, tuple[Vector, StepInputs]]:
         def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
             return step(y, x), y.astype(kept_dtype)
 
-        y, kept = jax.lax.scan(keep, y, inputs)
+        y, kept = jax.lax.scan(keep, y, inputs, unroll=unroll)
         return y, (kept, inputs)
 
     def backward(found: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
@@ -211,15 +221,15 @@ def _scan_and_recompute(step: Step, y: Vector, inputs: StepInputs, kept_dtype: D
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
 
-        dy, dW = jax.lax.scan(back, dy, found, reverse=True)
+        dy, dW = jax.lax.scan(back, dy, found, reverse=True, unroll=unroll)
         return dy, (dW, None)  # keys have no gradient
 
     again.defvjp(forward, backward)
     return again(y, inputs)
 
 
-def _scan(step: Step, y: Vector, inputs: StepInputs) -> Vector:
-    y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs)
+def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:
+    y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs, unroll=unroll)
     return y
 
 

@@ -97,6 +97,7 @@ def may_change(key: str) -> bool:
             "train.sample_prompts",
             "train.loss_chunk",
             "train.microbatches",
+            "model.scan_unroll",
             "train.profile",
             "train.profile_processes",
             "train.memory_profile",

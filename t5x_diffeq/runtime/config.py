@@ -110,6 +110,7 @@ class ModelKeys(_Section):
     state_dtype: Dtype
     attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
     remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
+    scan_unroll: SolverSteps
 
 
 @dataclass(frozen=True)

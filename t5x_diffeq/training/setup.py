@@ -188,6 +188,11 @@ def check_new(config: Config) -> None:
             f"model.remat={model.remat} keeps no state of model.num_steps={model.num_steps} steps; "
             f"give every:k with k of at most {model.num_steps}, or another one"
         )
+    if model.scan_unroll > model.num_steps:
+        raise InputError(
+            f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
+            f"{model.num_steps}; give at most {model.num_steps}"
+        )
     if model.adapter_rank > model.embed_dim:
         raise InputError(
             f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="

@@ -37,6 +37,7 @@ _OF_COMPUTING = (  # the run's own unless changed
     "model.dtype",
     "model.attention",
     "model.remat",
+    "model.scan_unroll",
 )
 _OF_TOKENIZER = ("data.tokenizer", "data.tokenizer_vocab_size", "data.end_of_text")
 
