@@ -57,6 +57,9 @@ def get_config() -> ConfigDict:
     model.dtype = "float32"  # of the computation: float32 | bfloat16; parameters are float32
     model.state_dtype = "float32"  # of the state y and the sum y + dt f | bfloat16, only with
     #   model.dtype=bfloat16: its 8 significant bits round most of a small increment dt f away
+    model.quantization = "none"  # products with the block's kernels in the forward pass: none: in
+    #   dtype | int8 or fp8: in 8 bits, with a scale per output of W and per token; the backward
+    #   pass stays in dtype (configs/README.md)
     model.attention = "auto"  # kernel: auto (the fastest of the platform) | xla | cudnn | splash;
     #   splash:512 also sets the size of its blocks
     model.remat = "full"  # what the backward pass recomputes instead of storing it:

@@ -172,7 +172,7 @@ seconds_of() {
 # found to be missing; everything that is wrong is told at once.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
-  setup data gcs
+  setup data gcs quantization
   checked "$@" || exit
 }
 

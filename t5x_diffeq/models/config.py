@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
+from t5x_diffeq.layers.quantization import check_quantization
 from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
 from t5x_diffeq.ode.solvers import grid
@@ -84,7 +85,7 @@ class ModelConfig(ModelKeys):
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""
-        return replace(self, dtype="float32", state_dtype="float32")
+        return replace(self, dtype="float32", state_dtype="float32", quantization="none")
 
     def _check_choices(self):
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
@@ -114,6 +115,7 @@ class ModelConfig(ModelKeys):
                 "architecture's own block, and another places its norms itself; leave one out"
             )
         check_scaling(self.rotary_scaling)
+        check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
 

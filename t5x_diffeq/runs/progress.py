@@ -14,7 +14,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import has_hook
+from t5x_diffeq.models.sub_fields import has_hook, kernels_not_quantized
 from t5x_diffeq.runs.goodput import DATA, STEPS
 from t5x_diffeq.runs.history import Stopwatch
 from t5x_diffeq.runtime import allocator
@@ -151,6 +151,7 @@ def say_account(
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": _describe_model(c),
             "attention": f"{c.attention} ({setup.attention_reason})",
+            **_quantization_row(c),
             "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
             f"parameters.txt",
             "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
@@ -158,6 +159,16 @@ def say_account(
             **_memory_row(),
         },
     )
+
+
+def _quantization_row(c: ModelConfig) -> dict[str, str]:
+    if c.quantization == "none":
+        return {}
+    left = kernels_not_quantized(c)
+    excepted = f", except those with {', '.join(left)}" if left else ""
+    return {
+        "products": f"with kernels: forward in {c.quantization}, backward in {c.dtype}{excepted}"
+    }
 
 
 def _memory_row() -> dict[str, str]:

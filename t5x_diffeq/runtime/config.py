@@ -108,6 +108,7 @@ class ModelKeys(_Section):
     vocab_size: Annotated[int | None, Key(int, 1, VOCABULARY, optional=True)]
     dtype: Dtype
     state_dtype: Dtype
+    quantization: Annotated[str, _one_of("none", "int8", "fp8")]
     attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
     remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
     scan_unroll: SolverSteps

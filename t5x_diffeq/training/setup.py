@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import kernels_not_quantized
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
@@ -146,6 +147,8 @@ def make_setup(
     model_config, attention_reason = ModelConfig.of(
         config.model, vocab_size, config.data.sequence_length
     ).with_attention_for(mesh.devices.flat[0].platform)
+    if model_config.quantization != "none":
+        kernels_not_quantized(model_config)  # refuses a block that has no others
     model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
     schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)

@@ -35,6 +35,7 @@ _OF_TUNING = (
 _OF_COMPUTING = (  # the run's own unless changed
     "model.dropout_rate",
     "model.dtype",
+    "model.quantization",
     "model.attention",
     "model.remat",
     "model.scan_unroll",
