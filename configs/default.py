@@ -60,8 +60,8 @@ def get_config() -> ConfigDict:
     model.quantization = "none"  # products with the block's kernels in the forward pass: none: in
     #   dtype | int8 or fp8: in 8 bits, with a scale per output of W and per token; the backward
     #   pass stays in dtype (configs/README.md)
-    model.attention = "auto"  # kernel: auto (the fastest of the platform) | xla | cudnn | splash;
-    #   splash:512 also sets the size of its blocks
+    model.attention = "auto"  # kernel: auto (the platform's own) | xla | cudnn or triton (GPU) |
+    #   splash (TPU); splash:512 also sets the size of its blocks
     model.remat = "full"  # what the backward pass recomputes instead of storing it:
     #   none: nothing; dots: everything except matrix products; full: each step, from one state
     #   per step; every:k: k steps at a time, from N / k states (needs less memory than full only

@@ -1,6 +1,7 @@
 """The attention kernels agree, and the choice says why."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from helpers import auto_mesh
 from small_models import SMALL
 
+from t5x_diffeq.array_types import Places
 from t5x_diffeq.layers import attention_kernels
 from t5x_diffeq.layers.attention_kernels import (
     causal_attention,
@@ -16,6 +18,7 @@ from t5x_diffeq.layers.attention_kernels import (
     choose,
     splash_attention,
     splash_blocks,
+    triton_attention,
 )
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
@@ -138,6 +141,11 @@ def test_what_attention_can_not_be(kernel, message):
     [
         (("cpu", "float32", 64, 1024), "xla", "no other for cpu"),
         (("gpu", "bfloat16", 64, 1024), "cudnn", "cuDNN"),
+        (("gpu", "bfloat16", 64, 1024, True), "triton", "takes the documents' numbers"),
+        (("gpu", "bfloat16", 64, 1000, True), "cudnn", "with documents as a dense mask; Triton's"),
+        (("gpu", "bfloat16", 8, 1024, True), "cudnn", "heads from 16 wide, not 1024 and 8"),
+        (("gpu", "float32", 64, 1024, True), "xla", "takes 16-bit numbers"),
+        (("tpu", "bfloat16", 128, 2048, True), "splash", "flash attention"),
         (("gpu", "float32", 64, 1024), "xla", "takes 16-bit numbers, not float32"),
         (("gpu", "bfloat16", 256, 1024), "xla", "up to 128 wide, not 256"),
         (("tpu", "bfloat16", 128, 2048), "splash", "flash attention; blocks of 1024"),
@@ -148,6 +156,14 @@ def test_choice(arguments, kernel, reason):
     found, why = choose(*arguments)
     assert found == kernel
     assert reason in why
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "triton"])
+def test_either_kernel_of_a_gpu_can_be_named(kernel):
+    for segments in (False, True):
+        check(kernel, "gpu", "bfloat16", 64, 1024, segments)
+    with pytest.raises(InputError, match=f"model.attention={kernel} can't be used here.*16-bit"):
+        check(kernel, "gpu", "float32", 64, 1024)
 
 
 SEGMENTS = jnp.asarray(np.sort(RNG.integers(0, 5, (4, 128)), axis=1), jnp.int32)
@@ -182,3 +198,63 @@ def test_segments_in_splash_are_lowered_for_a_tpu():
     module = jax.export.export(step, platforms=["tpu"])(shape, shape, shape).mlir_module()
     assert module.count("tpu_custom_call") >= 2
     assert "stablehlo.exponential" not in module
+
+
+# ---------------------------------------------------------------- in Triton
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "heads", "head_dim", "tolerance"),
+    [("float32", (4, 2), 16, 1e-5), ("bfloat16", (4, 1), 64, 1e-2), ("float32", (2, 2), 80, 1e-5)],
+)
+def test_triton_equals_xla(dtype, heads, head_dim, tolerance):
+    """Values and gradients, relative to the largest entry, of rows of several documents."""
+    inputs = [x.astype(dtype) for x in qkv(*heads, head_dim)]
+    d_out = jnp.asarray(RNG.normal(size=inputs[0].shape), dtype)
+
+    def values_and_gradients(attend):
+        out, pull_back = jax.vjp(lambda *x: attend(*x, segments=SEGMENTS), *inputs)
+        return out, *pull_back(d_out)
+
+    expected = values_and_gradients(partial(causal_attention, kernel="xla"))
+    for a, b in zip(values_and_gradients(interpreted), expected, strict=True):
+        assert a.dtype == b.dtype
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+
+
+interpreted = jax.jit(partial(triton_attention, interpret=True))
+
+
+def test_triton_keeps_to_segments_on_a_mesh():
+    q, k, v = qkv(4, 2, 16)
+    rules = (("batch", "fsdp"), ("heads", "tensor"), ("length", None), ("head_dim", None))
+    with mesh_context(auto_mesh(fsdp=2, tensor=2), rules):
+        found = jax.jit(partial(triton_attention, interpret=True))(q, k, v, SEGMENTS)
+    expected = causal_attention(q, k, v, "xla", SEGMENTS)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert not np.allclose(found, causal_attention(q, k, v, "xla"), atol=1e-2)
+
+
+def test_a_model_with_triton_is_lowered_for_a_gpu():
+    """Without one: forward, forward again, and backward with its sums; and no mask [L, L]."""
+    changes = {"architecture": "llama", "num_kv_heads": 2, "dtype": "bfloat16", "remat": "full"}
+    config = dataclasses.replace(SMALL, embed_dim=64, max_length=384, **changes)
+    config, reason = dataclasses.replace(config, attention="auto").with_attention_for("gpu", True)
+    assert config.attention == "triton"
+    assert "takes the documents' numbers" in reason
+    model = LanguageModel(config)
+    tokens = jax.ShapeDtypeStruct((2, 384), jnp.int32)
+    places = Places(tokens, tokens)
+
+    def loss(p, tokens, places):
+        weights = model.apply({"params": p}, method="weights")
+        return model.apply({"params": p}, tokens, weights, places, method="hidden").sum()
+
+    step = jax.jit(jax.grad(loss))
+    safe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+    program = jax.export.export(step, platforms=["cuda"], disabled_checks=safe)
+    module = program(unbox(declared_params(model)), tokens, places).mlir_module()
+    assert module.count("custom_call @__gpu$xla.gpu.triton") == 4
+    assert "384x384" not in module

@@ -23,13 +23,16 @@ LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of
 # Two separate kernels write none, but compute the scores once more.
 MOST_COPIES = 8
 STAND_IN = "stand-in"  # for a GPU kernel, in programs compiled on CPU and never run
+_LEAST_OF_TRITON = 16  # width of a head: Triton's products are at least so wide
 _KEPT = "attention"  # name of the kernel's output for remat policies
 
 Queries = Float[Array, "B L H G"]
 KeysOrValues = Float[Array, "B L K G"]
 
 
-def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple[str, str]:
+def choose(
+    platform: str, dtype: DTypeLike, head_dim: int, length: int, segments: bool = False
+) -> tuple[str, str]:
     """The fastest kernel that the platform has for these shapes, and the reason.
 
     Args:
@@ -37,13 +40,25 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
       dtype: dtype of the computation.
       head_dim: width of a head.
       length: sequence length in tokens.
+      segments: whether rows have several segments.
     """
     if platform == "gpu":
         if jnp.dtype(dtype).itemsize != 2:
             return "xla", f"cuDNN's flash attention takes 16-bit numbers, not {jnp.dtype(dtype)}"
         if head_dim > 128 or head_dim % 8:
             return "xla", f"cuDNN's flash attention takes heads up to 128 wide, not {head_dim}"
-        return "cudnn", "cuDNN's flash attention"
+        if not segments:
+            return "cudnn", "cuDNN's flash attention"
+        if length % LANES or head_dim < _LEAST_OF_TRITON:
+            return "cudnn", (
+                "cuDNN's flash attention, with documents as a dense mask; Triton's takes lengths "
+                f"divisible by {LANES} and heads from {_LEAST_OF_TRITON} wide, not {length} and "
+                f"{head_dim}"
+            )
+        return "triton", (
+            "JAX's flash attention in Triton, which takes the documents' numbers; for cuDNN's they "
+            "are a dense mask, of which it computes a gradient"
+        )
     if platform == "tpu":
         if length % LANES:
             return "xla", f"splash attention takes lengths divisible by {LANES}, not {length}"
@@ -54,15 +69,25 @@ def choose(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> tuple
     return "xla", f"there is no other for {platform}"
 
 
-def check(kernel: str, platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
+def check(
+    kernel: str,
+    platform: str,
+    dtype: DTypeLike,
+    head_dim: int,
+    length: int,
+    segments: bool = False,
+) -> str:
     """The reason why the kernel named in the config runs as it does on this platform.
 
     Raises:
       InputError: if the platform doesn't have the kernel for these shapes, saying why.
     """
-    best, reason = choose(platform, dtype, head_dim, length)
+    shapes = (platform, dtype, head_dim, length)
+    best, reason = choose(*shapes, segments)
     name, _, block = kernel.partition(":")
-    if name not in ("xla", best):
+    # On a GPU either kernel takes rows with and without segments.
+    usable = {"xla", *(choose(*shapes, each)[0] for each in (False, True))}
+    if name not in usable:
         raise InputError(
             f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
         )
@@ -132,6 +157,8 @@ def causal_attention(
       kernel: one of `config_keys.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
     """
+    if kernel == "triton":
+        return triton_attention(q, k, v, segments)
     if kernel.startswith("splash"):
         return splash_attention(q, k, v, segments, kernel)
     q = q.astype(k.dtype)  # these kernels scale the scores, in float32
@@ -140,6 +167,26 @@ def causal_attention(
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
     name = cast(Literal["xla", "cudnn"], kernel)  # the two others
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
+    return checkpoint_name(mixed, _KEPT)
+
+
+def triton_attention(
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None = None,
+    interpret: bool = False,
+) -> Queries:
+    """Attention by JAX's kernel in Triton; each device computes its own rows and heads.
+
+    Args:
+      q: queries.
+      k: keys, which the kernel takes once for each query head.
+      v: values, likewise.
+      segments: a token attends only to its own segment; None stands for a single segment.
+      interpret: interpret the kernel, so that tests need no GPU.
+    """
+    mixed = _on_own_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
     return checkpoint_name(mixed, _KEPT)
 
 
@@ -178,6 +225,19 @@ def _on_own_rows(
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel doesn't declare over which mesh axes its outputs vary, so nothing can check it.
     return on_shards(local, in_specs, spec, check_vma=False)(q, k, v, segments)
+
+
+def _local_triton(
+    q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments | None, interpret: bool
+) -> Queries:
+    # Imported here, because jax 0.12 warns at this import that the kernel will move to tokamax. Of
+    # tokamax 0.0.12, the public function takes no segments.
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    heads, head_dim = q.shape[2:]
+    k, v = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (k, v))
+    scale, causal = head_dim**-0.5, True
+    return mha(q.astype(k.dtype), k, v, segments, scale, causal, interpret=interpret)
 
 
 def _local_splash(

@@ -50,13 +50,19 @@ class ModelConfig(ModelKeys):
         self._check_heads()
         self._check_adapters()
 
-    def with_attention_for(self, platform: str) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved for the platform, and the reason.
+    def with_attention_for(
+        self, platform: str, segments: bool = False
+    ) -> tuple["ModelConfig", str]:
+        """The config with "auto" attention resolved, and the reason.
+
+        Args:
+          platform: "cpu", "gpu" or "tpu".
+          segments: whether rows hold several documents, which attention doesn't leave.
 
         Raises:
           InputError: if the kernel that the config names can't be used there.
         """
-        shapes = (platform, self.dtype, self.head_width, self.max_length)
+        shapes = (platform, self.dtype, self.head_width, self.max_length, segments)
         if self.attention != "auto":
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)

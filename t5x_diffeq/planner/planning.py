@@ -100,11 +100,11 @@ class Plan:
 
 
 def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
-    """The setup of a config on a topology; for GPUs with a stand-in for cuDNN's kernel."""
+    """The setup of a config on a topology; for GPUs with a stand-in for their kernels."""
     setup = make_setup(config, vocab_size, topology.devices)
     own = setup.model.config
     shapes = (own.dtype, own.head_width, own.max_length)
-    if not topology.gpus or choose("gpu", *shapes)[0] != "cudnn":
+    if not topology.gpus or choose("gpu", *shapes)[0] == "xla":
         return setup
     return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))
 

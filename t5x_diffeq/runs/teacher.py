@@ -86,7 +86,8 @@ def _kernel_for(setup: Setup, run: PretrainedRun) -> str:
     """The fastest kernel of attention for the run's heads and the setup's sequences and devices."""
     length = setup.model.config.max_length
     auto = replace(run.model, attention="auto", max_length=length)
-    return auto.with_attention_for(setup.mesh.devices.flat[0].platform)[0].attention
+    platform, segments = setup.mesh.devices.flat[0].platform, not setup.config.data.cross_documents
+    return auto.with_attention_for(platform, segments)[0].attention
 
 
 def _workdir_of(config: Config) -> AnyPath | None:

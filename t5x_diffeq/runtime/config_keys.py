@@ -9,7 +9,7 @@ from math import inf
 # ode/integrate.py; tests/bad_input_test.py compares the two.
 SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
-KERNELS = ("xla", "cudnn", "splash")
+KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 

@@ -122,8 +122,9 @@ def _kernel_work(config: ModelConfig) -> float:
     """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
     again = _recomputed_attention(config)
     if not config.attention.startswith("splash"):
-        # Two products forward, five backward: two for each of those, and the scores again.
-        return 1 + again + 5 / 2
+        # Two products forward, five backward: two for each of those, and the scores again. In
+        # Triton, dq and (dk, dv) each compute scores and their gradient.
+        return 1 + again + (7 if config.attention == "triton" else 5) / 2
     head_dim = config.head_width
     blocks = splash_blocks(config.attention, config.max_length, head_dim)
     backward = 5 if blocks.fused else 7

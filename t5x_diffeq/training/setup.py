@@ -146,7 +146,7 @@ def make_setup(
     check_microbatches(config.train, mesh)
     model_config, attention_reason = ModelConfig.of(
         config.model, vocab_size, config.data.sequence_length
-    ).with_attention_for(mesh.devices.flat[0].platform)
+    ).with_attention_for(mesh.devices.flat[0].platform, not config.data.cross_documents)
     if model_config.quantization != "none":
         kernels_not_quantized(model_config)  # refuses a block that has no others
     model = LanguageModel(model_config)
