@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import auto_mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from small_models import SMALL
 
 from t5x_diffeq.array_types import Places
@@ -253,8 +254,12 @@ def test_a_model_with_triton_is_lowered_for_a_gpu():
         return model.apply({"params": p}, tokens, weights, places, method="hidden").sum()
 
     step = jax.jit(jax.grad(loss))
+    # jax 0.12 lowers Triton's kernels for a kind of GPU.
+    gpu = AbstractDevice("NVIDIA H100 80GB HBM3", None, platform="gpu")
+    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,), abstract_device=gpu)
     safe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     program = jax.export.export(step, platforms=["cuda"], disabled_checks=safe)
-    module = program(unbox(declared_params(model)), tokens, places).mlir_module()
+    with jax.sharding.use_abstract_mesh(mesh):
+        module = program(unbox(declared_params(model)), tokens, places).mlir_module()
     assert module.count("custom_call @__gpu$xla.gpu.triton") == 4
     assert "384x384" not in module
