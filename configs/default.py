@@ -71,6 +71,9 @@ def get_config() -> ConfigDict:
     model.scan_unroll = 1  # solver steps, up to num_steps, per iteration of the compiled loop: with
     #   more, the compiler can overlap one step's communication with the next one's computation, and
     #   takes longer; with remat=every:k, of the k steps
+    model.pipeline_microbatches = placeholder(int)  # M: on a mesh with stages, the parts into which
+    #   a batch is cut, a multiple of mesh.stage; None: as many as stages. A pass takes
+    #   (M + stages - 1) / M times as long as its work
 
     config.data = data = ConfigDict()
     data.source = "stdlib"  # the source of Python's standard library | text_files | tfds |
@@ -197,6 +200,8 @@ def get_config() -> ConfigDict:
     optimizer.max_grad_norm = 1.0  # clip by global norm
 
     config.mesh = mesh = ConfigDict()
+    mesh.stage = 1  # stages, each of which takes its part of the solver steps; they also split what
+    #   fsdp splits of the parameters, but not the batch
     mesh.data = placeholder(int)  # devices that split the batch and replicate the parameters;
     #   None: the number of TPU slices, because fsdp should not cross them (1 without several)
     mesh.fsdp = -1  # devices that split the batch and the parameters; -1: all that are left
@@ -208,11 +213,11 @@ def get_config() -> ConfigDict:
     # axis and stays whole, as do the length of a sequence and the width of a head.
     mesh.rules = (
         ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
-        ("embed", "fsdp"),  # width of the state, in parameters only
+        ("embed", "fsdp"),  # width of the state, in parameters only; stages always split it, too
         ("heads", "tensor"),  # attention heads
         ("mlp", "tensor"),  # width inside the MLP
         ("experts", "expert"),  # experts of a mixture
-        ("steps", None),  # solver steps: stacked weights are scanned, never split
+        ("steps", None),  # solver steps: stacked weights are not split at rest
         ("time_embed", None),  # T: not split, so that making W(t) needs no communication
     )
     return config.lock()

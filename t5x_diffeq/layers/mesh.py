@@ -1,12 +1,14 @@
 """Which mesh axes a logical axis lies on, and functions that see one device's part of an array."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import jax
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]  # from logical to mesh axes
+STAGE = "stage"  # the mesh axis that splits the solver steps (ode/pipeline.py)
 
 
 def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -26,6 +28,22 @@ def mesh_axes(logical: str) -> tuple[str, ...]:
     return tuple(axis for entry in spec_of((logical,)) for axis in axes_of(entry))
 
 
+def num_stages() -> int:
+    """The number of stages of the context's mesh; 1 without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(STAGE, 1)
+
+
+def axes_of_last_rows(num_rows: int) -> tuple[str, ...]:
+    """The mesh axes that split the rows of states at t = 1, from which losses are computed.
+
+    They are those of a batch, and the stages too if there are enough rows: every other step of a
+    model is one stage's, but the head would be computed by all.
+    """
+    axes, sizes = mesh_axes("batch"), jax.sharding.get_abstract_mesh().shape
+    shards = prod(sizes[axis] for axis in axes) * num_stages()
+    return (*axes, STAGE) if num_stages() > 1 and num_rows % shards == 0 else axes
+
+
 def on_shards(
     function: Callable,
     in_specs: tuple,
@@ -34,8 +52,16 @@ def on_shards(
 ) -> Callable:
     """The function under `jax.shard_map`; without a mesh, the function itself.
 
-    `in_specs` has a partition spec, or a tree of them, for each argument.
+    `in_specs` has a partition spec, or a tree of them, for each argument. Where the function already
+    sees one stage's part of an array, it goes on to one device's.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
         return function
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+    return jax.shard_map(
+        function,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={*mesh.axis_names} - {*mesh.manual_axes},
+        check_vma=check_vma,
+    )

@@ -10,9 +10,20 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from t5x_diffeq.array_types import Cache, Logits, Places, State, States, Times, Tokens, Weights
+from t5x_diffeq.array_types import (
+    Cache,
+    Logits,
+    Places,
+    State,
+    States,
+    Times,
+    Tokens,
+    Vector,
+    Weights,
+)
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
+from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
@@ -31,6 +42,7 @@ from t5x_diffeq.ode.integrate import (
     trajectory,
     weights_by_step,
 )
+from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.solvers import find_scheme, grid
 from t5x_diffeq.ode.weights import (
@@ -246,23 +258,35 @@ class LanguageModel(nn.Module):
         weights: Weights,
         deterministic: bool = True,
     ) -> tuple[State, Float[Array, ""]]:
-        """The state at t = 1 from the state at t = 0, and the running cost, averaged over depth."""
-        c = self.config
-        solve = partial(
-            integrate,
-            vector_field(c, places, deterministic),
-            weights,
-            scheme=c.scheme,
-            num_steps=c.num_steps,
-            step_size=c.dt,
-            remat=c.remat,
-            unroll=c.scan_unroll,
-            kept_dtype=c.compute_dtype,
-            key=None if deterministic else self.make_rng("dropout"),
-        )
+        """The state at t = 1 from the state at t = 0, and the running cost, averaged over depth.
+
+        On a mesh with stages, each takes its own steps, unless there are too few rows for all of
+        them, or the steps aren't divisible; then every device takes all steps with its rows.
+        """
+        c, stages = self.config, num_stages()
+        microbatches = c.pipeline_microbatches or stages
+        pipelined = can_pipeline(len(y), c.num_steps, microbatches)
+
+        def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
+            return integrate(
+                vector_field(c, places, deterministic),
+                weights,
+                y,
+                scheme=c.scheme,
+                num_steps=c.num_steps // stages if pipelined else c.num_steps,
+                step_size=c.dt,
+                remat=c.remat,
+                unroll=c.scan_unroll,
+                kept_dtype=c.compute_dtype,
+                key=key,
+            )
+
+        in_stages = partial(integrate_in_stages, take_steps, microbatches=microbatches)
+        solve = in_stages if pipelined else take_steps
+        key = None if deterministic else self.make_rng("dropout")
         if not has_cost(c):
-            return solve(y), jnp.zeros(())
-        end = solve(StateWithCost.at_start(y))
+            return solve(weights, y, places, key), jnp.zeros(())
+        end = solve(weights, StateWithCost.at_start(y), places, key)
         return end.y, end.cost / (c.dt * c.num_steps)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:

@@ -73,6 +73,7 @@ def load_run(
             **{f"model.{key}": value for key, value in of_adapters.items()},
             "train.trainable": (),
             "train.batch_size": batch_size,
+            "mesh.stage": 1,
             "mesh.data": -1,
             "mesh.fsdp": fsdp,
             "mesh.expert": 1,

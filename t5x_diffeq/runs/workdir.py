@@ -80,6 +80,7 @@ def may_change(key: str) -> bool:
         or key.endswith(("_every", "_timeout"))
         or key
         in (
+            "model.pipeline_microbatches",
             "train.total_steps",
             "train.keep_checkpoints",
             "train.keep_best",

@@ -112,6 +112,7 @@ class ModelKeys(_Section):
     attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
     remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
     scan_unroll: SolverSteps
+    pipeline_microbatches: SizeOrNone
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ class MeshKeys(_Section):
     """`config.mesh`: the sizes of the mesh axes, and what lies on them."""
 
     section = "mesh"
+    stage: Annotated[int, Key(int, -1, INT32)]
     data: Annotated[int | None, Key(int, -1, INT32, optional=True)]
     fsdp: Annotated[int, Key(int, -1, INT32)]
     expert: Annotated[int, Key(int, -1, INT32)]

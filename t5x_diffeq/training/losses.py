@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.array_types import State, Tokens
-from t5x_diffeq.layers.mesh import mesh_axes, on_shards
+from t5x_diffeq.layers.mesh import axes_of_last_rows, mesh_axes, on_shards
 
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
@@ -92,7 +92,8 @@ def _by_chunk(
       chunk: tokens per device whose logits exist at once.
       results: how many numbers per token it returns.
     """
-    rows, vocab, width = (mesh_axes(logical) for logical in ("batch", "vocab", "embed"))
+    rows = axes_of_last_rows(len(targets))
+    vocab, width = mesh_axes("vocab"), mesh_axes("embed")
     by_row = PartitionSpec(rows or None)
     local = partial(
         _on_device,

@@ -10,14 +10,15 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import Rules, axes_of, spec_of
+from t5x_diffeq.layers.mesh import STAGE, Rules, axes_of, spec_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
-AXES = ("data", "fsdp", "expert", "tensor")
+AXES = (STAGE, "data", "fsdp", "expert", "tensor")
 _BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
+_OF_RULES = AXES[1:]  # the mesh axes that `mesh.rules` can name
 # A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
 # whole sequences and heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
@@ -29,7 +30,8 @@ def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | N
     """The mesh over all devices.
 
     An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices.
+    divide the batch. `mesh.data=None` means the number of TPU slices, or the part of it that stages
+    don't lie across.
 
     Args:
       mesh: `config.mesh`.
@@ -58,7 +60,8 @@ def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[
     """
     sizes = {axis: getattr(mesh, axis) for axis in AXES}
     if sizes["data"] is None:
-        sizes["data"] = num_slices(devices) if devices[0].platform == "tpu" else 1
+        slices = num_slices(devices) if devices[0].platform == "tpu" else 1
+        sizes["data"] = slices // gcd(sizes[STAGE], slices)
     if any(size < 1 and size != -1 for size in sizes.values()):
         raise InputError(f"mesh axes are {describe_mesh(sizes)}; each is at least 1, or -1 to fill")
     filled = [axis for axis, size in sizes.items() if size == -1]
@@ -110,20 +113,23 @@ def num_slices(devices: Sequence[Any]) -> int:
 def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[str, int]:
     """The number of slices along each mesh axis.
 
-    Data crosses slices first, because it communicates once per step; then fsdp; tensor never does.
+    Stages cross slices first, because only states go from one to the next; then data, which
+    communicates once per step; then fsdp; tensor never does.
 
     Raises:
-      InputError: if the slices don't divide data x fsdp; gives the numbers.
+      InputError: if the slices don't divide stage x data x fsdp; gives the numbers.
     """
     slices = num_slices(devices)
-    data = gcd(sizes["data"], slices)
-    fsdp = gcd(sizes["fsdp"], slices // data)
-    if data * fsdp != slices:
+    stage = gcd(sizes[STAGE], slices)
+    data = gcd(sizes["data"], slices // stage)
+    fsdp = gcd(sizes["fsdp"], slices // stage // data)
+    if stage * data * fsdp != slices:
+        axes = "mesh.data x mesh.fsdp" if sizes[STAGE] == 1 else "the product of these axes"
         raise InputError(
-            f"mesh {describe_mesh(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
-            f"mesh.tensor must stay within one; set mesh.data={slices}"
+            f"mesh {describe_mesh(sizes)}: {slices} slices don't divide {axes}, and "
+            f"mesh.tensor must stay within one; set mesh.data={slices // stage}"
         )
-    return {"data": data, "fsdp": fsdp, "expert": 1, "tensor": 1}
+    return {STAGE: stage, "data": data, "fsdp": fsdp, "expert": 1, "tensor": 1}
 
 
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
@@ -139,7 +145,7 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
             f"{others} of the other axes; change one of them"
         )
     size = len(devices) // others
-    if axis == "tensor" or _on_many_machines(devices):
+    if axis not in _BATCH or _on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in _BATCH if a != axis)
     whole = devices[0].platform == "tpu"
@@ -179,13 +185,17 @@ def describe_batch_axes(sizes: Mapping[str, int]) -> str:
 
 
 def describe_mesh(sizes: dict[str, int]) -> str:
-    """`data 1 x fsdp 4 x tensor 2`; the axis of experts is named where it splits something."""
-    named = {axis: size for axis, size in sizes.items() if axis != "expert" or size > 1}
+    """`data 1 x fsdp 4 x tensor 2`; stage and expert are named where they split something."""
+    rare = (STAGE, "expert")
+    named = {axis: size for axis, size in sizes.items() if axis not in rare or size > 1}
     return " x ".join(f"{axis} {size}" for axis, size in named.items())
 
 
 def logical_rules(mesh: MeshKeys) -> Rules:
     """The fixed rules and the table of `config.mesh.rules`, as Linen takes them.
+
+    Stages split what "embed" lies on, too: within a part of fsdp, so that the exchange that gives
+    each stage its own steps leaves every device with whole parts.
 
     Raises:
       InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
@@ -206,11 +216,13 @@ def logical_rules(mesh: MeshKeys) -> Rules:
                 f"out"
             )
         for axis in axes_of(target):
-            if axis not in AXES:
+            if axis not in _OF_RULES:
                 raise InputError(
-                    f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
+                    f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are "
+                    f"{', '.join(_OF_RULES)}"
                 )
-        rules.append((logical, target))
+        split_by_stages = logical == "embed" and mesh.stage != 1
+        rules.append((logical, (*axes_of(target), STAGE) if split_by_stages else target))
     return tuple(rules)
 
 

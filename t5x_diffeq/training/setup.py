@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
+from t5x_diffeq.layers.mesh import STAGE
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import kernels_not_quantized
@@ -56,6 +57,18 @@ class Setup:
     init_key: Array
     dropout_key: Array
     attention_reason: str
+
+    @property
+    def pipeline_microbatches(self) -> int:
+        """The parts into which stages cut the rows that they get at once; 1 without stages."""
+        stages = self.mesh.shape[STAGE]
+        return 1 if stages == 1 else self.config.model.pipeline_microbatches or stages
+
+    @property
+    def pipeline_slowdown(self) -> float:
+        """(M + S - 1) / M: how many times as long as its work a pass takes through S stages."""
+        M = self.pipeline_microbatches
+        return (M + self.mesh.shape[STAGE] - 1) / M
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Setup":
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -118,8 +131,11 @@ class Setup:
         }
 
     def eval_batch_size(self, batch_size: int) -> int:
-        """`batch_size` rounded up to a multiple of the batch shards; padding rows are masked."""
-        shards = partitioning.batch_shards(self.mesh.shape)
+        """`batch_size` rounded up to a number that the devices and stages share equally.
+
+        Padding rows are masked.
+        """
+        shards = partitioning.batch_shards(self.mesh.shape) * self.pipeline_microbatches
         return -(-batch_size // shards) * shards
 
 
@@ -144,6 +160,7 @@ def make_setup(
     """
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
     check_microbatches(config.train, mesh)
+    check_stages(config, mesh)
     model_config, attention_reason = ModelConfig.of(
         config.model, vocab_size, config.data.sequence_length
     ).with_attention_for(mesh.devices.flat[0].platform, not config.data.cross_documents)
@@ -248,3 +265,46 @@ def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
             f"{train.microbatches} on each of {shards} devices "
             f"({partitioning.describe_batch_axes(mesh.shape)}); change one of them"
         )
+
+
+def check_stages(config: Config, mesh: Mesh) -> None:
+    """Checks that the stages of the mesh can share the solver steps and the rows of a batch.
+
+    Raises:
+      InputError: if they can't; gives both numbers.
+    """
+    model, train, stages = config.model, config.train, mesh.shape[STAGE]
+    if stages == 1:
+        return
+    for key, steps in (("model.num_steps", model.num_steps), *_depths(train)):
+        if steps % stages:
+            raise InputError(
+                f"{key}={steps} is not divisible by mesh.stage={stages}, each of which takes "
+                "equally many solver steps; change one of them"
+            )
+    name, _, every = model.remat.partition(":")
+    if name == "every" and int(every) > model.num_steps // stages:
+        raise InputError(
+            f"model.remat={model.remat}: each of mesh.stage={stages} has "
+            f"{model.num_steps // stages} of model.num_steps={model.num_steps}; give every:k with "
+            "k of at most that, or another one"
+        )
+    microbatches = model.pipeline_microbatches or stages
+    if microbatches % stages:
+        raise InputError(
+            f"model.pipeline_microbatches={microbatches} is not divisible by mesh.stage={stages}; "
+            f"set it to a multiple, or to None for {stages}"
+        )
+    rows = partitioning.batch_shards(mesh.shape) * train.microbatches
+    if train.batch_size % (rows * microbatches):
+        raise InputError(
+            f"train.batch_size={train.batch_size} is not divisible by {rows * microbatches}: "
+            f"{microbatches} microbatches of {stages} stages (model.pipeline_microbatches) on each "
+            f"of {rows // train.microbatches} devices "
+            f"({partitioning.describe_batch_axes(mesh.shape)}), times train.microbatches="
+            f"{train.microbatches}; change one of them"
+        )
+
+
+def _depths(train: TrainKeys) -> list[tuple[str, int]]:
+    return [("an entry of train.depths", steps) for steps in train.depths]
