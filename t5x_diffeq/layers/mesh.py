@@ -7,7 +7,8 @@ import jax
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]  # from logical to mesh axes
+Rule = tuple[str, str | tuple[str, ...] | None]  # from a logical axis to mesh axes
+Rules = tuple[Rule, ...]
 STAGE = "stage"  # the mesh axis that splits the solver steps (ode/pipeline.py)
 
 
@@ -52,8 +53,8 @@ def on_shards(
 ) -> Callable:
     """The function under `jax.shard_map`; without a mesh, the function itself.
 
-    `in_specs` has a partition spec, or a tree of them, for each argument. Where the function already
-    sees one stage's part of an array, it goes on to one device's.
+    `in_specs` has a partition spec, or a tree of them, for each argument. Where arrays are already
+    one stage's, the function sees one device's part of that.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
+from t5x_diffeq.layers.mesh import axes_of, num_stages, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
 _LANES = 128  # width of a TPU's vector registers
@@ -124,15 +124,32 @@ contract.defvjp(_contract_forward, _contract_backward)
 
 
 def projection_square(
-    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
+    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."], axes: Axes
 ) -> Float[Array, ""]:
-    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
+    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP.
+
+    Args:
+      e: time embeddings, float32.
+      dW: the gradient of what they have made.
+      axes: logical axes of the kernel.
+    """
+    dW = as_made(dW, axes)
     e = e.astype(dW.dtype).astype(jnp.float32)
     kernel = tuple(range(1, dW.ndim))
     gram = jax.lax.dot_general(
         dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
     )
     return jnp.sum((e @ e.T) * gram)
+
+
+def as_made(W: Float[Array, "nodes ..."], axes: Axes) -> Float[Array, "nodes ..."]:
+    """W, or its gradient, split as the kernel is at rest, where stages may have it by steps.
+
+    Stages exchange a gradient once if all that use it ask for this.
+    """
+    if num_stages() == 1:
+        return W
+    return jax.lax.with_sharding_constraint(W, _kernel_spec(axes))
 
 
 def _kernel_spec(axes: Axes) -> PartitionSpec:

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import Tree, Vector
-from t5x_diffeq.layers.mesh import STAGE, mesh_axes, num_stages
+from t5x_diffeq.layers.mesh import STAGE, mesh_axes, num_stages, on_shards
 
 # From the weights of a stage, the state, what stands beside its rows, and a key, to the state.
 TakeSteps = Callable[[Tree, Vector, Tree, Array | None], Vector]
@@ -120,8 +120,10 @@ def _run_stage(
 
     def share(ends: Array) -> Array:
         """This stage's share of what the last stage has computed."""
-        by_stage = jax.lax.all_to_all(ends[stages - 1 :], STAGE, 0, 0, tiled=True)
-        return by_stage[-(microbatches // stages) :]
+        spec = PartitionSpec(None, mesh_axes("batch") or None) if ends.ndim > 1 else PartitionSpec()
+        exchange = partial(jax.lax.all_to_all, axis_name=STAGE, split_axis=0, concat_axis=0)
+        of_all = on_shards(partial(exchange, tiled=True), (spec,), spec, check_vma=False)
+        return of_all(ends[stages - 1 :])[-(microbatches // stages) :]
 
     return jax.tree.map(share, ends)
 

@@ -29,8 +29,8 @@ def lower_bound(setup: Setup, batch_size: int, figures: Chip) -> Bound:
     makes W(t) for itself.
     """
     flops, sizes = step_flops(setup.model.config, batch_size), setup.mesh.shape
-    parts = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]
-    shared = (flops.total - flops.hypernetwork) / setup.mesh.size
+    parts = sizes["stage"] * sizes["fsdp"] * sizes["expert"] * sizes["tensor"]
+    shared = (flops.total - flops.hypernetwork) / setup.mesh.size * setup.pipeline_slowdown
     compute = (shared + flops.hypernetwork / parts) / figures.peak_flops
     moved = moved_bytes(setup, batch_size) / figures.link_bandwidth
     state = sum(state_bytes(setup))
@@ -44,15 +44,17 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
 
     Each microbatch gathers weights over fsdp, forward and backward, and scatters their gradient
     over fsdp and sums it over data. The output of each sub-field (attention or MLP), and the
-    gradient of its input, are summed over tensor.
+    gradient of its input, are summed over tensor. A stage does so for its own steps, with each of
+    its microbatches and at the ticks without one.
     """
     config, sizes = setup.model.config, setup.mesh.shape
     # Experts are counted as dense weights of their own shards.
     data, fsdp, tensor = sizes["data"], sizes["fsdp"] * sizes["expert"], sizes["tensor"]
     itemsize = config.compute_dtype.itemsize
-    entries = config.num_steps * kernel_entries(config)
-    weights = entries * itemsize / tensor
+    steps = config.num_steps / sizes["stage"]
+    weights = steps * kernel_entries(config) * itemsize / tensor
     of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (data - 1) / data
-    tokens = batch_size * config.max_length / data / fsdp
-    of_activations = 4 * config.num_steps * tokens * config.embed_dim * itemsize
-    return setup.config.train.microbatches * of_weights + of_activations * 2 * (tensor - 1) / tensor
+    tokens = batch_size * config.max_length / data / fsdp * setup.pipeline_slowdown
+    of_activations = 4 * steps * tokens * config.embed_dim * itemsize
+    passes = setup.config.train.microbatches * setup.pipeline_ticks
+    return passes * of_weights + of_activations * 2 * (tensor - 1) / tensor

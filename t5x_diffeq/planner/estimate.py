@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from t5x_diffeq.planner.collectives import Collective
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.training.chips import Chip
-from t5x_diffeq.training.flops import StepFlops
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
@@ -90,11 +89,9 @@ def tpu_times(
     return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
 
 
-def gpu_times(
-    figures: Chip, links: Links, found: Sequence[Collective], flops: StepFlops, devices: int
-) -> StepTimes:
-    """The estimate for a GPU; arguments as in `tpu_times`, but `flops` of all devices."""
-    compute = flops.total / devices / figures.peak_flops
+def gpu_times(figures: Chip, links: Links, found: Sequence[Collective], flops: float) -> StepTimes:
+    """The estimate for a GPU; arguments as in `tpu_times`, but `flops` are all of one device's."""
+    compute = flops / figures.peak_flops
     moved = sum(links.route(it).seconds(it) for it in found)
     high = compute / _GPU_AT_WORST + moved
     return StepTimes(

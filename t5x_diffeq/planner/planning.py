@@ -182,9 +182,11 @@ def _estimate_times(
     if figures is None:
         return None
     links = Links(list(devices.flat), figures)
+    # Stages also compute while they wait for a microbatch, so their devices count for less.
+    at_work = devices.size / setup.pipeline_slowdown
     if topology.gpus:
-        return gpu_times(figures, links, found, flops, devices.size)
+        return gpu_times(figures, links, found, flops.total / at_work)
     fused = setup.model.config.attention != "xla"
-    kernels = flops.attention_kernels / devices.size if fused else 0
+    kernels = flops.attention_kernels / at_work if fused else 0
     assert cost.cycles is not None  # the TPU compiler gives them
     return tpu_times(figures, links, cost.cycles, found, kernels)

@@ -1,11 +1,12 @@
 """Other ways to run the same config on the same devices: what to compile next."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.partitioning import AXES, batch_shards
+from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microbatches
 
 # The last recomputes most and saves least.
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
@@ -18,23 +19,27 @@ Changes = dict[str, Any]  # values by dotted key
 def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
-    rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
+    parts = train.microbatches * pipeline_microbatches(model.pipeline_microbatches, mesh)
+    rows = (train.batch_size, batch_shards(mesh) * parts)
     of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
-    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *of_tensor)
+    sizes = (rows, (model.embed_dim, mesh["stage"] * mesh["fsdp"]), *of_tensor)
     return all(size % n == 0 for size, n in sizes)
 
 
 def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
     """Meshes of all the devices that the config's sizes are divisible by.
 
-    Meshes that shard parameters most, and activations least, come first. Only data crosses slices:
-    over their network, weights would take far longer than the optimizer step.
+    They have as many stages as the config's. Those that shard parameters most, and activations
+    least, come first. Only data and stages cross slices: over their network, weights would take far
+    longer than the optimizer step.
     """
+    stage = max(config.mesh.stage, 1)
     for tensor in _TENSOR_SIZES:
-        rest = num_devices // tensor
+        rest = num_devices // tensor // stage
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            mesh = {"data": rest // fsdp, "fsdp": fsdp, "expert": 1, "tensor": tensor}
-            whole = num_devices % tensor == 0 and mesh["data"] % slices == 0
+            sizes = (stage, rest // fsdp, fsdp, 1, tensor)
+            mesh = dict(zip(AXES, sizes, strict=True))
+            whole = prod(sizes) == num_devices and stage * mesh["data"] % slices == 0
             if whole and _is_divisible(config, mesh):
                 yield mesh
 

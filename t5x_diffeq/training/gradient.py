@@ -21,8 +21,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.array_types import Places, State, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import has_cost
-from t5x_diffeq.ode.weights import Embeddings, LeafPath, projection_squares
+from t5x_diffeq.models.sub_fields import block_of_shapes, has_cost
+from t5x_diffeq.ode.weights import Embeddings, LeafPath, block_parameters, projection_squares
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
@@ -82,6 +82,8 @@ def make_gradient(
     times = [nodes(each.config) for each in models]
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
+    block = block_of_shapes(model.config)
+    declared = block_parameters(block, block.input_shapes())
     _, distinct = np.unique(np.concatenate(times), return_index=True)
 
     def gradient(
@@ -126,7 +128,7 @@ def make_gradient(
             (d_makers,) = pull_back(d_weights)
         gradient = {**d_makers, **d_rest}
         with jax.named_scope("gradient norm"):
-            squares = projection_squares(d_weights, embeddings)
+            squares = projection_squares(d_weights, embeddings, declared)
             of_source = {("source", *path): square for path, square in squares.items()}
             norm = _norm(gradient, of_source)
         at_nodes = {name: e[distinct] for name, e in embeddings.items()}

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import STAGE, Rules, axes_of, spec_of
+from t5x_diffeq.layers.mesh import STAGE, Rule, Rules, axes_of, spec_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
@@ -178,6 +178,16 @@ def batch_shards(sizes: Mapping[str, int]) -> int:
     return prod(sizes[axis] for axis in _BATCH)
 
 
+def pipeline_microbatches(given: int | None, sizes: Mapping[str, int]) -> int:
+    """The parts into which stages cut the rows that they get at once; 1 without stages.
+
+    Args:
+      given: `config.model.pipeline_microbatches`.
+      sizes: the sizes of the mesh axes.
+    """
+    return 1 if sizes[STAGE] == 1 else given or sizes[STAGE]
+
+
 def describe_batch_axes(sizes: Mapping[str, int]) -> str:
     """`mesh.data 1 x mesh.fsdp 8`: the axes that split a batch."""
     named = (axis for axis in _BATCH if axis != "expert" or sizes[axis] > 1)
@@ -200,7 +210,7 @@ def logical_rules(mesh: MeshKeys) -> Rules:
     Raises:
       InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
     """
-    rules = [*_FIXED_RULES.items()]
+    rules: list[Rule] = [*_FIXED_RULES.items()]
     for rule in mesh.rules:
         if not _is_rule(rule):
             raise InputError(

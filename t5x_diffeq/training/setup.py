@@ -61,14 +61,18 @@ class Setup:
     @property
     def pipeline_microbatches(self) -> int:
         """The parts into which stages cut the rows that they get at once; 1 without stages."""
-        stages = self.mesh.shape[STAGE]
-        return 1 if stages == 1 else self.config.model.pipeline_microbatches or stages
+        given = self.config.model.pipeline_microbatches
+        return partitioning.pipeline_microbatches(given, self.mesh.shape)
+
+    @property
+    def pipeline_ticks(self) -> int:
+        """M + S - 1: how often each of S stages takes its steps in a pass of M microbatches."""
+        return self.pipeline_microbatches + self.mesh.shape[STAGE] - 1
 
     @property
     def pipeline_slowdown(self) -> float:
-        """(M + S - 1) / M: how many times as long as its work a pass takes through S stages."""
-        M = self.pipeline_microbatches
-        return (M + self.mesh.shape[STAGE] - 1) / M
+        """How many times as long as its work a pass through the stages takes."""
+        return self.pipeline_ticks / self.pipeline_microbatches
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Setup":
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -289,7 +293,7 @@ def check_stages(config: Config, mesh: Mesh) -> None:
             f"{model.num_steps // stages} of model.num_steps={model.num_steps}; give every:k with "
             "k of at most that, or another one"
         )
-    microbatches = model.pipeline_microbatches or stages
+    microbatches = partitioning.pipeline_microbatches(model.pipeline_microbatches, mesh.shape)
     if microbatches % stages:
         raise InputError(
             f"model.pipeline_microbatches={microbatches} is not divisible by mesh.stage={stages}; "
