@@ -10,17 +10,19 @@ from jax.sharding import PartitionSpec
 
 from t5x_diffeq.runs.progress import describe_devices
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices
+from t5x_diffeq.training.partitioning import AXES, arrange_mesh, axes_across_slices
 
 
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "shape"),
     [
-        ({}, 8, (1, 8, 1, 1)),
-        ({}, 12, (1, 6, 1, 1)),  # what divides
-        ({"tensor": 2}, 12, (1, 4, 1, 2)),
-        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1, 1)),
-        ({"fsdp": 4}, 8, (1, 4, 1, 1)),
+        ({}, 8, (1, 1, 8, 1, 1)),
+        ({}, 12, (1, 1, 6, 1, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 1, 4, 1, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (1, 4, 2, 1, 1)),
+        ({"fsdp": 4}, 8, (1, 1, 4, 1, 1)),
+        ({"stage": 2}, 12, (2, 1, 4, 1, 1)),
+        ({"stage": -1, "fsdp": 2}, 2, (4, 1, 2, 1, 1)),
     ],
 )
 def test_filling(small, mesh, batch_size, shape):
@@ -93,6 +95,10 @@ def test_state_is_laid_out_as_its_axes_say(small):
     assert {x.sharding.spec for x in moments} == {expected["source/attention.qkv/kernel"]}
 
 
+def sizes_of(**sizes):
+    return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
 @dataclass(frozen=True)
 class FakeDevice:
     """A device of a multi-slice system, as far as a mesh asks."""
@@ -106,16 +112,22 @@ class FakeDevice:
 
 def test_slices_are_crossed_by_data_then_fsdp():
     devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
-    sizes = {"data": 2, "fsdp": 4, "expert": 1, "tensor": 2}
-    assert axes_across_slices(sizes, devices) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1}
-    assert axes_across_slices(sizes, devices[:4]) == {
-        "data": 1,
-        "fsdp": 1,
-        "expert": 1,
-        "tensor": 1,
-    }
-    mesh = arrange_mesh({"data": 4, "fsdp": 2, "expert": 1, "tensor": 2}, devices)
+    sizes = sizes_of(data=2, fsdp=4, tensor=2)
+    assert axes_across_slices(sizes, devices) == sizes_of(data=2, fsdp=2)
+    assert axes_across_slices(sizes, devices[:4]) == sizes_of()
+    mesh = arrange_mesh(sizes_of(data=4, fsdp=2, tensor=2), devices)
     for n in range(4):  # each slice is one place of the data axis
-        assert {device.slice_index for device in mesh.devices[n].flat} == {n}
+        assert {device.slice_index for device in mesh.devices[:, n].flat} == {n}
     with pytest.raises(InputError, match=r"4 slices don't divide .* set mesh.data=4"):
-        axes_across_slices({"data": 1, "fsdp": 2, "expert": 1, "tensor": 8}, devices)
+        axes_across_slices(sizes_of(fsdp=2, tensor=8), devices)
+
+
+def test_stages_cross_slices_first():
+    devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
+    sizes = sizes_of(stage=2, data=4, fsdp=2)
+    assert axes_across_slices(sizes, devices) == sizes_of(stage=2, data=2)
+    mesh = arrange_mesh(sizes_of(stage=4, fsdp=4), devices)
+    for n in range(4):  # each slice is a stage
+        assert {device.slice_index for device in mesh.devices[n].flat} == {n}
+    with pytest.raises(InputError, match=r"stage 2 x .* 4 slices don't .* set mesh.data=2"):
+        axes_across_slices(sizes_of(stage=2, tensor=8), devices)
