@@ -183,6 +183,9 @@ def test_meshes_are_those_that_divide():
     assert all(data * fsdp * tensor == 8 for data, fsdp, tensor in tried)
     assert not any(tensor == 8 for _, _, tensor in tried)  # there are four heads
     assert {mesh[:2] for mesh in meshes_tried(**{"train.batch_size": 2})} == {(1, 2), (2, 1)}
+    in_stages = meshes_tried(**{"mesh.stage": 2})
+    assert in_stages[0] == (1, 4, 1)
+    assert all(data * fsdp * tensor == 4 for data, fsdp, tensor in in_stages)
     assert {data for data, _, _ in meshes_tried(slices=4)} == {4, 8}
 
 
@@ -281,6 +284,9 @@ def test_the_bound_says_what_a_mesh_costs():
     activations = 4 * 2 * 16 * 32 / 4 * 64 * 4
     assert more == pytest.approx(2 * weights / 2 * 3 / 4 + activations)
     assert tensor.seconds > more / figures.link_bandwidth
+    staged, crossed = bound({"mesh.stage": 2, "mesh.data": 4, "mesh.fsdp": 1})
+    assert staged.bytes == pytest.approx(4 * whole.bytes, rel=0.1)
+    assert crossed == pytest.approx(3 * 2 * weights / 2 * 3 / 4)  # of a stage's layer, three ticks
 
 
 def test_remedies_keep_to_what_divides():

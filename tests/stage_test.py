@@ -68,9 +68,8 @@ def results(mesh, **changes):
     [
         ("time_dependent", "gpt", "euler", TWO),
         pytest.param("time_dependent", "llama", "heun", FOUR, marks=pytest.mark.slow),
-        pytest.param("per_layer", "llama", "euler", FOUR, marks=pytest.mark.slow),
         pytest.param("per_layer", "gpt", "heun", TWO, marks=pytest.mark.slow),
-        ("shared", "llama", "heun", FOUR),
+        pytest.param("shared", "llama", "heun", FOUR, marks=pytest.mark.slow),
     ],
 )
 def test_it_computes_what_one_device_does(weights, architecture, scheme, mesh):
