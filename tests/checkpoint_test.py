@@ -24,12 +24,13 @@ from fault_checkpoints import (
 
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
-from t5x_diffeq.training import checkpoint as checkpoint_module
-from t5x_diffeq.training import checksums
-from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+from t5x_diffeq.training import checksums, writing
+from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import check_finite
+from t5x_diffeq.training.stored import ITEMS
+from t5x_diffeq.training.trained_params import restore_params
 
 
 @pytest.mark.parametrize("way", [delete, flip])
@@ -115,7 +116,7 @@ def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
         raise OSError(*raised)
 
     monkeypatch.setattr(checksums, "save_sums", full)
-    monkeypatch.setattr(checkpoint_module, "is_full", lambda _: raised[0] != 28)
+    monkeypatch.setattr(writing, "is_full", lambda _: raised[0] != 28)
     message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
     with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.save(8, state_at(8), FINGERPRINT)
@@ -157,10 +158,10 @@ def test_metrics_that_were_cut(tmp_path, capsys):
 def test_sums_are_of_every_file(saved):
     """But of those that Orbax writes when all is committed."""
     checkpoint = saved / "checkpoints" / "6"
-    expected = checksums.expected_sums(checkpoint, checkpoint_module.ITEMS)
+    expected = checksums.expected_sums(checkpoint, ITEMS)
     unlisted = {str(name) for name in files_of(checkpoint)} - expected.keys()
     assert {name.rpartition("/")[2] for name in unlisted} == {MARKER, METADATA, "rest.json"}
-    for item in checkpoint_module.ITEMS:
+    for item in ITEMS:
         assert json.loads((checkpoint / item / checksums.REST).read_text())
 
 

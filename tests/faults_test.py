@@ -25,7 +25,8 @@ from helpers import corpus_of, metrics_of, numbered_lines
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.checkpoint import Checkpoints, restore_params
+from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.trained_params import restore_params
 from t5x_diffeq.verbs import train as verb
 
 

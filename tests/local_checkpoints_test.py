@@ -10,8 +10,7 @@ from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training import checkpoint as checkpoint_module
-from t5x_diffeq.training import local_checkpoints
+from t5x_diffeq.training import checksums, local_checkpoints, restoring
 from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition
 from t5x_diffeq.training.state import TrainState
 
@@ -192,9 +191,11 @@ def test_what_processes_lack(tmp_path, monkeypatch, capsys):
     """A step counts if all have it; the log names those that lack the newest."""
     save(tmp_path)
     others = [{3, 4}]
-    monkeypatch.setattr(
-        checkpoint_module, "gather_numbers", lambda own: [set(own), *map(set, others)]
-    )
+
+    def gather(purpose, own):
+        return [own, *map(list, others)] if purpose == "local checkpoints" else [own]
+
+    monkeypatch.setattr(restoring, "gather", gather)
     assert restore(tmp_path) == 4
     assert "local checkpoint 5 can't be used: process 1 of 2 does not" in capsys.readouterr().err
     save(tmp_path, of_workdir=())
@@ -263,7 +264,7 @@ def test_a_save_that_fails_is_not_finished(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_module.checksums, "save_sums", fail)
+    monkeypatch.setattr(checksums, "save_sums", fail)
     with pytest.raises(RunError, match="Input/output error"), open_both(tmp_path) as checkpoints:
         checkpoints.save(2, state_at(2), FINGERPRINT)
     assert checkpoints.finished_saves() == []

@@ -29,8 +29,8 @@ from t5x_diffeq.runtime.files import (
     write_whole,
 )
 from t5x_diffeq.tracking.jsonl import copy_metrics
-from t5x_diffeq.training.checkpoint import check_whole, find_step
 from t5x_diffeq.training.checkpoint_folder import steps_in
+from t5x_diffeq.training.trained_params import check_whole, find_step
 
 FILE = "branch.json"
 _OPTIMIZER_STATE = ("optimizer.name", "optimizer.moment_dtype")

@@ -10,8 +10,8 @@ from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.trained_params import restore_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 

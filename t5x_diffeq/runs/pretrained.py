@@ -17,10 +17,10 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.checkpoint import restore_params
 from t5x_diffeq.training.partitioning import shard_shapes
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, declared_params
+from t5x_diffeq.training.trained_params import restore_params
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Agreement:
         self._asked: Reason | None = None  # process 0: the first request
         self._counts: dict[int, int] = {}  # process 0: the answers
         self.reason: Reason | None = None
-        peers.start(self._hear)
+        peers.subscribe("stop", self._hear)
+        peers.start()
 
     def ask(self, reason: Reason) -> None:
         """Asks all processes to stop. Returns at once, and may be called by a signal handler."""

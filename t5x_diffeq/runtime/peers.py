@@ -2,7 +2,7 @@
 
 Every process keeps a connection to process 0, from before JAX starts until the process ends. It
 carries heartbeats, the message that a process has finished, or the status and message with which it
-fails; process 0 forwards those. Other modules send messages of their own over it (see `agreement`).
+fails; process 0 forwards those. `agreement` and `gathering` send messages of their own over it.
 A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
 process was lost. A process that hears of a failure ends at once, with its last line and its status.
 
@@ -95,16 +95,19 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
-        self.subscriber: Callable[[int, dict], None] = lambda sender, message: None
+        self.subscribers: dict[str, Callable[[int, dict], None]] = {}
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
         for other, connection in connections.items():
             connection.settimeout(self.beat)
             self.selector.register(connection, selectors.EVENT_READ, other)
 
-    def start(self, subscriber: Callable[[int, dict], None]) -> None:
-        """Starts to listen, and calls `subscriber(sender, message)` for other modules' messages."""
-        self.subscriber = subscriber
+    def subscribe(self, key: str, hear: Callable[[int, dict], None]) -> None:
+        """Has `hear(sender, message)` called for each message with that key; before `start`."""
+        self.subscribers[key] = hear
+
+    def start(self) -> None:
+        """Starts to listen."""
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
@@ -129,7 +132,7 @@ class Peers:
                     self.connections[other].sendall(line)
 
     def send_to(self, process: int, message: dict) -> None:
-        """Sends a message to process 0's subscriber, or from process 0 to that of any process."""
+        """Sends a message to process 0's subscribers, or from process 0 to those of any process."""
         if process == self.index:
             self._hand_on(self.index, message)
         else:
@@ -144,7 +147,8 @@ class Peers:
 
     def _hand_on(self, sender: int, message: dict) -> None:
         with self.handing_on:
-            self.subscriber(sender, message)
+            for key in self.subscribers.keys() & message.keys():
+                self.subscribers[key](sender, message)
 
     def _listen(self) -> None:
         """The listening thread: receives messages, and sends heartbeats."""

@@ -12,18 +12,17 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax._src.clusters import ClusterEnv
-from jax.experimental import multihost_utils
 
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.agreement import Agreement
 from t5x_diffeq.runtime.errors import InputError, MachineryError
+from t5x_diffeq.runtime.gathering import Gathering
 from t5x_diffeq.runtime.peers import Peers, start_relay
 
 _DEFAULT_PORT = 8476
@@ -31,6 +30,7 @@ _ALL_HERE = b"all are here"
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
+gathering: Gathering | None = None  # likewise
 agreement: Agreement | None = None  # likewise
 
 
@@ -58,14 +58,15 @@ def initialise() -> None:
       InputError: if the environment gives only part of what is needed.
       MachineryError: if processes did not arrive in time; names them.
     """
-    global peers, agreement
+    global peers, gathering, agreement
     rank = _find_rank(os.environ)
     if rank is None:
         return
     _reserve_stdout()
     seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", _ARRIVAL_SECONDS))
     peers = Peers(rank.index, rank.count, _meet(rank, seconds))
-    agreement = Agreement(peers)
+    gathering = Gathering(peers)
+    agreement = Agreement(peers)  # which begins to listen
     coordinator = rank.coordinator if rank.index == 0 else start_relay(rank.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # `agreement` replaces it
     try:
@@ -224,39 +225,36 @@ def are_several() -> bool:
     return jax.process_count() > 1
 
 
+def gather(purpose: str, value: Any) -> list:
+    """The values of all processes, in their order; every process must call it.
+
+    It may wait for hours: the devices take no part in it (see `gathering`).
+
+    Args:
+      purpose: what they are for; the same on all processes.
+      value: anything that JSON can hold.
+    """
+    if not are_several():
+        return [value]
+    assert gathering, "the processes were joined by something else than `initialise`"
+    return gathering.gather(purpose, value)
+
+
 def wait_for_all(what: str) -> None:
-    """Returns when all processes have reached `what`."""
-    if are_several():
-        multihost_utils.sync_global_devices(what)
-
-
-def first_text(text: str | None) -> str | None:
-    """The text of the first process that has one, on all processes; None if none has."""
-    if not are_several():
-        return text
-    letters = np.zeros(512, np.uint8)
-    encoded = (text or "").encode()[: letters.size]
-    letters[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    rows = multihost_utils.process_allgather(letters)
-    texts = (bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows)
-    return next(filter(None, texts), None)
-
-
-def gather_numbers(numbers: Collection[int]) -> list[set[int]]:
-    """The numbers of each process, at most 16 and none negative; every process must call it."""
-    if not are_several():
-        return [set(numbers)]
-    row = np.full(16, -1, np.int64)
-    row[: len(numbers)] = list(numbers)
-    rows = multihost_utils.process_allgather(row)
-    return [{int(number) for number in each if number >= 0} for each in rows]
+    """Returns when all processes have reached `what`, however long that takes."""
+    gather(what, None)
 
 
 def run_in_turn(work: Callable[[bool], Result], what: str) -> Result:
-    """The result of `work(is_first)`, which runs on process 0 first, then on the others."""
-    if jax.process_index() != 0:
-        wait_for_all(what)
-        return work(False)
-    result = work(True)
-    wait_for_all(what)
+    """The result of `work(is_first)`, which runs on process 0 first, then on the others.
+
+    It returns when all are done, so that none waits for another in a collective of the devices.
+    """
+    is_first = jax.process_index() == 0
+    if is_first:
+        result = work(True)
+    wait_for_all(f"{what}, by process 0")
+    if not is_first:
+        result = work(False)
+    wait_for_all(f"{what}, by all")
     return result

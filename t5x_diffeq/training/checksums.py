@@ -118,7 +118,7 @@ def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int
         return f"{error.filename or error} is missing"
     except ValueError as error:
         return f"its checksums can't be read: {error}"
-    there = _sizes_in(folder)
+    there = sizes_in(folder)
     for name, known in expected.items():
         if name not in there:
             return f"{name} is missing"
@@ -170,10 +170,11 @@ def _sum_of(path: AnyPath) -> Checksum:
 
 def names_in(folder: AnyPath) -> list[str]:
     """All files below a folder, as sorted relative paths."""
-    return sorted(_sizes_in(folder))
+    return sorted(sizes_in(folder))
 
 
-def _sizes_in(folder: AnyPath) -> dict[str, int]:
+def sizes_in(folder: AnyPath) -> dict[str, int]:
+    """The bytes of each file below a folder, by its relative path."""
     if is_in_bucket(folder):
         return {name: int(facts["size"]) for name, facts in _object_facts(folder).items()}
     return {
@@ -185,7 +186,7 @@ def _sizes_in(folder: AnyPath) -> dict[str, int]:
 
 def size_of(folder: AnyPath) -> int:
     """The bytes of all files below a folder."""
-    return sum(_sizes_in(folder).values())
+    return sum(sizes_in(folder).values())
 
 
 def _object_facts(folder: AnyPath) -> dict[str, Mapping]:

@@ -18,9 +18,9 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.processes import run_in_turn
-from t5x_diffeq.training.checkpoint import find_step
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.trained_params import find_step
 from t5x_diffeq.verbs.train import train
 
 _OF_TUNING = (

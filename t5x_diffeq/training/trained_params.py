@@ -1,0 +1,104 @@
+"""The parameters of a checkpoint, for whatever uses a trained model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_diffeq.runtime.config_keys import BEST
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.training import checksums
+from t5x_diffeq.training.checkpoint_folder import whole_steps
+from t5x_diffeq.training.restoring import DamagedError, read_parts, verify_files
+from t5x_diffeq.training.retention import best_step
+from t5x_diffeq.training.stored import ITEMS
+
+
+def restore_params(
+    workdir: AnyPath,
+    abstract_params: dict,
+    step: int | str | None = None,
+    verify: bool = True,
+    averages: bool = False,
+) -> tuple:
+    """Only the parameters of a checkpoint, and its step; every process must call it.
+
+    Args:
+      workdir: the workdir of a run.
+      abstract_params: shapes, dtypes and shardings.
+      step: the step of the checkpoint, or "best"; None is the newest.
+      verify: compare checksums first.
+      averages: the moving averages of the parameters that trained, in their place.
+
+    Raises:
+      InputError: if there is none, it can't be read, or it has no averages.
+      MachineryError: if the bucket or a process doesn't answer, or a process can't read what others
+        can.
+    """
+    folder = absolute_path(workdir) / "checkpoints"
+    step = find_step(workdir, step)
+    try:
+        verify_files(folder / str(step), verify)
+        return _read_params(folder / str(step), abstract_params, averages), step
+    except DamagedError as error:
+        raise InputError(
+            f"checkpoint {step} of {workdir} can't be read: {error}; choose another one, of "
+            f"{_list_steps(whole_steps(folder))}"
+        ) from error
+
+
+def _read_params(folder: AnyPath, abstract_params: dict, averages: bool) -> dict:
+    """The parameters of a saved train state, or the averages of those that have some."""
+    if not averages:
+        return read_parts(folder, lambda there: {"params": abstract_params})["params"]
+
+    def choose(there: Mapping[str, Any]) -> dict:
+        averaged = there.get("averages")
+        if averaged is None:
+            raise InputError(
+                f"--averages: checkpoint {folder} has no averages of the parameters; training "
+                "makes them with train.ema_decay, which a run can take up when it is resumed"
+            )
+        others = {name: part for name, part in abstract_params.items() if name not in averaged}
+        asked = {"averages": {name: abstract_params[name] for name in averaged}}
+        return {**asked, **({"params": others} if others else {})}
+
+    found = read_parts(folder, choose)
+    return {**found.get("params", {}), **found["averages"]}
+
+
+def check_whole(workdir: AnyPath, step: int) -> None:
+    """Compares the checksums of a checkpoint, on one process alone.
+
+    Raises:
+      InputError: if it is damaged.
+    """
+    folder = absolute_path(workdir) / "checkpoints" / str(step)
+    damage = checksums.find_damage(folder, ITEMS) if checksums.has_checksums(folder) else None
+    if damage:
+        raise InputError(f"checkpoint {step} of {workdir} is damaged: {damage}; choose another one")
+
+
+def find_step(workdir: AnyPath, step: int | str | None) -> int:
+    """The step of the requested checkpoint; nothing is read from it.
+
+    Args:
+      workdir: the workdir of a run.
+      step: None is the newest, "best" the one with the lowest evaluation loss.
+
+    Raises:
+      InputError: if there is no such checkpoint.
+    """
+    steps = whole_steps(absolute_path(workdir) / "checkpoints")
+    if not steps:
+        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+    if step == BEST:
+        return best_step(absolute_path(workdir))
+    if step is not None and step not in steps:
+        raise InputError(
+            f"checkpoint {step} of {workdir} does not exist; there are {_list_steps(steps)}"
+        )
+    return steps[-1] if step is None else int(step)
+
+
+def _list_steps(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))

@@ -1,0 +1,91 @@
+"""What Orbax is given to write, and why it could not write it."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import orbax.checkpoint as ocp
+
+from t5x_diffeq.runtime.errors import MachineryError, RunError, is_of_machinery
+from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
+from t5x_diffeq.training.checkpoint_folder import whole_steps
+from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.stored import parts_of
+
+CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
+_FULL = "No space left on device"
+
+
+def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
+    """The items of a checkpoint, as Orbax takes them.
+
+    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is
+    compressed, written and read as a whole, by one thread.
+    """
+    parts = parts_of(_copy_on_cpu(state))
+    chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
+    return ocp.args.Composite(
+        state=ocp.args.StandardSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
+    )
+
+
+def _copy_on_cpu(state: TrainState) -> TrainState:
+    """The state, or on CPU a copy of it.
+
+    There a host array shares the memory of the device array: Orbax would hold it until all is
+    written, and the next training step, which donates the state, would wait for that.
+    """
+    if jax.local_devices()[0].platform != "cpu":
+        return state
+    leaves, tree = jax.tree.flatten(state)
+    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
+    # Shard by shard: `device_put` of arrays of several processes would compile a program.
+    places = [[shard.sharding for shard in each] for each in shards]
+    copies = jax.block_until_ready(jax.device_put(shards, places, may_alias=False))
+    arrays = [
+        jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, each)
+        for leaf, each in zip(leaves, copies, strict=True)
+    ]
+    return jax.tree.unflatten(tree, arrays)
+
+
+@contextmanager
+def explain_failure(folder: AnyPath, step: int | None) -> Iterator[None]:
+    """A context that turns what Orbax raises while it saves `step` into an error of one line.
+
+    Raises:
+      RunError: if the checkpoint can't be written.
+      MachineryError: if the reason is a bucket or a process that doesn't answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = MachineryError if is_of_machinery(error) else RunError
+        there = [other for other in whole_steps(folder) if other != step]
+        raise kind(
+            f"checkpoint {step} can't be written to {folder}: "
+            f"{_FULL if is_full(folder) else root_cause(error)}; "
+            f"nothing that was saved before is lost: once this is mended, the same command "
+            f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
+        ) from error
+
+
+def is_full(folder: AnyPath) -> bool:
+    """Whether the disk has less than a MiB left.
+
+    On a full disk, Orbax's threads may raise a secondary error such as "File exists".
+    """
+    return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
+
+
+def root_cause(error: BaseException) -> str:
+    """The first cause of an error if that is a full disk, else the error; one short line."""
+    text = describe_error(error)
+    for known in (_FULL, "Disk quota exceeded"):
+        cause: BaseException | None = error
+        while cause is not None:
+            if known in str(cause):
+                return known
+            cause = cause.__cause__ or cause.__context__
+    return text[:200]
