@@ -156,7 +156,7 @@ def no_waiting(monkeypatch, capsys):
     return capsys
 
 
-def test_metrics_are_rewritten_whole(store, monkeypatch):
+def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
     workdir = parse_path("gs://bucket/run", "--workdir")
     with open_writer(workdir, 0, ("tensorboard",)) as writer:
         writer.write_scalars(1, {"train/loss": 1.0})
@@ -169,6 +169,9 @@ def test_metrics_are_rewritten_whole(store, monkeypatch):
         writer.write_scalars(3, {"train/loss": 3.0})  # a warning, for it can be uploaded later
         with pytest.raises(RunError, match=r"metrics.jsonl can't be written: refused, 400"):
             writer.flush()
+        writer.try_flush()  # at a local checkpoint, for example, which needs no bucket
+        assert [line["step"] for line in read_metrics(workdir)] == [1]
+        assert "refused, 400; the run goes on, and tries" in capsys.readouterr().err
         store.refuse = lambda method, path: None
         writer.write_scalars(4, {"train/loss": 4.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4]

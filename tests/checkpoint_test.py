@@ -1,6 +1,7 @@
 """Checkpoints are verified before they are read; what can't be read is kept apart."""
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -8,8 +9,10 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from fault_checkpoints import (
     FINGERPRINT,
     abstract,
@@ -21,6 +24,7 @@ from fault_checkpoints import (
     state_at,
     truncate,
 )
+from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
@@ -123,6 +127,50 @@ def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
         checkpoints.save(10, state_at(10), FINGERPRINT)
     monkeypatch.undo()
     assert restore_step(workdir) == 6
+
+
+def stored_chunks(checkpoint):
+    """Shape, chunk shape and bytes per number of each array in a checkpoint, by name."""
+    base = {"driver": "file", "path": f"{checkpoint / 'state'}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    found = {}
+    for key in store.list().result():
+        if key.endswith(b".zarray"):
+            metadata = json.loads(store[key])
+            size = np.dtype(metadata["dtype"].replace("bfloat16", "u2")).itemsize
+            found[key.decode()] = metadata["shape"], metadata["chunks"], size
+    return found
+
+
+def test_chunks_have_a_largest_size(tmp_path, monkeypatch):
+    """However an array is split; 61 has no divisors. What was saved is read with any limit."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
+    arrays = {
+        "whole": (np.arange(64 * 48, dtype=np.float32).reshape(64, 48), ()),
+        "rows": (np.arange(64 * 48, dtype=np.float32).reshape(64, 48), ("x",)),
+        "both": (np.arange(128 * 96, dtype=np.float32).reshape(128, 96), ("x", "y")),
+        "half": (np.arange(61 * 64).reshape(61, 64).astype(jnp.bfloat16), (None, "y")),
+        "small": (np.arange(8, dtype=np.float32), ()),
+    }
+    params = {
+        name: jax.device_put(values, NamedSharding(mesh, PartitionSpec(*axes)))
+        for name, (values, axes) in arrays.items()
+    }
+    state = TrainState(jax.device_put(jnp.int32(3)), params, {})
+    assert writing.CHUNK_BYTES <= 256 * 2**20
+    monkeypatch.setattr(writing, "CHUNK_BYTES", 4096)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(3, state, FINGERPRINT)
+    monkeypatch.undo()
+    found = stored_chunks(tmp_path / "checkpoints" / "3")
+    assert {f"params.{name}/.zarray" for name in arrays} < found.keys()
+    for name, (_, chunk, itemsize) in found.items():
+        assert math.prod(chunk) * itemsize <= 4096, name
+    shape, chunk, _ = found["params.rows/.zarray"]
+    assert shape[0] // chunk[0] * (shape[1] // chunk[1]) > 2  # smaller than a device's part
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        restored = checkpoints.restore(abstract(state), FINGERPRINT)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, state)
 
 
 def test_a_loss_that_is_not_finite_right_after_a_restore():

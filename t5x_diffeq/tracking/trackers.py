@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.background import BackgroundWriter
 from t5x_diffeq.tracking.figures import FigureWorker
@@ -114,6 +115,13 @@ class RunWriter:
         """Returns when every line of the files is stored; doesn't wait for the trackers."""
         for writer in self.writers:
             writer.flush()
+
+    def try_flush(self) -> None:
+        """Flushes; if a bucket doesn't take the files, that is a warning, and they are kept."""
+        try:
+            self.flush()
+        except (RunError, MachineryError) as error:
+            say(f"warning: {error}; the run goes on, and tries again later")
 
     def close(self) -> None:
         """Stores everything; waits at most half a minute for the trackers."""

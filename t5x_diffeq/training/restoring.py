@@ -114,7 +114,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
     def read() -> tuple[dict, dict | None]:
         # Only the handler: a checkpointer would wait for processes that have failed.
         handler = ocp.PyTreeCheckpointHandler()
-        there = handler.metadata(folder / "state")
+        there = handler.metadata(folder / "state").tree
         asked = choose(there)
         replicas = replicas_of(asked)
         if replicas and jax.process_index() not in replicas.readers:
@@ -209,7 +209,9 @@ def _do_together(folder: AnyPath, read: Callable[[], Found]) -> Found:
     return found  # type: ignore[return-value]  # None only if `read` returns that
 
 
-def _trouble_of(error: Exception) -> _Trouble:
+def _trouble_of(error: BaseException) -> _Trouble:
+    if "TensorStore details" in str(error) and error.__cause__:  # Orbax's error hides its cause
+        error = error.__cause__
     if is_of_machinery(error) and _DAMAGE not in str(error):
         return _Trouble(root_cause(error), "machinery")
     missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)

@@ -253,7 +253,8 @@ def train(
 
         def save_now(step: int, locally: bool) -> None:
             with instead(CHECKPOINT, f"saving checkpoint {step}", limits.save_timeout):
-                writer.flush()
+                # The workdir's checkpoints need the lines up to their step in the same bucket.
+                writer.try_flush() if locally else writer.flush()
                 position = DataPosition(drawn, gather_positions(positions))
                 facts = corpus.fingerprint, position, writer.reports, eval_losses.get(step)
                 checkpoints.save(step, state, *facts, locally=locally)

@@ -1,0 +1,192 @@
+r"""Two processes that save and restore a little state together, in a script of a test.
+
+    python launch/local_processes.py --devices_per_process=2 -- \
+      python tests/restore_processes.py DIR [SECONDS]
+
+What each process found goes to DIR/<process>.json. With SECONDS, each prepares something for so
+long.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorstore
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from t5x_diffeq.runtime import processes
+from t5x_diffeq.runtime.errors import MachineryError
+from t5x_diffeq.training import checksums
+from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.state import TrainState
+
+FINGERPRINT = "of the data"
+
+
+def expected(step):
+    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`."""
+    chance = np.random.default_rng(step)
+    kernel = chance.normal(size=(512, 128)).astype(np.float32)
+    kernel[0, :2] = -0.0, np.nan
+    params = {
+        "kernel": (kernel, ("fsdp",)),
+        "half": (chance.normal(size=(96, 4)).astype(jnp.bfloat16), (None, "fsdp")),
+        "small": (chance.integers(-128, 128, (64,), np.int8), ("fsdp",)),
+        "flags": (chance.integers(0, 2, (7,)).astype(bool), ()),
+    }
+    return TrainState((np.int32(step), ()), params, {})
+
+
+def on_mesh(step, data, make):
+    """The state of a step, with `data` replicas; `make(values, sharding)` makes each array."""
+    devices = np.array(jax.devices()).reshape(data, -1)
+    mesh = Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    return jax.tree.map(
+        lambda each: make(each[0], NamedSharding(mesh, PartitionSpec(*each[1]))),
+        expected(step),
+        is_leaf=lambda each: isinstance(each, tuple),
+    )
+
+
+def arrays_of(step, data):
+    def make(values, sharding):
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return on_mesh(step, data, make)
+
+
+def shapes_of(data):
+    def make(values, sharding):
+        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)
+
+    return on_mesh(0, data, make)
+
+
+def is_right(state):
+    """Whether every part that this process holds has the bits that were saved, in its place."""
+    step = int(state.step)
+    return all(
+        np.asarray(shard.data).tobytes() == np.asarray(values[shard.index]).tobytes()
+        and shard.data.dtype == values.dtype
+        for leaf, (values, _) in zip(
+            jax.tree.leaves(state),
+            jax.tree.leaves(expected(step), is_leaf=lambda each: isinstance(each, tuple)),
+            strict=True,
+        )
+        for shard in leaf.addressable_shards
+    )
+
+
+def bytes_read():
+    """The bytes of arrays that TensorStore has read from files."""
+    name = "/tensorstore/kvstore/file/bytes_read"
+    metrics = tensorstore.experimental_collect_matching_metrics(name)
+    return sum(value["value"] for metric in metrics for value in metric["values"])
+
+
+def restore(workdir, data, **options):
+    """What came of it: the step and how many bytes were read, or the error."""
+    before = bytes_read()
+    with Checkpoints(workdir, keep=9, **options) as checkpoints:
+        try:
+            found = checkpoints.restore(shapes_of(data), FINGERPRINT)
+        except MachineryError as error:
+            return {"error": str(error)}
+    read = bytes_read() - before
+    return {"step": found.step, "right": is_right(found.state), "read": read}
+
+
+def own_view(workdir, process):
+    """The workdir as this process sees it: `process` lacks a file of checkpoint 4."""
+    if jax.process_index() != process:
+        return workdir
+    view = workdir.with_name(f"view_of_{process}")
+    shutil.copytree(workdir, view)
+    files = (view / "checkpoints" / "4" / "state" / "ocdbt.process_0" / "d").iterdir()
+    max(files, key=lambda file: file.stat().st_size).unlink()
+    return view
+
+
+def refuse(*_):
+    raise PermissionError(13, "Permission denied")
+
+
+def restore_in_all_ways(folder):
+    """What comes of each fault, by its name."""
+    first, workdir, found = jax.process_index() == 0, folder / "run", {}
+    with Checkpoints(workdir, keep=9) as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, arrays_of(step, data=2), FINGERPRINT)
+    found["two replicas"] = restore(workdir, 2)
+    found["unverified"] = restore(workdir, 2, verify=False)
+    found["one replica"] = restore(workdir, 1, verify=False)
+    for process in (0, 1):
+        found[f"{process} lacks a file"] = restore(own_view(workdir, process), 2)
+    view = workdir.with_name("view_of_0") if first else workdir
+    found["0 lacks a file, unverified"] = restore(view, 2, verify=False)
+    found["1 sees nothing"] = restore(workdir if first else workdir.with_name("nowhere"), 2)
+    sums_of = checksums.sums_of
+    if not first:
+        checksums.sums_of = refuse
+    found["1 lacks a permission"] = restore(workdir, 2)
+    checksums.sums_of = sums_of
+    found["local"] = restore_locally(folder, workdir)
+    if first:
+        path = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"))
+        path.write_bytes(bytes(path.stat().st_size))
+    processes.wait_for_all("the checkpoint is damaged")
+    found["damaged"] = restore(workdir, 2)
+    return found
+
+
+def restore_locally(folder, workdir):
+    """Process 1 can't read the newest local checkpoint."""
+    local = str(folder / "local")
+    checkpoints = Checkpoints(workdir, keep=9, local=local)
+    for step in (5, 6):
+        checkpoints.save(step, arrays_of(step, data=2), FINGERPRINT, locally=True)
+        checkpoints.local.wait()
+    path = checkpoints.local.folder / "6" / "arrays" / "1.bin"
+    if jax.process_index() == 1:
+        path.unlink()
+        path.mkdir()
+    checkpoints.manager.close()
+    return restore(workdir, 2, local=local)
+
+
+def wait_long(seconds):
+    """Each process prepares something for longer than a collective of the devices may take."""
+    total = jax.jit(jnp.sum, out_shardings=NamedSharding(_mesh(), PartitionSpec()))
+    ones = jax.make_array_from_callback(
+        (4,), NamedSharding(_mesh(), PartitionSpec("x")), lambda _: np.ones(1, np.float32)
+    )
+    before = float(total(ones))
+    processes.run_in_turn(lambda first: time.sleep(seconds), "something is prepared")
+    return {"before": before, "after": float(total(ones))}
+
+
+def _mesh():
+    return jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Auto,))
+
+
+def main(folder, seconds=None):
+    processes.initialise()
+    found = wait_long(float(seconds)) if seconds else restore_in_all_ways(Path(folder))
+    (Path(folder) / f"{jax.process_index()}.json").write_text(json.dumps(found))
+    processes.wait_for_all("all is written")
+    processes.peers.leave()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # an orderly exit would wait for the other process

@@ -1,0 +1,91 @@
+"""Several processes restore together: one replica reads, and all have the same outcome."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+from process_runs import as_processes
+
+SCRIPT = ROOT / "tests" / "restore_processes.py"
+KERNEL = 512 * 128 * 4  # bytes
+
+
+def run_both(folder, *arguments, devices=2, flags=""):
+    """What two processes found, and what they said."""
+    command = as_processes(2, devices, [sys.executable, SCRIPT, folder, *arguments])
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"{n}.json").read_text()) for n in (0, 1)], ended.stderr
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    return run_both(tmp_path_factory.mktemp("restoring"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verified", ["two replicas", "unverified"])
+def test_one_replica_reads_and_broadcasts(both, verified):
+    """The second process reads only the list of arrays; the bits are those that were saved."""
+    first, second = (found[verified] for found in both[0])
+    assert first["step"] == second["step"] == 4
+    assert first["right"] and second["right"]
+    assert first["read"] > KERNEL * 0.9  # stored compressed
+    assert second["read"] < KERNEL * 0.02
+    assert "checkpoint 4 was read by 1 of 2 processes; the others get it over" in both[1]
+
+
+@pytest.mark.slow
+def test_without_replicas_each_process_reads_its_part(both):
+    first, second = (found["one replica"] for found in both[0])
+    assert first["right"] and second["right"]
+    assert 0.4 * KERNEL < first["read"] < 0.6 * KERNEL
+    assert 0.4 * KERNEL < second["read"] < 0.6 * KERNEL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "process", "reason"),
+    [
+        ("0 lacks a file", 0, "is missing"),
+        ("1 lacks a file", 1, "is missing"),
+        ("0 lacks a file, unverified", 0, "NOT_FOUND"),
+        ("1 sees nothing", 1, "No such file or directory"),
+        ("1 lacks a permission", 1, "Permission denied"),
+    ],
+)
+def test_all_end_with_the_error_of_one(both, fault, process, reason):
+    for found in both[0]:
+        error = found[fault]["error"]
+        assert error.startswith(f"process {process} of 2 can't read checkpoint ")
+        assert reason in error
+        assert error.endswith("once every process can read it, the same command continues")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "step", "message"),
+    [
+        ("local", 5, "local checkpoint 6 can't be read (process 1: arrays/1.bin is missing)"),
+        ("damaged", 2, "has changed since it was written); moved to "),
+    ],
+)
+def test_all_go_on_from_an_older_one(both, fault, step, message):
+    assert [(found[fault]["step"], found[fault]["right"]) for found in both[0]] == [
+        (step, True)
+    ] * 2
+    assert message in both[1]
+
+
+@pytest.mark.slow
+def test_data_may_take_longer_to_prepare_than_a_collective_may(tmp_path):
+    """Each process takes seven seconds, and a collective of the devices fails after four."""
+    limit = "--xla_cpu_collective_timeout_seconds=4"
+    found, _ = run_both(tmp_path, "7", devices=1, flags=limit)
+    assert found == [{"before": 2, "after": 2}] * 2
