@@ -33,12 +33,7 @@ from t5x_diffeq.training.retention import (
 )
 from t5x_diffeq.training.saves import FinishedSave, SaveTimes, watch
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import (
-    DataPosition,
-    RestoredCheckpoint,
-    data_state_of,
-    parts_of,
-)
+from t5x_diffeq.training.stored import DataPosition, RestoredCheckpoint, data_state_of, parts_of
 
 _SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 
