@@ -165,7 +165,7 @@ def wait_long(seconds):
     """Each process prepares something for longer than a collective of the devices may take."""
     total = jax.jit(jnp.sum, out_shardings=NamedSharding(_mesh(), PartitionSpec()))
     ones = jax.make_array_from_callback(
-        (4,), NamedSharding(_mesh(), PartitionSpec("x")), lambda _: np.ones(1, np.float32)
+        (2,), NamedSharding(_mesh(), PartitionSpec("x")), lambda _: np.ones(1, np.float32)
     )
     before = float(total(ones))
     processes.run_in_turn(lambda first: time.sleep(seconds), "something is prepared")
