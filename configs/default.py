@@ -206,11 +206,12 @@ def get_config() -> ConfigDict:
     #   None: the number of TPU slices, because fsdp should not cross them (1 without several)
     mesh.fsdp = -1  # devices that split the batch and the parameters; -1: all that are left
     mesh.expert = 1  # devices that split the batch and the experts of a mixture, if there is one
+    mesh.context = 1  # devices that split each sequence, if one is too long for a device
     mesh.tensor = 1  # devices that split heads, MLP and vocabulary
     # The mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     # an array once: in a kernel ("embed", "mlp"), fsdp splits the first axis and tensor the second.
-    # Activations are split by batch, over data, fsdp and expert, so their width is not an "embed"
-    # axis and stays whole, as do the length of a sequence and the width of a head.
+    # Activations are split by batch, over data, fsdp and expert, and by length, over context, so
+    # their width is not an "embed" axis and stays whole, as does the width of a head.
     mesh.rules = (
         ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
         ("embed", "fsdp"),  # width of the state, in parameters only; stages always split it, too

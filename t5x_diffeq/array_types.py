@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 Tokens = Int[Array, "B L"]
 Positions = Int[Array, "B L"]
 Segments = Int[Array, "B L"]
+Order = Int[Array, "B L"]
 State = Float[Array, "B L D"]
 Vector = Any  # what a scheme adds and scales: a state, with or without a running cost
 States = Float[Array, "states B L D"]  # along a trajectory
@@ -37,7 +38,10 @@ class Places(NamedTuple):
       positions: of each token in its document.
       segments: the number of each token's document, which attention then doesn't leave; None: all
         of a row are one.
+      order: of each token, its index in its row, if several devices share a row
+        (`layers.context`); None: tokens stand in the order of the row.
     """
 
     positions: Positions
     segments: Segments | None = None
+    order: Order | None = None

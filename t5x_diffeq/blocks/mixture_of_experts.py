@@ -153,12 +153,12 @@ class Experts(nn.Module):
                 f"mesh.rules: 'mlp' lies on {' x '.join(mlp)}, and batches are split over "
                 f"{' x '.join(rows)}; a mixture of experts needs different axes"
             )
-        by_row = PartitionSpec(rows or None)
+        by_token = PartitionSpec(rows or None, mesh_axes("length") or None)
         wide = PartitionSpec(experts or None, None, mlp or None)
         narrow = PartitionSpec(experts or None, mlp or None)
         local = partial(_on_device, rows=rows, experts=experts, mlp=mlp)
-        specs = (by_row, by_row, by_row, wide, wide, narrow)
-        return on_shards(local, specs, by_row)(
+        specs = (by_token, by_token, by_token, wide, wide, narrow)
+        return on_shards(local, specs, by_token)(
             x, shares.astype(jnp.float32), chosen, *(kernels[name] for name in _KERNELS)
         )
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grain
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
@@ -40,7 +40,8 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
     """
     process = jax.process_index() if process is None else process
     ours = np.zeros(batch_size, bool)
-    shares: Mapping[jax.Device, Any] = sharding.devices_indices_map((batch_size,))
+    by_row = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+    shares: Mapping[jax.Device, Any] = by_row.devices_indices_map((batch_size,))
     for device, (rows,) in shares.items():
         if device.process_index == process:
             ours[rows] = True
@@ -134,7 +135,7 @@ def train_batches(
         dataset = train_dataset(examples, batch_size, seed, rows)
         local = ((batch, None) for batch in host_batches(dataset, start_step, threads))
     return _prefetch(
-        (_put_on_devices(batch, batch_size, sharding), after) for batch, after in local
+        (_put_on_devices(batch, rows, batch_size, sharding), after) for batch, after in local
     )
 
 
@@ -167,18 +168,23 @@ def eval_batches(
 
     local = islice(local_batches(), limit)
     number = min(limit or maxsize, -(-len(windows) // batch_size))
-    batches = _prefetch(_put_on_devices(batch, batch_size, sharding) for batch in local)
+    batches = _prefetch(_put_on_devices(batch, rows, batch_size, sharding) for batch in local)
     return track(batches, title, number, "batches")
 
 
 def _put_on_devices(
-    batch: Example, batch_size: int, sharding: NamedSharding
+    batch: Example, rows: Rows, batch_size: int, sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays from the rows that each process holds, in ascending order of row number."""
+    """Global arrays from the rows that each process holds; a device may take some columns only."""
 
     def to_global(leaf: np.ndarray) -> jax.Array:
-        shape = (batch_size, *leaf.shape[1:])
-        return jax.make_array_from_process_local_data(sharding, leaf, shape)
+        own = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))
+
+        def share(index: tuple[slice, ...]) -> np.ndarray:
+            wanted = np.arange(batch_size)[index[0]]
+            return leaf[np.searchsorted(rows, wanted)][:, *index[1:]]
+
+        return jax.make_array_from_callback((batch_size, *leaf.shape[1:]), own, share)
 
     return jax.tree.map(to_global, batch)
 

@@ -42,7 +42,8 @@ class DiffEqLM(TemplateLM):
         self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, facts: dict
     ):
         super().__init__()
-        self.setup, self.params, self.text, self.facts = setup, params, tokenizer, facts
+        self.setup, self.params = setup.with_whole_rows(), params
+        self.text, self.facts = tokenizer, facts
         self.batch_size, self.max_length = batch_size, setup.model.config.max_length
         self.score = Scorer(setup, params, batch_size)
 

@@ -40,7 +40,8 @@ class Samples:
     """
 
     def __init__(self, train: TrainKeys, setup: Setup, tokenizer: Tokenizer):
-        self.every, self.setup, self.tokenizer = train.sample_every, setup, tokenizer
+        self.every, self.tokenizer = train.sample_every, tokenizer
+        self.setup = setup.with_whole_rows()
         if not self:
             return
         if not train.sample_prompts:
@@ -81,7 +82,8 @@ class Samples:
         prompts = [self.prompts[n % len(self.prompts)] for n in range(self._rows)]
         rows = [Continuation(self.tokenizer, each) for each in self.prompts]
         drawn = generate(self.setup.model, params, prompts, self.limit, SAMPLING, self.keys())
-        for _ in grow(rows, drawn):
-            pass
+        with self.setup.context():
+            for _ in grow(rows, drawn):
+                pass
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]
         return {f"sample/{n}": text for n, text in enumerate(texts)}

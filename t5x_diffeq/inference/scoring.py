@@ -83,8 +83,8 @@ class Scorer:
     """
 
     def __init__(self, setup: Setup, params: dict, batch_size: int):
-        self.setup, self.batch_size = setup, batch_size
-        with setup.context():
+        self.setup, self.batch_size = setup.with_whole_rows(), batch_size
+        with self.setup.context():
             weights = _make_pass_weights(setup.model, params)
         chunk = setup.config.train.loss_chunk
         self.score = partial(_score, setup.model, chunk, params, weights)

@@ -96,7 +96,8 @@ class Attention(nn.Module):
         """
         q, k, v = self._heads(x, places.positions)
         if cache is None:
-            return self.output(causal_attention(q, k, v, self.kernel, places.segments)), {}
+            mixed = causal_attention(q, k, v, self.kernel, places.segments, places.order)
+            return self.output(mixed), {}
         cache = _write(cache, k, v, places.positions)
         return self.output(_attend_to_cache(q, cache, places.positions)), cache
 

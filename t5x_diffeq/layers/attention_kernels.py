@@ -3,18 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.sharding import PartitionSpec
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
+    SplashAttentionKernel,
+)
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Segments
-from t5x_diffeq.layers.mesh import on_shards, spec_of
+from t5x_diffeq.array_types import Order, Segments
+from t5x_diffeq.layers.context import attend_in_order, length_shards, on_own_tokens, zigzag_order
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards, spec_of
 from t5x_diffeq.runtime.errors import InputError
 
 HEADS = ("batch", "length", "heads", "head_dim")
@@ -31,7 +36,12 @@ KeysOrValues = Float[Array, "B L K G"]
 
 
 def choose(
-    platform: str, dtype: DTypeLike, head_dim: int, length: int, segments: bool = False
+    platform: str,
+    dtype: DTypeLike,
+    head_dim: int,
+    length: int,
+    segments: bool = False,
+    shards: int = 1,
 ) -> tuple[str, str]:
     """The fastest kernel that the platform has for these shapes, and the reason.
 
@@ -41,8 +51,14 @@ def choose(
       head_dim: width of a head.
       length: sequence length in tokens.
       segments: whether rows have several segments.
+      shards: the number of devices that share each sequence.
     """
     if platform == "gpu":
+        if shards > 1:
+            return "xla", (
+                "the flash attention of cuDNN and Triton takes whole sequences, not "
+                f"mesh.context={shards}"
+            )
         if jnp.dtype(dtype).itemsize != 2:
             return "xla", f"cuDNN's flash attention takes 16-bit numbers, not {jnp.dtype(dtype)}"
         if head_dim > 128 or head_dim % 8:
@@ -60,12 +76,11 @@ def choose(
             "are a dense mask, of which it computes a gradient"
         )
     if platform == "tpu":
-        if length % LANES:
-            return "xla", f"splash attention takes lengths divisible by {LANES}, not {length}"
-        return (
-            "splash",
-            f"the TPU's flash attention; {splash_blocks('splash', length, head_dim).reason}",
-        )
+        if length % (chunks := _chunks(shards)) or length // chunks % LANES:
+            each = "lengths" if shards == 1 else f"1/{chunks} of a sequence per chunk,"
+            return "xla", f"splash attention takes {each} divisible by {LANES}, not {length}"
+        blocks = splash_blocks("splash", length, head_dim, shards)
+        return "splash", f"the TPU's flash attention; {blocks.reason}"
     return "xla", f"there is no other for {platform}"
 
 
@@ -76,6 +91,7 @@ def check(
     head_dim: int,
     length: int,
     segments: bool = False,
+    shards: int = 1,
 ) -> str:
     """The reason why the kernel named in the config runs as it does on this platform.
 
@@ -83,10 +99,10 @@ def check(
       InputError: if the platform doesn't have the kernel for these shapes, saying why.
     """
     shapes = (platform, dtype, head_dim, length)
-    best, reason = choose(*shapes, segments)
+    best, reason = choose(*shapes, segments, shards)
     name, _, block = kernel.partition(":")
     # On a GPU either kernel takes rows with and without segments.
-    usable = {"xla", *(choose(*shapes, each)[0] for each in (False, True))}
+    usable = {"xla", *(choose(*shapes, each, shards)[0] for each in (False, True))}
     if name not in usable:
         raise InputError(
             f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
@@ -98,12 +114,19 @@ def check(
             f"model.attention={kernel}: splash alone takes a block, a multiple of {LANES}, as in "
             "splash:512"
         )
-    if length % int(block):
+    chunk = length // _chunks(shards)
+    if chunk % int(block):
+        of = "the length" if shards == 1 else f"the chunks of mesh.context={shards}"
         raise InputError(
-            f"model.attention={kernel}: the block doesn't divide the length, {length}; set "
+            f"model.attention={kernel}: the block doesn't divide {of}, {chunk}; set "
             "model.attention to auto"
         )
-    return f"as model.attention says; {splash_blocks(kernel, length, head_dim).reason}"
+    return f"as model.attention says; {splash_blocks(kernel, length, head_dim, shards).reason}"
+
+
+def _chunks(shards: int) -> int:
+    """The number of parts of a sequence that blocks must divide (see `layers.context`)."""
+    return 2 * shards if shards > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +144,7 @@ class SplashBlocks:
     reason: str
 
 
-def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
+def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> SplashBlocks:
     """The blocks of the kernel `splash`, or `splash:SIZE`.
 
     Large blocks make few partial gradients. Blocks of 2048 don't fit a TPU's VMEM, and if a head is
@@ -131,10 +154,12 @@ def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
       kernel: either of these names.
       length: sequence length in tokens.
       head_dim: width of a head.
+      shards: the number of devices that share each sequence.
     """
     _, _, given = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
-    size = int(given) if given else next(b for b in fitting if length % b == 0)
+    chunk = length // _chunks(shards)
+    size = int(given) if given else next(b for b in fitting if chunk % b == 0)
     copies = length // size
     fused = copies <= MOST_COPIES
     backward = (
@@ -146,7 +171,12 @@ def splash_blocks(kernel: str, length: int, head_dim: int) -> SplashBlocks:
 
 
 def causal_attention(
-    q: Queries, k: KeysOrValues, v: KeysOrValues, kernel: str, segments: Segments | None = None
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    kernel: str,
+    segments: Segments | None = None,
+    order: Order | None = None,
 ) -> Queries:
     """softmax(q k^T / sqrt(G)) v, each token over itself and the tokens before it.
 
@@ -156,12 +186,18 @@ def causal_attention(
       v: values.
       kernel: one of `config_keys.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
+      order: see `Places`; with it, each device gathers the keys and values of its rows, and
+        computes the attention of its own tokens.
     """
     if kernel == "triton":
         return triton_attention(q, k, v, segments)
     if kernel.startswith("splash"):
-        return splash_attention(q, k, v, segments, kernel)
+        return splash_attention(q, k, v, segments, order, kernel)
     q = q.astype(k.dtype)  # these kernels scale the scores, in float32
+    if order is not None:
+        by_token = spec_of(HEADS[:2])
+        mixed = on_own_tokens(attend_in_order, (order, by_token), q, k, v, segments)
+        return checkpoint_name(mixed, _KEPT)
     if kernel == STAND_IN:
         return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), _KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
@@ -195,6 +231,7 @@ def splash_attention(
     k: KeysOrValues,
     v: KeysOrValues,
     segments: Segments | None = None,
+    order: Order | None = None,
     kernel: str = "splash",
     interpret: bool = False,
 ) -> Queries:
@@ -205,9 +242,13 @@ def splash_attention(
       k: keys.
       v: values.
       segments: a token attends only to its own segment; None stands for a single segment.
+      order: see `Places`; with it, each device computes its own tokens only.
       kernel: `splash`, or `splash:SIZE` with a block size.
       interpret: interpret the kernel, so that tests need no TPU.
     """
+    if order is not None:
+        attend = _zigzag_splash(q.shape, kernel, interpret)
+        return on_own_tokens(_apply_splash, attend, q, k, v, segments)
     return _on_own_rows(
         partial(_local_splash, kernel=kernel, interpret=interpret), q, k, v, segments
     )
@@ -220,8 +261,8 @@ def _on_own_rows(
     v: KeysOrValues,
     segments: Segments | None,
 ) -> Queries:
-    """`local(q, k, v, segments)` on each device's own rows and heads."""
-    spec = spec_of(HEADS)
+    """`local(q, k, v, segments)` on each device's own rows, which are whole, and heads."""
+    spec = spec_of((HEADS[0], None, *HEADS[2:]))
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel doesn't declare over which mesh axes its outputs vary, so nothing can check it.
     return on_shards(local, in_specs, spec, check_vma=False)(q, k, v, segments)
@@ -248,23 +289,52 @@ def _local_splash(
     kernel: str,
     interpret: bool,
 ) -> Queries:
-    """One device's share. Heads narrower than the lanes are zero-padded, which is exact."""
+    """One device's share."""
     length, heads, head_dim = q.shape[1:]
+    blocks = splash_blocks(kernel, length, head_dim)
+    attend = _splash_kernel(heads, splash.CausalMask((length, length)), blocks, 1, interpret)
+    return _apply_splash(attend, q, k, v, segments, segments)
+
+
+def _zigzag_splash(
+    shape: tuple[int, ...], kernel: str, interpret: bool
+) -> tuple[SplashAttentionKernel, SplashAttentionKernel]:
+    """The kernel for queries `[B, L, H, G]` in zig-zag order, and how it is split over devices."""
+    _, length, heads, head_dim = shape
+    shards, mesh = length_shards(), jax.sharding.get_abstract_mesh()
+    mask = splash.CausalMask((length, length))
+    mask.q_sequence = zigzag_order(length, shards)
+    heads //= prod(mesh.shape[axis] for axis in mesh_axes("heads"))
+    blocks = splash_blocks(kernel, length, head_dim, shards)
+    attend = _splash_kernel(heads, mask, blocks, shards, interpret)
+    by_query = NamedSharding(mesh, PartitionSpec(None, *spec_of(("length",))))
+    return attend, attend.manual_sharding_spec(by_query)
+
+
+def _apply_splash(
+    attend: Callable[..., Array],
+    q: Queries,
+    k: Float[Array, "B M K G"],
+    v: Float[Array, "B M K G"],
+    of_queries: Segments | None,
+    of_keys: Int[Array, "B M"] | None,
+) -> Queries:
+    """The kernel on one device. Heads narrower than the lanes are padded with zeros: exact."""
+    head_dim = q.shape[-1]
     missing = -head_dim % LANES
     widen = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, missing)))
     # The kernel doesn't scale the scores: q is divided in float32, then rounded to k's dtype.
     scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
-    ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
-    blocks = splash_blocks(kernel, length, head_dim)
-    mixed = jax.vmap(_splash_kernel(heads, length, blocks, interpret))(*by_head, ids)
+    ids = None if of_queries is None else splash.SegmentIds(q=of_queries, kv=of_keys)
+    mixed = jax.vmap(attend)(*by_head, ids)
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 
 
 def _splash_kernel(
-    heads: int, length: int, blocks: SplashBlocks, interpret: bool
-) -> Callable[..., Array]:
-    mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
+    heads: int, mask: splash.CausalMask, blocks: SplashBlocks, shards: int, interpret: bool
+) -> SplashAttentionKernel:
+    """The kernel of a device's heads, for all of the `shards` devices that share each row."""
     size = blocks.size
     sizes = splash.BlockSizes(
         block_q=size,
@@ -278,10 +348,10 @@ def _splash_kernel(
         use_fused_bwd_kernel=blocks.fused,
     )
     return splash.make_splash_mha(
-        mask,
+        splash.MultiHeadMask([mask] * heads),
         block_sizes=sizes,
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=shards,
         residual_checkpoint_name=_KEPT,
         interpret=interpret,
     )

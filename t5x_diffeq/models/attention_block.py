@@ -16,6 +16,7 @@ class AttentionBlock(Block):
     """
 
     has_attention_kernel = True
+    splits_length = True
 
     def setup(self):  # noqa: D102
         self.attention_norm = norm_of(self.config)

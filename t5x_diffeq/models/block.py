@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import LANES
+from t5x_diffeq.layers.context import length_shards
 from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import block_parameters
@@ -76,6 +77,7 @@ class Block(nn.Module):
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
+    splits_length: ClassVar[bool] = False  # whether f heeds `Places.order`, as mesh.context requires
     needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
@@ -97,7 +99,8 @@ class Block(nn.Module):
         They are of a length that every kernel accepts, with a row for each part of a batch.
         """
         c, sizes = self.config, jax.sharding.get_abstract_mesh().shape
-        shape = prod(sizes[axis] for axis in mesh_axes("batch")), min(c.max_length, LANES)
+        rows = prod(sizes[axis] for axis in mesh_axes("batch"))
+        shape = rows, min(c.max_length, LANES * length_shards())
         state = jax.ShapeDtypeStruct((*shape, c.embed_dim), jnp.dtype(c.state_dtype))
         positions = jax.ShapeDtypeStruct(shape, jnp.int32)
         return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array
@@ -201,11 +204,18 @@ def has_own_hook(kind: type[Block], hook: str) -> bool:
     A subclass that replaces f or g, and inherits a hook about it, has none.
     """
 
-    def depth(name: str) -> int:
-        return next(n for n, each in enumerate(kind.__mro__) if name in vars(each))
-
     given = getattr(kind, hook) is not getattr(Block, hook)
-    return given and all(depth(hook) <= depth(name) for name in _DESCRIBES[hook])
+    return given and all(_depth(kind, hook) <= _depth(kind, name) for name in _DESCRIBES[hook])
+
+
+def can_split_length(kind: type[Block]) -> bool:
+    """Whether a class of blocks says so of the f that it has; see `Block.splits_length`."""
+    return kind.splits_length and _depth(kind, "splits_length") <= _depth(kind, "f")
+
+
+def _depth(kind: type[Block], name: str) -> int:
+    """How many bases up a class gets its attribute of this name."""
+    return next(n for n, each in enumerate(kind.__mro__) if name in vars(each))
 
 
 def kernel_flops(block: Block) -> dict[tuple[str, ...], float]:

@@ -51,18 +51,26 @@ class ModelConfig(ModelKeys):
         self._check_adapters()
 
     def with_attention_for(
-        self, platform: str, segments: bool = False
+        self, platform: str, segments: bool = False, shards: int = 1
     ) -> tuple["ModelConfig", str]:
         """The config with "auto" attention resolved, and the reason.
 
         Args:
           platform: "cpu", "gpu" or "tpu".
           segments: whether rows hold several documents, which attention doesn't leave.
+          shards: the number of devices that share each sequence.
 
         Raises:
           InputError: if the kernel that the config names can't be used there.
         """
-        shapes = (platform, self.dtype, self.head_width, self.max_length, segments)
+        shapes = (
+            platform,
+            self.dtype,
+            self.head_width,
+            self.max_length,
+            segments,
+            shards,
+        )
         if self.attention != "auto":
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)

@@ -21,6 +21,7 @@ from t5x_diffeq.array_types import (
     Vector,
     Weights,
 )
+from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.mesh import num_stages
@@ -266,6 +267,7 @@ class LanguageModel(nn.Module):
         c, stages = self.config, num_stages()
         microbatches = c.pipeline_microbatches or stages
         pipelined = can_pipeline(len(y), c.num_steps, microbatches)
+        y, places = to_zigzag(y, places)
 
         def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
             return integrate(
@@ -285,9 +287,9 @@ class LanguageModel(nn.Module):
         solve = in_stages if pipelined else take_steps
         key = None if deterministic else self.make_rng("dropout")
         if not has_cost(c):
-            return solve(weights, y, places, key), jnp.zeros(())
+            return from_zigzag(solve(weights, y, places, key)), jnp.zeros(())
         end = solve(weights, StateWithCost.at_start(y), places, key)
-        return end.y, end.cost / (c.dt * c.num_steps)
+        return from_zigzag(end.y), end.cost / (c.dt * c.num_steps)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""

@@ -104,7 +104,8 @@ def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
     setup = make_setup(config, vocab_size, topology.devices)
     own = setup.model.config
     shapes = (own.dtype, own.head_width, own.max_length)
-    if not topology.gpus or choose("gpu", *shapes)[0] == "xla":
+    shards = setup.mesh.shape["context"]
+    if not topology.gpus or choose("gpu", *shapes, shards=shards)[0] == "xla":
         return setup
     return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))
 

@@ -77,6 +77,7 @@ def load_run(
             "mesh.data": -1,
             "mesh.fsdp": fsdp,
             "mesh.expert": 1,
+            "mesh.context": 1,
             "mesh.tensor": 1,
         }
     )

@@ -235,6 +235,7 @@ class MeshKeys(_Section):
     data: Annotated[int | None, Key(int, -1, INT32, optional=True)]
     fsdp: Annotated[int, Key(int, -1, INT32)]
     expert: Annotated[int, Key(int, -1, INT32)]
+    context: Annotated[int, Key(int, -1, INT32)]
     tensor: Annotated[int, Key(int, -1, INT32)]
     rules: Entries
 

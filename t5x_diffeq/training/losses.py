@@ -92,21 +92,21 @@ def _by_chunk(
       chunk: tokens per device whose logits exist at once.
       results: how many numbers per token it returns.
     """
-    rows = axes_of_last_rows(len(targets))
+    rows, length = axes_of_last_rows(len(targets)), mesh_axes("length")
     vocab, width = mesh_axes("vocab"), mesh_axes("embed")
-    by_row = PartitionSpec(rows or None)
+    by_token = PartitionSpec(rows or None, length or None)
     local = partial(
         _on_device,
         of_chunk,
-        rows=rows,
+        tokens=(*rows, *length),
         vocab=vocab,
         width=width,
         vocab_size=vocab_size,
         chunk=chunk,
     )
-    of_model = (by_row, PartitionSpec(vocab or None, width or None))
-    in_specs = ([of_model] * len(models), by_row)
-    return on_shards(local, in_specs, (by_row,) * results)(models, targets)
+    of_model = (by_token, PartitionSpec(vocab or None, width or None))
+    in_specs = ([of_model] * len(models), by_token)
+    return on_shards(local, in_specs, (by_token,) * results)(models, targets)
 
 
 def _on_device(
@@ -114,13 +114,13 @@ def _on_device(
     models: list[tuple[Float[Array, "b L _"], Float[Array, "v _"]]],
     targets: Tokens,
     *,
-    rows: _Axes,
+    tokens: _Axes,
     vocab: _Axes,
     width: _Axes,
     vocab_size: int,
     chunk: int,
 ) -> tuple[Num[Array, "b L"], ...]:
-    """One device's part; tokens are sharded over `rows`, heads over `vocab` and `width`."""
+    """One device's part, where heads are sharded over `vocab` and `width`."""
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
 
@@ -132,7 +132,7 @@ def _on_device(
         head = head.astype(jnp.float32)
         # The gradient of a value is summed over devices where it is made to vary over them: here,
         # before the loop, so that this happens once.
-        head, y = _vary(head, rows, (*vocab, *width)), _vary(y, (*vocab, *width), rows)
+        head, y = _vary(head, tokens, (*vocab, *width)), _vary(y, (*vocab, *width), tokens)
         states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
         return states.reshape(-1, chunk, y.shape[-1]), head
 

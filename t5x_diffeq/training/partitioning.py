@@ -16,11 +16,12 @@ from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
-AXES = (STAGE, "data", "fsdp", "expert", "tensor")
+AXES = (STAGE, "data", "fsdp", "expert", "context", "tensor")
 _BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
 _OF_RULES = AXES[1:]  # the mesh axes that `mesh.rules` can name
-# A config can't change these: the loss is summed over `_BATCH`, and attention on a device needs
-# whole sequences and heads.
+_UNNAMED = (STAGE, "expert", "context")  # the axes that are not mentioned where they split nothing
+# A config can't change these: the loss is summed over `_BATCH` and `context`, attention gathers
+# keys and values over `context`, and it needs whole heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
 _EARLIER_RULES = {"batch": ("data", "fsdp"), "length": None, "head_dim": None}  # in older runs
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
@@ -114,7 +115,7 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
     """The number of slices along each mesh axis.
 
     Stages cross slices first, because only states go from one to the next; then data, which
-    communicates once per step; then fsdp; tensor never does.
+    communicates once per step; then fsdp; no other does.
 
     Raises:
       InputError: if the slices don't divide stage x data x fsdp; gives the numbers.
@@ -127,9 +128,9 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
         axes = "mesh.data x mesh.fsdp" if sizes[STAGE] == 1 else "the product of these axes"
         raise InputError(
             f"mesh {describe_mesh(sizes)}: {slices} slices don't divide {axes}, and "
-            f"mesh.tensor must stay within one; set mesh.data={slices // stage}"
+            f"the other axes must stay within one; set mesh.data={slices // stage}"
         )
-    return {STAGE: stage, "data": data, "fsdp": fsdp, "expert": 1, "tensor": 1}
+    return {**dict.fromkeys(sizes, 1), STAGE: stage, "data": data, "fsdp": fsdp}
 
 
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
@@ -190,14 +191,13 @@ def pipeline_microbatches(given: int | None, sizes: Mapping[str, int]) -> int:
 
 def describe_batch_axes(sizes: Mapping[str, int]) -> str:
     """`mesh.data 1 x mesh.fsdp 8`: the axes that split a batch."""
-    named = (axis for axis in _BATCH if axis != "expert" or sizes[axis] > 1)
+    named = (axis for axis in _BATCH if axis not in _UNNAMED or sizes[axis] > 1)
     return " x ".join(f"mesh.{axis} {sizes[axis]}" for axis in named)
 
 
 def describe_mesh(sizes: dict[str, int]) -> str:
-    """`data 1 x fsdp 4 x tensor 2`; stage and expert are named where they split something."""
-    rare = (STAGE, "expert")
-    named = {axis: size for axis, size in sizes.items() if axis not in rare or size > 1}
+    """`data 1 x fsdp 4 x tensor 2`; some axes are named only where they split something."""
+    named = {axis: size for axis, size in sizes.items() if axis not in _UNNAMED or size > 1}
     return " x ".join(f"{axis} {size}" for axis, size in named.items())
 
 
@@ -210,7 +210,8 @@ def logical_rules(mesh: MeshKeys) -> Rules:
     Raises:
       InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
     """
-    rules: list[Rule] = [*_FIXED_RULES.items()]
+    fixed = _FIXED_RULES if mesh.context == 1 else {**_FIXED_RULES, "length": "context"}
+    rules: list[Rule] = [*fixed.items()]
     for rule in mesh.rules:
         if not _is_rule(rule):
             raise InputError(
@@ -236,6 +237,13 @@ def logical_rules(mesh: MeshKeys) -> Rules:
     return tuple(rules)
 
 
+def whole_row_rules(rules: Rules) -> Rules:
+    """The rules with whole rows on each device: what splits a row splits the batch instead."""
+    targets = {logical: axes_of(target) for logical, target in rules}
+    of_rows = {"batch": (*targets["batch"], *targets["length"]), "length": None}
+    return (*of_rows.items(), *(rule for rule in rules if rule[0] not in of_rows))
+
+
 def _is_rule(rule: object) -> bool:
     """Whether `rule` is a logical axis with None, a mesh axis or several different ones."""
     if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
@@ -257,8 +265,9 @@ def mesh_context(mesh: Mesh, rules: Rules) -> Iterator[None]:
 
 
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
-    """Sharding of a batch's rows."""
-    return NamedSharding(mesh, spec_of(("batch",), rules))
+    """Sharding of a batch's rows and, on a mesh with `context`, of their tokens."""
+    rows, length = spec_of(("batch", "length"), rules)
+    return NamedSharding(mesh, PartitionSpec(rows, length) if length else PartitionSpec(rows))
 
 
 def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:

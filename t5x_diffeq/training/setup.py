@@ -13,10 +13,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
-from t5x_diffeq.layers.mesh import STAGE
+from t5x_diffeq.layers.mesh import STAGE, axes_of
+from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import kernels_not_quantized
+from t5x_diffeq.models.sub_fields import kernels_not_quantized, make_block
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
@@ -38,7 +39,7 @@ class Setup:
       schedule: the learning rate schedule.
       mesh: the device mesh.
       rules: the rules from logical to mesh axes.
-      batch_sharding: the sharding of a batch: its rows over devices.
+      batch_sharding: the sharding of a batch: its rows, and their tokens, over devices.
       abstract_state: shape, dtype and sharding of each array of the train state.
       init_key: determines the initial parameters.
       dropout_key: determines dropout, together with the optimizer step.
@@ -79,6 +80,18 @@ class Setup:
         model = self.model.at_depth(num_steps, scheme)
         grid = {"model.num_steps": model.config.num_steps, "model.scheme": model.config.scheme}
         return replace(self, model=model, config=self.config.with_values(grid))
+
+    def with_whole_rows(self) -> "Setup":
+        """The same setup, with batches whose rows no mesh axis splits; `context` splits the batch.
+
+        Text is generated and scored so, since a single new token can't be split.
+        """
+        if self.mesh.shape["context"] == 1:
+            return self
+        rules = partitioning.whole_row_rules(self.rules)
+        return replace(
+            self, rules=rules, batch_sharding=partitioning.batch_sharding(self.mesh, rules)
+        )
 
     def context(self) -> AbstractContextManager:
         """A context in which arrays are sharded over the mesh by the rules."""
@@ -139,7 +152,8 @@ class Setup:
 
         Padding rows are masked.
         """
-        shards = partitioning.batch_shards(self.mesh.shape) * self.pipeline_microbatches
+        rows = axes_of(self.batch_sharding.spec[0])
+        shards = prod(self.mesh.shape[axis] for axis in rows) * self.pipeline_microbatches
         return -(-batch_size // shards) * shards
 
 
@@ -167,9 +181,14 @@ def make_setup(
     check_stages(config, mesh)
     model_config, attention_reason = ModelConfig.of(
         config.model, vocab_size, config.data.sequence_length
-    ).with_attention_for(mesh.devices.flat[0].platform, not config.data.cross_documents)
+    ).with_attention_for(
+        mesh.devices.flat[0].platform,
+        segments=not config.data.cross_documents,
+        shards=mesh.shape["context"],
+    )
     if model_config.quantization != "none":
         kernels_not_quantized(model_config)  # refuses a block that has no others
+    _check_context(model_config, mesh)
     model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
     schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)
@@ -224,6 +243,27 @@ def check_new(config: Config) -> None:
         )
 
 
+def _check_context(model: ModelConfig, mesh: Mesh) -> None:
+    """Checks that sequences can be split over `mesh.context`.
+
+    Raises:
+      InputError: if they can't; names the block, or gives both numbers.
+    """
+    shards = mesh.shape["context"]
+    if shards == 1:
+        return
+    if not can_split_length(type(make_block(model))):
+        raise InputError(
+            f"mesh.context={shards} splits sequences, and the block of model.block={model.block} "
+            "needs whole ones (it doesn't say `splits_length = True`); set mesh.context=1"
+        )
+    if model.max_length % (2 * shards):
+        raise InputError(
+            f"data.sequence_length={model.max_length} is not divisible by {2 * shards}, the number "
+            f"of chunks into which mesh.context={shards} cuts a sequence; change one of them"
+        )
+
+
 def check_fits(setup: Setup, batch_size: int) -> None:
     """Checks that a device has enough memory for the least that training needs; allocates nothing.
 
@@ -237,7 +277,8 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
     arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
     rows = max(1, batch_size // shards // setup.config.train.microbatches)
-    stream = rows * c.max_length * c.embed_dim * c.compute_dtype.itemsize
+    length = c.max_length // setup.mesh.shape["context"]
+    stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
     needed = stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
     there = _device_memory(setup.mesh.local_devices)
     if there is not None and needed > there:
@@ -280,6 +321,11 @@ def check_stages(config: Config, mesh: Mesh) -> None:
     model, train, stages = config.model, config.train, mesh.shape[STAGE]
     if stages == 1:
         return
+    if mesh.shape["context"] > 1:
+        raise InputError(
+            f"mesh.stage={stages} and mesh.context={mesh.shape['context']}: a mesh splits the "
+            "solver steps or the sequences, not both; set one of them to 1"
+        )
     for key, steps in (("model.num_steps", model.num_steps), *_depths(train)):
         if steps % stages:
             raise InputError(

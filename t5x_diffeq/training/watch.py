@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, State, Vector, Weights
+from t5x_diffeq.layers.context import to_zigzag
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
@@ -108,6 +109,7 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
       y: the state at t = 0.
       places: where its tokens stand.
     """
+    y, places = to_zigzag(y, places)
     field = vector_field(config, places, deterministic=True)(None)
 
     def step(y: Vector, inputs: StepInputs) -> tuple[Vector, dict[str, Array]]:

@@ -1,0 +1,321 @@
+"""Sequences that are split over devices: the same numbers as on one device."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import auto_mesh, metrics_of, rules_of, send_after, setup_of, small_config
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5x_diffeq.array_types import Places
+from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
+from t5x_diffeq.data.pipeline import eval_batches, own_rows
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.inference.samples import Samples
+from t5x_diffeq.inference.scoring import Scorer, Sequel
+from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
+from t5x_diffeq.layers.context import from_zigzag, to_zigzag, zigzag_order
+from t5x_diffeq.models.block import can_split_length
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.transformer_block import TransformerBlock
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.gradient import make_gradient
+from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.watch import compile_programs
+from t5x_diffeq.verbs.train import train
+
+RULES = (
+    ("batch", "fsdp"),
+    ("length", "context"),
+    ("heads", "tensor"),
+    ("head_dim", None),
+)
+LLAMA = {"architecture": "llama", "num_heads": 4, "num_kv_heads": 2}
+MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
+RNG = np.random.default_rng(0)
+
+
+def test_devices_hold_an_early_chunk_and_a_late_one():
+    expected = [0, 1, 10, 11, 2, 3, 8, 9, 4, 5, 6, 7]
+    np.testing.assert_array_equal(zigzag_order(12, 3), expected)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+def test_tokens_are_moved_there_and_back(shards):
+    tokens = jnp.arange(2 * 24).reshape(2, 24)
+    with mesh_context(auto_mesh(context=shards), RULES):
+        y, places = jax.jit(to_zigzag)(tokens[..., None], Places(tokens, tokens % 5))
+        back = jax.jit(from_zigzag)(y)
+    order = zigzag_order(24, shards)
+    for found, expected in [
+        (y[..., 0], tokens),
+        (places.positions, tokens),
+        (places.segments, tokens % 5),
+        (places.order, jnp.broadcast_to(jnp.arange(24), tokens.shape)),
+    ]:
+        np.testing.assert_array_equal(found, expected[:, order])
+    np.testing.assert_array_equal(back[..., 0], tokens)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "length"),
+    [
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 512),
+        pytest.param({"context": 4}, 1024, marks=pytest.mark.slow),
+    ],
+)
+def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
+    """Output and gradients of the TPU's kernel, with segments and grouped queries."""
+    q, k, v = (jnp.asarray(RNG.normal(size=(2, length, h, 16)), jnp.float32) for h in (4, 2, 2))
+    segments = jnp.asarray(np.sort(RNG.integers(0, 4, (2, length))), jnp.int32)
+
+    def split(q, k, v):
+        q, places = to_zigzag(q, Places(segments, segments))
+        k, v = (to_zigzag(x, places)[0] for x in (k, v))
+        mixed = splash_attention(q, k, v, places.segments, places.order, interpret=True)
+        return from_zigzag(mixed)
+
+    def of(attend):
+        def loss(q, k, v):
+            mixed = attend(q, k, v)
+            return jnp.sin(mixed).sum(), mixed
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+    expected = of(lambda q, k, v: causal_attention(q, k, v, "xla", segments))(q, k, v)
+    with mesh_context(auto_mesh(**mesh), RULES):
+        found = of(split)(q, k, v)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_kernels_with_a_sequence_on_several_devices():
+    assert choose("tpu", "bfloat16", 64, 131_072, shards=8)[0] == "splash"
+    assert choose("tpu", "bfloat16", 64, 1024, shards=8)[0] == "xla"  # chunks of 64 tokens
+    kernel, reason = choose("gpu", "bfloat16", 64, 4096, shards=2)
+    assert kernel == "xla" and "mesh.context=2" in reason
+
+
+# ------------------------------------------------------------------------------ one step
+
+
+def config_of(tmp_path, mesh, model, train, rules=()):
+    config = small_config(tmp_path)
+    config.mesh.update(mesh)
+    config.mesh.rules = (*(r for r in config.mesh.rules if r[0] not in dict(rules)), *rules)
+    config.model.update(model)
+    config.train.update(loss_chunk=24, z_loss=0.01, **train)
+    return config
+
+
+def batch_of(rows=8, length=16):
+    """Random tokens; each row has two documents, which end anywhere, and some unscored tokens."""
+    tokens = RNG.integers(0, 256, (rows, length + 1)).astype(np.int32)
+    starts = RNG.integers(1, length, (rows, 1))
+    index = np.arange(length, dtype=np.int32)
+    segments = (index >= starts).astype(np.int32)
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "mask": (RNG.random((rows, length)) < 0.8).astype(np.float32),
+        "segments": segments,
+        "positions": (index - segments * starts).astype(np.int32),
+    }
+
+
+def random_params(setup):
+    """Every leaf random, laid out as the setup says."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda x: jax.device_put(0.1 * rng.normal(size=x.shape).astype(x.dtype), x.sharding),
+        setup.abstract_state.params,
+    )
+
+
+def logits_and_gradient(setup, batch):
+    def both(params, batch):
+        of_batch = make_gradient(setup.model, setup.trains, setup.config.train)
+        found = of_batch(params, batch, jax.random.key(0))
+        logits = nn.apply(LanguageModel.__call__, setup.model)({"params": params}, batch["inputs"])
+        return logits, found.means, found.norm, found.gradient
+
+    batch = jax.device_put(batch, setup.batch_sharding)
+    with setup.context():
+        return jax.device_get(jax.jit(both)(random_params(setup), batch))
+
+
+CASES = {
+    "gpt": ({"fsdp": 2, "context": 2, "tensor": 2}, {}, {}, ()),
+    "llama": (
+        {"fsdp": 2, "context": 4},
+        {**LLAMA, "scheme": "heun", "remat": "full"},
+        {"microbatches": 2},
+        (),
+    ),
+    "baseline": (
+        {"fsdp": 2, "context": 2, "tensor": 2},
+        {**LLAMA, "weights": "per_layer", "scheme": "strang", "step_size": "1"},
+        {},
+        (("embed", ("fsdp", "context")),),
+    ),
+    "mixture": ({"fsdp": 2, "expert": 2, "context": 2}, {**LLAMA, "block": MIXTURE}, {}, ()),
+}
+SLOW = ("baseline", "mixture")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
+)
+def test_logits_loss_and_gradients_equal_one_device(tmp_path, case, capfd):
+    mesh, model, train, rules = CASES[case]
+    batch = batch_of()
+    alone = setup_of(config_of(tmp_path, {}, model, train), devices=jax.devices()[:1])
+    split = setup_of(config_of(tmp_path, mesh, model, train, rules))
+    assert split.mesh.shape["context"] == mesh["context"]
+    found, expected = logits_and_gradient(split, batch), logits_and_gradient(alone, batch)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(expected[-1])) > 1e-2
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+    assert "Involuntary full rematerialization" not in capfd.readouterr().err
+
+
+def test_attention_reads_what_one_device_reads(tmp_path):
+    """Causality by gradients: a late token's state depends on all tokens before it, no other."""
+    setup = setup_of(config_of(tmp_path, {"fsdp": 1, "context": 8}, LLAMA, {"batch_size": 1}))
+    y = jnp.asarray(RNG.normal(size=(1, 16, 16)), jnp.float32)
+    places = Places(jnp.arange(16)[None])
+
+    def end_of(y, token):
+        weights = nn.apply(LanguageModel.weights, setup.model)({"params": params})
+        run = nn.apply(LanguageModel.integrate, setup.model)
+        return jnp.square(run({"params": params}, y, places, weights)[0][0, token]).sum()
+
+    with setup.context():
+        params = random_params(setup)
+        reach = jax.jit(jax.vmap(jax.grad(end_of), (None, 0)))(y, jnp.arange(16))
+    np.testing.assert_array_equal(np.abs(reach[:, 0]).sum(-1) > 0, np.tri(16, dtype=bool))
+
+
+# ------------------------------------------------------------------------------ whole runs
+
+
+@pytest.mark.slow
+def test_a_run_with_split_sequences_equals_one_without(small, tmp_path, monkeypatch):
+    """Training and evaluation, stopped on eight devices and continued on one."""
+    small.mesh.fsdp = 1
+    assert train(Config.of(small), tmp_path / "alone") == 0
+    split = small.copy_and_resolve_references()
+    split.mesh.update(fsdp=2, context=2, tensor=2)
+    with monkeypatch.context() as patch:
+        send_after(patch, signal.SIGTERM, steps=3)
+        assert train(Config.of(split), tmp_path / "split") == 42
+    assert train(Config.of(small), tmp_path / "split") == 0
+    found, expected = (metrics_of(tmp_path / name) for name in ("split", "alone"))
+    for name in ("train/loss", "train/grad_norm", "eval/loss"):
+        ours, theirs = ([line[name] for line in run if name in line] for run in (found, expected))
+        assert len(ours) == len(theirs) > 1
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
+    """Rows are then whole, and the axis splits the batch."""
+    sequels = [Sequel([*RNG.integers(0, 256, n)], 5) for n in (9, 50, 120)]
+    prompts = {"sample_every": 1, "sample_prompts": ("", "def")}
+    found = []
+    for mesh, devices in [({}, 1), ({"fsdp": 2, "context": 2}, 4)]:
+        config = config_of(tmp_path, mesh, {}, prompts)
+        config.data.sequence_length = 128
+        setup = setup_of(config, devices=jax.devices()[:devices])
+        params = random_params(setup)
+        with setup.context():
+            texts = Samples(setup.config.train, setup, ByteTokenizer()).run(params)
+        found.append((texts, Scorer(setup, params, 4)(sequels)))
+    (texts, scores), (split_texts, split_scores) = found
+    assert split_texts == texts and len(texts["sample/1"]) > 3
+    for a, b in zip(split_scores, scores, strict=True):
+        assert a.loglikelihood == pytest.approx(b.loglikelihood, abs=1e-4) and a.greedy == b.greedy
+
+
+def test_curves_over_depth_equal_those_of_one_device(tmp_path):
+    found, batch = [], batch_of()
+    for mesh, devices in [({}, 1), ({"fsdp": 2, "context": 2}, 4)]:
+        config = config_of(tmp_path, mesh, LLAMA, {"watch_every": 1})
+        setup = setup_of(config, devices=jax.devices()[:devices])
+        with setup.context():
+            programs = compile_programs(setup, 8)
+            put = jax.device_put(batch, setup.batch_sharding)
+            found.append(programs.before(random_params(setup), put)[1])
+    curves = [{name: of[name] for name in ("f", "g", "state")} for of in found]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.2), *curves)
+
+
+# ------------------------------------------------------------------------------ data
+
+
+def test_devices_get_their_rows_and_columns():
+    """A process reads the rows that its devices hold, and puts on each its part of their tokens."""
+    mesh = auto_mesh(fsdp=2, context=4)
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp", "context"))
+    np.testing.assert_array_equal(own_rows(sharding, 6), np.arange(6))
+    windows = [
+        {"inputs": np.arange(8) + 100 * n, "bytes": np.int32(n)} for n in range(5)
+    ]  # the sixth row of the batch is blank
+    (batch,) = eval_batches([windows], 6, sharding)
+    rows = np.stack([w["inputs"] for w in windows] + [np.zeros(8)])
+    assert batch["inputs"].sharding.is_equivalent_to(sharding, 2)
+    for shard in batch["inputs"].addressable_shards:
+        assert shard.data.shape == (3, 2)
+        np.testing.assert_array_equal(shard.data, rows[shard.index])
+    np.testing.assert_array_equal(batch["bytes"], [0, 1, 2, 3, 4, 0])
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+class OwnAttention(TransformerBlock):
+    """A block whose f may not heed the order of tokens."""
+
+    def f(self, y, places, deterministic=True):
+        return super().f(y, places, deterministic)
+
+
+def test_blocks_say_that_they_split_sequences():
+    assert can_split_length(TransformerBlock)
+    assert not can_split_length(OwnAttention)
+    assert not can_split_length(GatedLinearBlock)
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "mesh", "message"),
+    [
+        ({}, 18, {"context": 2}, r"data.sequence_length=18 is not divisible by 4, .*mesh.context"),
+        (
+            {"block": "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"},
+            16,
+            {"context": 2},
+            r"mesh.context=2 splits sequences, and the block .*GatedLinear.*set mesh.context=1",
+        ),
+        ({}, 16, {"context": 0}, "mesh axes are .*context 0.*at least 1"),
+        ({}, 16, {"context": 16}, "16"),
+    ],
+)
+def test_what_cannot_be_split(tmp_path, model, length, mesh, message):
+    config = small_config(tmp_path)
+    config.model.update(model)
+    config.data.sequence_length = length
+    config.mesh.update(mesh)
+    with pytest.raises(InputError, match=message):
+        setup_of(config)
+
+
+def test_the_length_lies_on_context_alone(tmp_path):
+    config = small_config(tmp_path)
+    config.mesh.context = 2
+    assert dict(rules_of(config))["length"] == "context"
+    config.mesh.rules = (("length", "tensor"),)
+    with pytest.raises(InputError, match="it can set vocab"):
+        rules_of(config)
