@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
-from t5x_diffeq.data.pipeline import eval_batches, own_rows
+from t5x_diffeq.data.pipeline import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
@@ -22,10 +22,12 @@ from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.watch import compile_programs
+from t5x_diffeq.verbs.finetune import complete_config
 from t5x_diffeq.verbs.train import train
 
 RULES = (
@@ -47,8 +49,9 @@ def test_devices_hold_an_early_chunk_and_a_late_one():
 @pytest.mark.parametrize("shards", [2, 3, 4])
 def test_tokens_are_moved_there_and_back(shards):
     tokens = jnp.arange(2 * 24).reshape(2, 24)
+    state = tokens[..., None].astype(jnp.float32)
     with mesh_context(auto_mesh(context=shards), RULES):
-        y, places = jax.jit(to_zigzag)(tokens[..., None], Places(tokens, tokens % 5))
+        y, places = jax.jit(to_zigzag)(state, Places(tokens, tokens % 5))
         back = jax.jit(from_zigzag)(y)
     order = zigzag_order(24, shards)
     for found, expected in [
@@ -73,11 +76,13 @@ def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
     q, k, v = (jnp.asarray(RNG.normal(size=(2, length, h, 16)), jnp.float32) for h in (4, 2, 2))
     segments = jnp.asarray(np.sort(RNG.integers(0, 4, (2, length))), jnp.int32)
 
-    def split(q, k, v):
-        q, places = to_zigzag(q, Places(segments, segments))
-        k, v = (to_zigzag(x, places)[0] for x in (k, v))
+    def split(*of_heads):
+        in_order = Places(segments, segments)
+        dealt = [to_zigzag(x.reshape(2, length, -1), in_order) for x in of_heads]
+        q, k, v = (y.reshape(2, length, -1, 16) for y, _ in dealt)
+        _, places = dealt[0]
         mixed = splash_attention(q, k, v, places.segments, places.order, interpret=True)
-        return from_zigzag(mixed)
+        return from_zigzag(mixed.reshape(2, length, -1)).reshape(q.shape)
 
     def of(attend):
         def loss(q, k, v):
@@ -223,7 +228,7 @@ def test_a_run_with_split_sequences_equals_one_without(small, tmp_path, monkeypa
 
 def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
     """Rows are then whole, and the axis splits the batch."""
-    sequels = [Sequel([*RNG.integers(0, 256, n)], 5) for n in (9, 50, 120)]
+    sequels = [Sequel(RNG.integers(0, 256, n).tolist(), 5) for n in (9, 50, 120)]
     prompts = {"sample_every": 1, "sample_prompts": ("", "def")}
     found = []
     for mesh, devices in [({}, 1), ({"fsdp": 2, "context": 2}, 4)]:
@@ -240,6 +245,7 @@ def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
         assert a.loglikelihood == pytest.approx(b.loglikelihood, abs=1e-4) and a.greedy == b.greedy
 
 
+@pytest.mark.slow
 def test_curves_over_depth_equal_those_of_one_device(tmp_path):
     found, batch = [], batch_of()
     for mesh, devices in [({}, 1), ({"fsdp": 2, "context": 2}, 4)]:
@@ -261,16 +267,22 @@ def test_devices_get_their_rows_and_columns():
     mesh = auto_mesh(fsdp=2, context=4)
     sharding = NamedSharding(mesh, PartitionSpec("fsdp", "context"))
     np.testing.assert_array_equal(own_rows(sharding, 6), np.arange(6))
-    windows = [
-        {"inputs": np.arange(8) + 100 * n, "bytes": np.int32(n)} for n in range(5)
-    ]  # the sixth row of the batch is blank
-    (batch,) = eval_batches([windows], 6, sharding)
-    rows = np.stack([w["inputs"] for w in windows] + [np.zeros(8)])
+    rows, sizes = np.arange(48, dtype=np.int32).reshape(6, 8), np.arange(6, dtype=np.int32)
+    batch = put_on_devices({"inputs": rows, "bytes": sizes}, np.arange(6), 6, sharding)
     assert batch["inputs"].sharding.is_equivalent_to(sharding, 2)
     for shard in batch["inputs"].addressable_shards:
         assert shard.data.shape == (3, 2)
         np.testing.assert_array_equal(shard.data, rows[shard.index])
-    np.testing.assert_array_equal(batch["bytes"], [0, 1, 2, 3, 4, 0])
+    np.testing.assert_array_equal(batch["bytes"], sizes)
+
+
+def test_tuning_may_have_longer_sequences(tmp_path):
+    pretrained = Config.of(config_of(tmp_path, {}, LLAMA, {}))
+    scaling = ("linear", 4.0)
+    changes = {"data.sequence_length": 64, "model.rotary_scaling": scaling, "mesh.context": 4}
+    tuned = complete_config(defaults().flat() | changes, pretrained)
+    assert (tuned.data.sequence_length, tuned.model.rotary_scaling) == (64, scaling)
+    assert tuned.model.num_kv_heads == 2  # the run's
 
 
 # ------------------------------------------------------------------------------ bad input

@@ -16,13 +16,14 @@ from t5x_diffeq.training.partitioning import AXES, arrange_mesh, axes_across_sli
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "shape"),
     [
-        ({}, 8, (1, 1, 8, 1, 1)),
-        ({}, 12, (1, 1, 6, 1, 1)),  # what divides
-        ({"tensor": 2}, 12, (1, 1, 4, 1, 2)),
-        ({"data": -1, "fsdp": 2}, 8, (1, 4, 2, 1, 1)),
-        ({"fsdp": 4}, 8, (1, 1, 4, 1, 1)),
-        ({"stage": 2}, 12, (2, 1, 4, 1, 1)),
-        ({"stage": -1, "fsdp": 2}, 2, (4, 1, 2, 1, 1)),
+        ({}, 8, (1, 1, 8, 1, 1, 1)),
+        ({}, 12, (1, 1, 6, 1, 1, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 1, 4, 1, 1, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (1, 4, 2, 1, 1, 1)),
+        ({"fsdp": 4}, 8, (1, 1, 4, 1, 1, 1)),
+        ({"stage": 2}, 12, (2, 1, 4, 1, 1, 1)),
+        ({"stage": -1, "fsdp": 2}, 2, (4, 1, 2, 1, 1, 1)),
+        ({"fsdp": 1, "context": -1}, 2, (1, 1, 1, 1, 8, 1)),  # whatever the batch
     ],
 )
 def test_filling(small, mesh, batch_size, shape):

@@ -135,7 +135,7 @@ def train_batches(
         dataset = train_dataset(examples, batch_size, seed, rows)
         local = ((batch, None) for batch in host_batches(dataset, start_step, threads))
     return _prefetch(
-        (_put_on_devices(batch, rows, batch_size, sharding), after) for batch, after in local
+        (put_on_devices(batch, rows, batch_size, sharding), after) for batch, after in local
     )
 
 
@@ -168,19 +168,27 @@ def eval_batches(
 
     local = islice(local_batches(), limit)
     number = min(limit or maxsize, -(-len(windows) // batch_size))
-    batches = _prefetch(_put_on_devices(batch, rows, batch_size, sharding) for batch in local)
+    batches = _prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
     return track(batches, title, number, "batches")
 
 
-def _put_on_devices(
+def put_on_devices(
     batch: Example, rows: Rows, batch_size: int, sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays from the rows that each process holds; a device may take some columns only."""
+    """Global arrays from the rows that each process holds, of which a device may take some columns.
+
+    Args:
+      batch: the rows of this process.
+      rows: their numbers.
+      batch_size: rows in the global batch.
+      sharding: the batch's sharding.
+    """
 
     def to_global(leaf: np.ndarray) -> jax.Array:
         own = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))
 
-        def share(index: tuple[slice, ...]) -> np.ndarray:
+        def share(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # only devices of other processes have none
             wanted = np.arange(batch_size)[index[0]]
             return leaf[np.searchsorted(rows, wanted)][:, *index[1:]]
 

@@ -129,8 +129,10 @@ def _exchange_halves(x: Array, back: bool) -> Array:
     def swap(a: Array, b: Array) -> tuple[Array, Array]:
         return jnp.where(swapped, b, a), jnp.where(swapped, a, b)
 
-    halves = jnp.split(x, 2, axis=1)
+    first, second = jnp.split(x, 2, axis=1)
     if back:
-        halves = swap(*halves)
-    halves = send(halves[0], 0), send(halves[1], 1)
-    return jnp.concatenate(halves if back else swap(*halves), axis=1)
+        first, second = swap(first, second)
+    first, second = send(first, 0), send(second, 1)
+    if not back:
+        first, second = swap(first, second)
+    return jnp.concatenate([first, second], axis=1)

@@ -77,7 +77,9 @@ class Block(nn.Module):
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
-    splits_length: ClassVar[bool] = False  # whether f heeds `Places.order`, as mesh.context requires
+    splits_length: ClassVar[bool] = (
+        False  # whether f heeds `Places.order`, as mesh.context requires
+    )
     needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:

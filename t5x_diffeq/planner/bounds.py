@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from t5x_diffeq.ode.solvers import find_scheme
 from t5x_diffeq.planner.planning import state_bytes
 from t5x_diffeq.training.chips import Chip
 from t5x_diffeq.training.flops import kernel_entries, step_flops
@@ -43,18 +44,26 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
     """The least number of bytes that each device sends in an optimizer step.
 
     Each microbatch gathers weights over fsdp, forward and backward, and scatters their gradient
-    over fsdp and sums it over data. The output of each sub-field (attention or MLP), and the
-    gradient of its input, are summed over tensor. A stage does so for its own steps, with each of
-    its microbatches and at the ticks without one.
+    over fsdp and sums it over data and context. The output of each sub-field (attention or MLP),
+    and the gradient of its input, are summed over tensor. Attention gathers keys and values over
+    context, and scatters their gradient. A stage does so for its own steps, with each of its
+    microbatches and at the ticks without one.
     """
     config, sizes = setup.model.config, setup.mesh.shape
     # Experts are counted as dense weights of their own shards.
-    data, fsdp, tensor = sizes["data"], sizes["fsdp"] * sizes["expert"], sizes["tensor"]
+    fsdp, context, tensor = sizes["fsdp"] * sizes["expert"], sizes["context"], sizes["tensor"]
+    copies = sizes["data"] * context
     itemsize = config.compute_dtype.itemsize
     steps = config.num_steps / sizes["stage"]
     weights = steps * kernel_entries(config) * itemsize / tensor
-    of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (data - 1) / data
-    tokens = batch_size * config.max_length / data / fsdp * setup.pipeline_slowdown
+    of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (copies - 1) / copies
+    tokens = batch_size * config.max_length / copies / fsdp * setup.pipeline_slowdown
     of_activations = 4 * steps * tokens * config.embed_dim * itemsize
+    evaluations = steps * find_scheme(config.scheme).evaluations[0]
+    keys_and_values = 2 * config.kv_heads * config.head_width * itemsize / tensor
     passes = setup.config.train.microbatches * setup.pipeline_ticks
-    return passes * of_weights + of_activations * 2 * (tensor - 1) / tensor
+    return (
+        passes * of_weights
+        + of_activations * 2 * (tensor - 1) / tensor
+        + 2 * evaluations * tokens * keys_and_values * (context - 1)
+    )

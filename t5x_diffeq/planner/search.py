@@ -1,6 +1,7 @@
 """Other ways to run the same config on the same devices: what to compile next."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -11,6 +12,8 @@ from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microb
 # The last recomputes most and saves least.
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
 _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
+_CONTEXT_SIZES = (1, 2, 4, 8, 16)
+_SHORTEST_CHUNK = 1024  # tokens of a sequence; of fewer, moving keys and values costs too much
 _TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 
 Changes = dict[str, Any]  # values by dotted key
@@ -22,6 +25,9 @@ def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     parts = train.microbatches * pipeline_microbatches(model.pipeline_microbatches, mesh)
     rows = (train.batch_size, batch_shards(mesh) * parts)
     of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
+    length, chunks = config.data.sequence_length, 2 * mesh["context"]
+    if mesh["context"] > 1 and (length % chunks or length // chunks < _SHORTEST_CHUNK):
+        return False
     sizes = (rows, (model.embed_dim, mesh["stage"] * mesh["fsdp"]), *of_tensor)
     return all(size % n == 0 for size, n in sizes)
 
@@ -34,10 +40,10 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
     longer than the optimizer step.
     """
     stage = max(config.mesh.stage, 1)
-    for tensor in _TENSOR_SIZES:
-        rest = num_devices // tensor // stage
+    for context, tensor in product(_CONTEXT_SIZES if stage == 1 else (1,), _TENSOR_SIZES):
+        rest = num_devices // (context * tensor) // stage
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            sizes = (stage, rest // fsdp, fsdp, 1, tensor)
+            sizes = (stage, rest // fsdp, fsdp, 1, context, tensor)
             mesh = dict(zip(AXES, sizes, strict=True))
             whole = prod(sizes) == num_devices and stage * mesh["data"] % slices == 0
             if whole and _is_divisible(config, mesh):
@@ -77,14 +83,15 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
       config: the config that doesn't fit.
       mesh: the mesh on which it was tried.
     """
-    for keys in _candidates(config, mesh["data"], mesh["fsdp"], mesh["tensor"]):
+    for keys in _candidates(config, mesh):
         other = config.with_values(keys)
         if _is_divisible(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
             yield as_flags(keys), other
 
 
-def _candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[Changes]:
+def _candidates(config: Config, mesh: Mapping[str, int]) -> Iterator[Changes]:
     """The changes of each remedy, whether or not the sizes are divisible."""
+    data, fsdp = mesh["data"], mesh["fsdp"]
     kept, train = config.model.remat, config.train
     for remat in POLICIES[POLICIES.index(kept) + 1 :] if kept in POLICIES else ():
         yield {"model.remat": remat}
@@ -94,7 +101,8 @@ def _candidates(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[C
     for parts in (2, 4, 8):
         yield {**full, "train.microbatches": parts * train.microbatches}
     if fsdp % 2 == 0:
-        yield {**full, "mesh.fsdp": fsdp // 2, "mesh.tensor": 2 * tensor}
+        for axis in ("context", "tensor"):
+            yield {**full, "mesh.fsdp": fsdp // 2, f"mesh.{axis}": 2 * mesh[axis]}
     for parts in (n for n in (2, 4, 8) if train.batch_size % n == 0):
         yield {**full, "train.batch_size": train.batch_size // parts}
 

@@ -197,7 +197,7 @@ def describe_batch_axes(sizes: Mapping[str, int]) -> str:
 
 def describe_mesh(sizes: dict[str, int]) -> str:
     """`data 1 x fsdp 4 x tensor 2`; some axes are named only where they split something."""
-    named = {axis: size for axis, size in sizes.items() if axis not in _UNNAMED or size > 1}
+    named = {axis: size for axis, size in sizes.items() if axis not in _UNNAMED or size != 1}
     return " x ".join(f"{axis} {size}" for axis, size in named.items())
 
 

@@ -52,8 +52,15 @@ class TrainState:
 
 def declared_params(model: LanguageModel) -> dict:
     """The parameters' shapes, boxed with their declarations; nothing is computed."""
-    tokens = jax.ShapeDtypeStruct((1, model.config.max_length), jnp.int32)
+    tokens = jax.ShapeDtypeStruct(_least_batch(model), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+
+def _least_batch(model: LanguageModel) -> tuple[int, int]:
+    """A row for each part of a batch, as layers may compute on their parts of it."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    rows = prod(sizes[axis] for axis in mesh_axes("batch"))
+    return rows, model.config.max_length
 
 
 def trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
@@ -92,11 +99,7 @@ def init_state(
       keys: `config.train`.
       key: determines the parameters.
     """
-    # A row for each part of a batch, as layers may compute on their parts of it.
-    sizes = jax.sharding.get_abstract_mesh().shape
-    rows = prod(sizes[axis] for axis in mesh_axes("batch"))
-    tokens = jnp.zeros((rows, model.config.max_length), jnp.int32)
-    params = model.init(key, tokens)["params"]
+    params = model.init(key, jnp.zeros(_least_batch(model), jnp.int32))["params"]
     training = {name: part for name, part in params.items() if trains(name)}
     return TrainState(
         jnp.zeros((), jnp.int32),
