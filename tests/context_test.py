@@ -1,6 +1,7 @@
 """Sequences that are split over devices: the same numbers as on one device."""
 
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from flax import linen as nn
 from helpers import auto_mesh, metrics_of, rules_of, send_after, setup_of, small_config
 from jax.sharding import NamedSharding, PartitionSpec
+from small_models import random_params as random_params_of
+from small_models import small as small_model
 
 from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
@@ -26,7 +29,7 @@ from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
-from t5x_diffeq.training.watch import compile_programs
+from t5x_diffeq.training.watch import sizes
 from t5x_diffeq.verbs.finetune import complete_config
 from t5x_diffeq.verbs.train import train
 
@@ -245,18 +248,15 @@ def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
         assert a.loglikelihood == pytest.approx(b.loglikelihood, abs=1e-4) and a.greedy == b.greedy
 
 
-@pytest.mark.slow
-def test_curves_over_depth_equal_those_of_one_device(tmp_path):
-    found, batch = [], batch_of()
-    for mesh, devices in [({}, 1), ({"fsdp": 2, "context": 2}, 4)]:
-        config = config_of(tmp_path, mesh, LLAMA, {"watch_every": 1})
-        setup = setup_of(config, devices=jax.devices()[:devices])
-        with setup.context():
-            programs = compile_programs(setup, 8)
-            put = jax.device_put(batch, setup.batch_sharding)
-            found.append(programs.before(random_params(setup), put)[1])
-    curves = [{name: of[name] for name in ("f", "g", "state")} for of in found]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.2), *curves)
+def test_curves_over_depth_equal_those_of_one_device():
+    model = small_model(**LLAMA, max_length=16)
+    y = jnp.asarray(RNG.normal(size=(2, 16, 16)), jnp.float32)
+    weights = model.apply({"params": random_params_of(model)}, method="weights")
+    places = Places(jnp.tile(jnp.arange(16), (2, 1)))
+    expected = jax.jit(partial(sizes, model.config))(weights, y, places)
+    with mesh_context(auto_mesh(fsdp=2, context=2), RULES):
+        found = jax.jit(partial(sizes, model.config))(weights, y, places)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
 
 # ------------------------------------------------------------------------------ data

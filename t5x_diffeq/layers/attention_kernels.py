@@ -326,9 +326,10 @@ def _apply_splash(
     # The kernel doesn't scale the scores: q is divided in float32, then rounded to k's dtype.
     scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
-    whole = of_queries is None or of_keys is None
-    ids = None if whole else splash.SegmentIds(q=of_queries, kv=of_keys)
-    mixed = jax.vmap(attend)(*by_head, ids)
+    ids = None
+    if of_queries is not None and of_keys is not None:
+        ids = splash.SegmentIds(q=of_queries, kv=of_keys)
+    mixed = cast(Array, jax.vmap(attend)(*by_head, ids))
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 
 
