@@ -21,7 +21,7 @@ from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.losses import dot_products
-from t5x_diffeq.training.partitioning import AXES, mesh_context, unbox
+from t5x_diffeq.training.partitioning import mesh_context, unbox
 
 SHAPES = {
     "num_steps": 4,
@@ -34,6 +34,7 @@ SHAPES = {
 }
 BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
 SOURCES = {"time_dependent": {}, "shared": {"weights": "shared"}, "per_layer": BASELINE}
+NAMED = ("data", "fsdp", "expert", "tensor")  # axes of the meshes below
 RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", "fsdp"),
@@ -80,7 +81,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
         compiled = jax.jit(of_batch)
         found = {name: compiled(params, each, key) for name, each in BATCHES.items()}
     else:
-        devices = auto_mesh(**dict(zip(AXES, mesh, strict=True)))
+        devices = auto_mesh(**dict(zip(NAMED, mesh, strict=True)))
         with mesh_context(devices, RULES):
             compiled = jax.jit(of_batch)
             found = {name: compiled(params, each, key) for name, each in BATCHES.items()}

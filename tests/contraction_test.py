@@ -33,8 +33,10 @@ def update(e, P, m, v, dW):
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_a_tpu_copies_neither_p_nor_its_moments():
     """Nothing but products and the update itself touches what is as large as P."""
-    devices = np.array(make_topology("v5e:2x2").devices).reshape(1, 4, 1, 1)
-    mesh = Mesh(devices, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4)
+    devices = np.array(make_topology("v5e:2x2").devices).reshape(
+        [4 if axis == "fsdp" else 1 for axis in AXES]
+    )
+    mesh = Mesh(devices, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
     whole = NamedSharding(mesh, PartitionSpec())
     parts = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
     of_P = jax.ShapeDtypeStruct((T, *KERNEL), jnp.float32, sharding=parts)

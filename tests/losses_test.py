@@ -7,12 +7,13 @@ import pytest
 from helpers import auto_mesh
 
 from t5x_diffeq.training.losses import distillation_losses, token_losses
-from t5x_diffeq.training.partitioning import AXES, mesh_context
+from t5x_diffeq.training.partitioning import mesh_context
 
 RNG = np.random.default_rng(0)
 Y = jnp.asarray(RNG.normal(size=(8, 5, 16)), jnp.float32)
 HEAD = jnp.asarray(RNG.normal(size=(128, 16)), jnp.float32)
 TARGETS = jnp.asarray(RNG.integers(0, 100, (8, 5)), jnp.int32)
+NAMED = ("data", "fsdp", "expert", "tensor")  # axes of the meshes below
 RULES = (("batch", ("data", "fsdp")), ("vocab", "tensor"), ("embed", "fsdp"))
 
 
@@ -50,7 +51,7 @@ def test_chunks(chunk):
 
 @pytest.mark.parametrize("shape", [(1, 8, 1, 1), (2, 2, 1, 2), (1, 1, 1, 8), (1, 2, 2, 2)])
 def test_meshes(shape):
-    mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
+    mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
     with mesh_context(mesh, RULES):
         close(value_and_gradients(make_chunked_losses(3)))
 
@@ -99,7 +100,7 @@ def test_divergences_and_their_gradient(chunk, shape):
     if shape is None:
         found, values = weighted(TEACHER, chunk)(Y, HEAD)
     else:
-        mesh = auto_mesh(**dict(zip(AXES, shape, strict=True)))
+        mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
         with mesh_context(mesh, RULES):
             found, values = weighted(TEACHER, chunk)(Y, HEAD)
     np.testing.assert_allclose(values[2], divergences, atol=1e-5 * divergences.max())

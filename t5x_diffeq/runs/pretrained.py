@@ -63,10 +63,8 @@ class PretrainedRun:
         """
         asked = setup.model.config
         self.check(asked)
-        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes; and
-        # with any length, if that may differ, and the mesh can split the one asked for.
-        same = replace(self.model, attention="xla", max_length=asked.max_length)
-        declared = declared_params(LanguageModel(same))
+        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         params, step = restore_params(
             self.workdir,
             shard_shapes(declared, setup.mesh, setup.rules),

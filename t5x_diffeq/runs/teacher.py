@@ -11,7 +11,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.training.partitioning import shard_shapes
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.setup import Setup, check_context
 from t5x_diffeq.training.state import declared_params
 from t5x_diffeq.training.step import Teacher
 from t5x_diffeq.training.trained_params import find_step, restore_params
@@ -64,12 +64,14 @@ def load_teacher(setup: Setup) -> Teacher | None:
     Call within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
 
     Raises:
-      InputError: if its parameters can't be read, or don't fit on the mesh.
+      InputError: if its parameters can't be read, or don't fit on the mesh, or its block needs
+        whole sequences and the mesh splits them.
     """
     workdir = _workdir_of(setup.config)
     if workdir is None:
         return None
     run = PretrainedRun.of(workdir, setup.model.config.vocab_size, setup.config.train.distill_step)
+    check_context(replace(run.model, max_length=setup.model.config.max_length), setup.mesh)
     # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
     declared = declared_params(LanguageModel(replace(run.model, attention="xla")))
     try:
@@ -86,8 +88,9 @@ def _kernel_for(setup: Setup, run: PretrainedRun) -> str:
     """The fastest kernel of attention for the run's heads and the setup's sequences and devices."""
     length = setup.model.config.max_length
     auto = replace(run.model, attention="auto", max_length=length)
-    platform, segments = setup.mesh.devices.flat[0].platform, not setup.config.data.cross_documents
-    return auto.with_attention_for(platform, segments)[0].attention
+    mesh, segments = setup.mesh, not setup.config.data.cross_documents
+    platform, shards = mesh.devices.flat[0].platform, mesh.shape["context"]
+    return auto.with_attention_for(platform, segments, shards)[0].attention
 
 
 def _workdir_of(config: Config) -> AnyPath | None:

@@ -188,7 +188,7 @@ def make_setup(
     )
     if model_config.quantization != "none":
         kernels_not_quantized(model_config)  # refuses a block that has no others
-    _check_context(model_config, mesh)
+    check_context(model_config, mesh)
     model = LanguageModel(model_config)
     rules = partitioning.logical_rules(config.mesh)
     schedule = optimizers.learning_rate_schedule(config.optimizer, config.train.total_steps)
@@ -243,7 +243,7 @@ def check_new(config: Config) -> None:
         )
 
 
-def _check_context(model: ModelConfig, mesh: Mesh) -> None:
+def check_context(model: ModelConfig, mesh: Mesh) -> None:
     """Checks that sequences can be split over `mesh.context`.
 
     Raises:

@@ -12,6 +12,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
+from t5x_diffeq.layers.context import length_shards
 from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
@@ -52,7 +53,10 @@ class TrainState:
 
 def declared_params(model: LanguageModel) -> dict:
     """The parameters' shapes, boxed with their declarations; nothing is computed."""
-    tokens = jax.ShapeDtypeStruct(_least_batch(model), jnp.int32)
+    rows, length = _least_batch(model)
+    if (shards := length_shards()) > 1:  # they may not divide the model's own length
+        length = 2 * shards
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
 
 
