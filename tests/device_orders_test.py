@@ -44,7 +44,14 @@ def meshes(num_devices, slices=1):
     for fsdp, tensor in product(powers, powers):
         if num_devices % (slices * fsdp * tensor) == 0:
             data = num_devices // (fsdp * tensor)
-            yield {"stage": 1, "data": data, "fsdp": fsdp, "expert": 1, "context": 1, "tensor": tensor}
+            yield {
+                "stage": 1,
+                "data": data,
+                "fsdp": fsdp,
+                "expert": 1,
+                "context": 1,
+                "tensor": tensor,
+            }
 
 
 def check_rows(devices, sizes, batch_size):
@@ -113,7 +120,9 @@ def test_two_slices(name):
 def test_a_mesh_that_the_torus_cannot_hold():
     devices = make_topology("v5p:2x2x2").devices[:7]  # no box of chips
     with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
-        arrange_mesh({"stage": 1, "data": 7, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}, devices)
+        arrange_mesh(
+            {"stage": 1, "data": 7, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}, devices
+        )
 
 
 @needs_libtpu
@@ -121,7 +130,14 @@ def test_a_batch_that_does_not_fill_a_host():
     """Two of the four chips take a batch of six: three chips are no box."""
     devices = make_topology("v5e:2x2").devices
     mesh = mesh_of(default.get_config(), 6, devices)
-    assert dict(mesh.shape) == {"stage": 1, "data": 1, "fsdp": 2, "expert": 1, "context": 1, "tensor": 1}
+    assert dict(mesh.shape) == {
+        "stage": 1,
+        "data": 1,
+        "fsdp": 2,
+        "expert": 1,
+        "context": 1,
+        "tensor": 1,
+    }
 
 
 def test_rows_of_one_process_are_all():
