@@ -18,7 +18,11 @@ def get_config() -> ConfigDict:
     #   (t5x_diffeq/blocks/README.md); architecture still sets embeddings and head
     model.weights = "time_dependent"  # W(t): time_dependent | per_layer (a baseline) | shared
     model.scheme = "euler"  # euler | lie_trotter | strang | midpoint | heun | rk4, or the
-    #   importable name of an `ode.solvers.Scheme`, "package.module:name"
+    #   importable name of an `ode.solvers.Scheme`, "package.module:name". Reversible schemes, whose
+    #   backward pass needs no more memory for more steps: leapfrog | reversible:midpoint, or
+    #   another of these after the colon
+    model.reversibility = 0.99  # of reversible:SCHEME, the coupling of its two states, in (0, 1];
+    #   rounding errors of the backward pass grow to reversibility^-N times themselves
     model.step_size = "1/N"  # "1/N": an ODE on [0, 1] | "1": the classical residual network
     model.num_steps = 12  # N, the number of solver steps; of layers for a baseline
     model.embed_dim = 256  # width of the state
@@ -67,7 +71,8 @@ def get_config() -> ConfigDict:
     #   per step; every:k: k steps at a time, from N / k states (needs less memory than full only
     #   if one step stores less than these states; launch/reproduce/README.md says why there is
     #   no online checkpointing); keep:qkv,attention,mlp: each step except the named values, which
-    #   are the queries, keys and values; the attention's output; the input of the MLP's activation
+    #   are the queries, keys and values; the attention's output; the input of the MLP's activation.
+    #   Reversible schemes take full, which reconstructs the states, or none
     model.scan_unroll = 1  # solver steps, up to num_steps, per iteration of the compiled loop: with
     #   more, the compiler can overlap one step's communication with the next one's computation, and
     #   takes longer; with remat=every:k, of the k steps

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.models.block import Block
     from t5x_diffeq.ode.own_field import integrate_field as integrate
-    from t5x_diffeq.ode.solvers import Scheme, VectorField, grid
+    from t5x_diffeq.ode.reversible import reversible
+    from t5x_diffeq.ode.schemes import grid
+    from t5x_diffeq.ode.solvers import Scheme, VectorField
     from t5x_diffeq.runtime.config_files import load_config
     from t5x_diffeq.verbs.train_in_python import train
 
@@ -24,6 +26,7 @@ __all__ = [
     "integrate",
     "load",
     "load_config",
+    "reversible",
     "train",
 ]
 _HOMES = {  # the module of each name, and its name there
@@ -32,10 +35,11 @@ _HOMES = {  # the module of each name, and its name there
     "Scheme": ("ode.solvers", "Scheme"),
     "TrainedRun": ("inference.trained_run", "TrainedRun"),
     "VectorField": ("ode.solvers", "VectorField"),
-    "grid": ("ode.solvers", "grid"),
+    "grid": ("ode.schemes", "grid"),
     "integrate": ("ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),
     "load_config": ("runtime.config_files", "load_config"),
+    "reversible": ("ode.reversible", "reversible"),
 }
 
 

@@ -80,7 +80,7 @@ def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq import reproduce
     from t5x_diffeq.experiments.laptop import LAPTOP
     from t5x_diffeq.models.adaptive import SOLVERS
-    from t5x_diffeq.ode.solvers import SCHEMES
+    from t5x_diffeq.ode.schemes import SCHEMES
     from t5x_diffeq.runtime import config_keys
     from t5x_diffeq.training.optimizer import DECAYED
 

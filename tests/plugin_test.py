@@ -14,7 +14,7 @@ import t5x_diffeq as td
 from configs import finetune as finetune_config
 from t5x_diffeq import analyze, convert, evaluate, export, generate
 from t5x_diffeq.data.sources import load_source
-from t5x_diffeq.ode.solvers import find_scheme
+from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import plugins
 from t5x_diffeq.runtime.config import Config

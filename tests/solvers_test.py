@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from t5x_diffeq.ode.solvers import SCHEMES, VectorField, grid
+from t5x_diffeq.ode.schemes import SCHEMES, grid
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 A0, A1, B0, B1 = np.random.default_rng(0).normal(size=(4, 3, 3))

@@ -16,7 +16,7 @@ from t5x_diffeq.analysis.spectra import (
     weights_at,
 )
 from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.errors import InputError
 
 

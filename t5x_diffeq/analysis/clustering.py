@@ -28,7 +28,8 @@ from scipy.sparse.csgraph import connected_components
 
 from t5x_diffeq.array_types import State, Weights
 from t5x_diffeq.ode.integrate import trajectory
-from t5x_diffeq.ode.solvers import VectorField, grid
+from t5x_diffeq.ode.schemes import grid
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights

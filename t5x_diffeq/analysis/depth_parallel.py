@@ -15,6 +15,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
 from t5x_diffeq.ode.parareal import Parareal, iterate, parareal, steps_in_sequence
+from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.errors import InputError
 
 PerIterate = Float[np.ndarray, " iterates"]  # of the coarse pass, then of each iteration
@@ -85,6 +86,8 @@ def fault_of(config: ModelConfig) -> str | None:
         return "parareal needs W(t) on a coarser grid, which per-layer weights don't have"
     if has_cost(config):
         return f"parareal integrates no running cost, which model.block={config.block} has"
+    if is_reversible(config.scheme):
+        return f"parareal integrates one state, and model.scheme={config.scheme} carries two"
     return None
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.array_types import State, Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import make_block, need_hooks
-from t5x_diffeq.ode.solvers import find_scheme
+from t5x_diffeq.ode.schemes import find_scheme
 
 
 def attention_rollout(

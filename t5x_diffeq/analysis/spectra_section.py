@@ -9,7 +9,7 @@ from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.schemes import grid
 
 _PARTS = {"magnitude": "Magnitude", "real": "Real part"}
 _COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"

@@ -28,6 +28,7 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import make_block, need_hooks
+from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -57,12 +58,18 @@ def check_form(config: ModelConfig) -> None:
     """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
 
     Raises:
-      InputError: if the scheme is of another package, or evaluates a sub-field more than once.
+      InputError: if the scheme is of another package, is reversible, or evaluates a sub-field more
+        than once.
     """
     if is_plugin(config.scheme):
         raise InputError(
             f"model.scheme={config.scheme}: no PyTorch file computes the steps of another "
             "package's scheme, so the run can't be exported"
+        )
+    if is_reversible(config.scheme):
+        raise InputError(
+            f"model.scheme={config.scheme} takes each step from two states, which no layer does; "
+            f"only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
         )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from scipy.fft import idct
 from scipy.special import lambertw
 
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
 from t5x_diffeq.runtime.errors import InputError
 

@@ -1,6 +1,7 @@
 """The model's configuration: immutable, checked once, passed as a whole."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +9,16 @@ import numpy as np
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
 from t5x_diffeq.layers.quantization import check_quantization
 from t5x_diffeq.layers.rotary import BASE, check_scaling
-from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
-from t5x_diffeq.ode.solvers import grid
+from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
+from t5x_diffeq.ode.schemes import grid, is_reversible
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
+from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
+# What reversible schemes reconstruct their states with.
+_OF_REVERSIBLE = {"remat": "full", "state_dtype": "float32"}
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
 _LLAMAS = {"qkv_bias": False, "rotary_base": BASE, "rotary_scaling": (), "tied_head": False}
@@ -86,7 +90,11 @@ class ModelConfig(ModelKeys):
         Raises:
           InputError: if the model has per-layer weights, and the grid isn't their own.
         """
-        other = replace(self, num_steps=num_steps or self.num_steps, scheme=scheme or self.scheme)
+        changes: dict[str, Any] = {"num_steps": num_steps or self.num_steps}
+        if scheme is not None and scheme != self.scheme:
+            check_values({"model.scheme": scheme})
+            changes |= {"scheme": scheme, **(_OF_REVERSIBLE if is_reversible(scheme) else {})}
+        other = replace(self, **changes)
         own, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
         if self.weights == "per_layer" and not np.array_equal(own, nodes):
             raise InputError(
@@ -132,6 +140,12 @@ class ModelConfig(ModelKeys):
         check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
+        check_remat(self.scheme, self.remat)
+        if self.state_dtype == "bfloat16" and is_reversible(self.scheme):
+            raise InputError(
+                f"model.state_dtype=bfloat16 with model.scheme={self.scheme}: states can't be "
+                "reconstructed in 16 bits; leave model.state_dtype out, or take another scheme"
+            )
 
     def _check_adapters(self):
         if self.adapter_rank and self.weights != "per_layer":
@@ -195,6 +209,13 @@ class ModelConfig(ModelKeys):
     def dt(self) -> float:
         """The step size."""
         return uniform_step_size(self.step_size, self.num_steps)
+
+    @property
+    def solver(self) -> str:
+        """The name of the scheme for `find_scheme`, with its coupling where it has one."""
+        if self.scheme.startswith(REVERSIBLE):
+            return f"{self.scheme}({self.reversibility})"
+        return self.scheme
 
     @property
     def num_nodes(self) -> int:

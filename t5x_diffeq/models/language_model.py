@@ -45,7 +45,7 @@ from t5x_diffeq.ode.integrate import (
 )
 from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import StateWithCost
-from t5x_diffeq.ode.solvers import find_scheme, grid
+from t5x_diffeq.ode.schemes import find_scheme, grid
 from t5x_diffeq.ode.weights import (
     Embeddings,
     HyperInit,
@@ -243,7 +243,7 @@ class LanguageModel(nn.Module):
             weights,
             self.embed(tokens, places),
             caches,
-            scheme=c.scheme,
+            scheme=c.solver,
             step_size=c.dt,
         )
         return self.normalise(y), caches
@@ -274,7 +274,7 @@ class LanguageModel(nn.Module):
                 vector_field(c, places, deterministic),
                 weights,
                 y,
-                scheme=c.scheme,
+                scheme=c.solver,
                 num_steps=c.num_steps // stages if pipelined else c.num_steps,
                 step_size=c.dt,
                 remat=c.remat,
@@ -299,7 +299,7 @@ class LanguageModel(nn.Module):
             vector_field(c, places, deterministic=True),
             weights,
             self.embed(tokens, places),
-            scheme=c.scheme,
+            scheme=c.solver,
             num_steps=c.num_steps,
             step_size=c.dt,
         )

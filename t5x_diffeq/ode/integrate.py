@@ -10,15 +10,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import Tree, Vector
-from t5x_diffeq.ode.solvers import SubField, VectorField, find_scheme
+from t5x_diffeq.ode.reversible import (
+    Bind,
+    ReversibleScheme,
+    Stages,
+    StepInputs,
+    scan_and_reconstruct,
+)
+from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
 from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
 SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
-StepInputs = tuple[Tree, Array | None]  # of one step, or of all on a leading axis
-Step = Callable[[Vector, StepInputs], Vector]
+Step = Callable[[Carried, StepInputs], Carried]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
@@ -42,28 +49,48 @@ def integrate(
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all
         stages of a step drop the same units).
-      weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
+      weights: leaves `[nodes, ...]`, in the order of `schemes.grid`.
       y: the state at t = 0.
-      scheme: the scheme's name, for `solvers.find_scheme`.
+      scheme: the scheme's name, for `schemes.find_scheme`.
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
-        the values named a and b, each one of `CHECKPOINT_NAMES`).
+        the values named a and b, each one of `CHECKPOINT_NAMES`). With a reversible scheme, "full"
+        reconstructs the states and stores none.
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
         backward pass; None keeps the state's own.
       key: dropout key, or None.
 
     Raises:
-      InputError: if `remat` is none of these.
+      InputError: if `remat` is none of these, or the scheme can't have it.
     """
-    inputs = step_inputs(weights, scheme, num_steps, key)
+    check_remat(scheme, remat)
+    inputs, found = step_inputs(weights, scheme, num_steps, key), find_scheme(scheme)
+    if isinstance(found, ReversibleScheme) and remat == "full":
+        bind = _bind(field, len(found.nodes))
+        start = found.start(y)
+        return found.end(scan_and_reconstruct(found, bind, step_size, start, inputs, unroll))
     # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
     # backward pass would then compute once more.
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    return _scan_steps(step, y, inputs, num_steps, remat, unroll, kept_dtype or y.dtype)
+    end = _scan_steps(step, found.start(y), inputs, num_steps, remat, unroll, kept_dtype or y.dtype)
+    return found.end(end)
+
+
+def check_remat(scheme: str, remat: str) -> None:
+    """Checks that the backward pass of the scheme can recompute by `remat`.
+
+    Raises:
+      InputError: if it can't; says what it can do.
+    """
+    if isinstance(find_scheme(scheme), ReversibleScheme) and remat not in ("none", "full"):
+        raise InputError(
+            f"model.remat={remat} with model.scheme={scheme}: a reversible scheme reconstructs its "
+            "states; take full, which does so, or none, which stores them"
+        )
 
 
 def trajectory(
@@ -76,13 +103,14 @@ def trajectory(
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
-    step = step_function(field, scheme, step_size)
+    step, found = step_function(field, scheme, step_size), find_scheme(scheme)
 
-    def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
-        return step(y, x), y
+    def keep(carried: Carried, x: StepInputs) -> tuple[Carried, Vector]:
+        return step(carried, x), found.end(carried)
 
-    y, before = jax.lax.scan(keep, y, step_inputs(weights, scheme, num_steps, key=None))
-    return jnp.concatenate((before, y[None]))
+    inputs = step_inputs(weights, scheme, num_steps, key=None)
+    last, before = jax.lax.scan(keep, found.start(y), inputs)
+    return jnp.concatenate((before, found.end(last)[None]))
 
 
 def integrate_with_memory(
@@ -108,7 +136,7 @@ def integrate_with_memory(
       weights: the weights of each step, from `weights_by_step`.
       y: the state at t = 0.
       memories: one for each evaluation of f, in the order of the evaluations.
-      scheme: the scheme's name, for `solvers.find_scheme`.
+      scheme: the scheme's name, for `schemes.find_scheme`.
       step_size: dt.
     """
     before, after = iter(memories), []
@@ -118,11 +146,12 @@ def integrate_with_memory(
         after.append(memory)
         return value
 
-    field = VectorField(f_with_next_memory, g)
+    field, found = VectorField(f_with_next_memory, g), find_scheme(scheme)
+    carried = found.start(y)
     for n, of_step in enumerate(weights):
         step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
-        y = step(y, (of_step, None))
-    return y, after
+        carried = step(carried, (of_step, None))
+    return found.end(carried), after
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -134,20 +163,29 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 def step_function(
     field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
 ) -> Step:
-    """One step of the scheme, from a state and the step's slice of `step_inputs`.
+    """One step of the scheme, from what it carries and the step's slice of `step_inputs`.
 
     A profile shows its operations under `scope`. In a scan all steps are one program, so they have
     one name.
     """
-    nodes = len(find_scheme(scheme).nodes)
+    found = find_scheme(scheme)
+    bind = _bind(field, len(found.nodes))
 
     @jax.named_scope(scope)
-    def step(y: Vector, inputs: StepInputs) -> Vector:
-        W, key = inputs
-        stages = tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
-        return find_scheme(scheme).step(field(key), stages, y, step_size)
+    def step(carried: Carried, inputs: StepInputs) -> Carried:
+        return found.step(*bind(inputs), carried, step_size)
 
     return step
+
+
+def _bind(field: FieldOfKey, nodes: int) -> Bind:
+    """The function from a step's inputs to its field, and its weights at each node."""
+
+    def bind(inputs: StepInputs) -> tuple[VectorField, Stages]:
+        W, key = inputs
+        return field(key), tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
+
+    return bind
 
 
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:

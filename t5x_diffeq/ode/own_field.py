@@ -9,7 +9,8 @@ from jaxtyping import Array
 
 from t5x_diffeq.array_types import Tree, Vector
 from t5x_diffeq.ode.integrate import integrate, trajectory
-from t5x_diffeq.ode.solvers import VectorField, grid
+from t5x_diffeq.ode.schemes import grid
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 

@@ -65,7 +65,7 @@ def integrate_in_stages(
 
     Args:
       take_steps: integrates over the steps whose weights it is given.
-      weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
+      weights: leaves `[nodes, ...]`, in the order of `schemes.grid`.
       y: the state at t = 0.
       beside: arrays with a row for each of the state's, such as the tokens' positions.
       key: dropout key, from which each stage derives one for each microbatch; or None.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from t5x_diffeq.ode.solvers import find_scheme
+from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.planner.planning import state_bytes
 from t5x_diffeq.training.chips import Chip
 from t5x_diffeq.training.flops import kernel_entries, step_flops
@@ -59,7 +59,7 @@ def moved_bytes(setup: Setup, batch_size: int) -> float:
     of_weights = 3 * weights * (fsdp - 1) / fsdp + 2 * weights / fsdp * (copies - 1) / copies
     tokens = batch_size * config.max_length / copies / fsdp * setup.pipeline_slowdown
     of_activations = 4 * steps * tokens * config.embed_dim * itemsize
-    evaluations = steps * find_scheme(config.scheme).evaluations[0]
+    evaluations = steps * find_scheme(config.solver).evaluations[0]
     keys_and_values = 2 * config.kv_heads * config.head_width * itemsize / tensor
     passes = setup.config.train.microbatches * setup.pipeline_ticks
     return (

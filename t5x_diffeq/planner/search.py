@@ -6,11 +6,13 @@ from math import prod
 from typing import Any
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
+from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microbatches
 
 # The last recomputes most and saves least.
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
+_REVERSIBLE_POLICIES = ("none", "full")  # of reversible schemes
 _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
 _CONTEXT_SIZES = (1, 2, 4, 8, 16)
 _SHORTEST_CHUNK = 1024  # tokens of a sequence; of fewer, moving keys and values costs too much
@@ -56,9 +58,14 @@ def with_meshes(config: Config, num_devices: int, slices: int = 1) -> list[Chang
     return [{f"mesh.{axis}": size for axis, size in mesh.items()} for mesh in found]
 
 
+def _policies(config: Config) -> tuple[str, ...]:
+    """The remat policies that the config's scheme can have."""
+    return _REVERSIBLE_POLICIES if is_reversible(config.model.scheme) else POLICIES
+
+
 def with_remats(config: Config) -> list[Changes]:
     """The changes for each other remat policy."""
-    return [{"model.remat": remat} for remat in POLICIES if remat != config.model.remat]
+    return [{"model.remat": remat} for remat in _policies(config) if remat != config.model.remat]
 
 
 def with_details(config: Config, attention: str) -> list[Changes]:
@@ -92,8 +99,8 @@ def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config
 def _candidates(config: Config, mesh: Mapping[str, int]) -> Iterator[Changes]:
     """The changes of each remedy, whether or not the sizes are divisible."""
     data, fsdp = mesh["data"], mesh["fsdp"]
-    kept, train = config.model.remat, config.train
-    for remat in POLICIES[POLICIES.index(kept) + 1 :] if kept in POLICIES else ():
+    kept, train, policies = config.model.remat, config.train, _policies(config)
+    for remat in policies[policies.index(kept) + 1 :] if kept in policies else ():
         yield {"model.remat": remat}
     full = {} if kept == "full" else {"model.remat": "full"}
     if data > 1:

@@ -14,8 +14,10 @@ from typing import Annotated, Any, ClassVar, Protocol, get_type_hints, runtime_c
 from t5x_diffeq.runtime.config_keys import (
     INT32,
     KERNELS,
+    ONE_STEP_SCHEMES,
     PLUGIN,
     REMATS,
+    REVERSIBLE,
     SCHEMES,
     SEEDS,
     STEP_RANGE,
@@ -25,6 +27,7 @@ from t5x_diffeq.runtime.config_keys import (
 )
 from t5x_diffeq.runtime.errors import InputError
 
+_REVERSIBLES = tuple(REVERSIBLE + name for name in ONE_STEP_SCHEMES)
 VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
 
 
@@ -76,7 +79,8 @@ class ModelKeys(_Section):
     architecture: Annotated[str, _one_of("gpt", "llama")]
     weights: Annotated[str, _one_of("time_dependent", "per_layer", "shared")]
     block: Annotated[str | None, Key(str, choices=(PLUGIN,), optional=True)]
-    scheme: Annotated[str, _one_of(*SCHEMES, PLUGIN)]
+    scheme: Annotated[str, _one_of(*SCHEMES, *_REVERSIBLES, PLUGIN)]
+    reversibility: Annotated[float, Key(float, 0, 1, open="(]")]
     step_size: Annotated[str, _one_of("1/N", "1")]
     num_steps: SolverSteps
     embed_dim: Size

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from math import inf
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
-# defined in ode/solvers.py, models/adaptive.py, layers/attention_kernels.py and
+# defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py and
 # ode/integrate.py; tests/bad_input_test.py compares the two.
-SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
+ONE_STEP_SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
+SCHEMES = (*ONE_STEP_SCHEMES, "leapfrog")
+REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
@@ -102,7 +104,7 @@ class Key:
 
 def _pattern(choice: str) -> str:
     if choice == PLUGIN:
-        return r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
+        return rf"(?!{REVERSIBLE})" + r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
     if choice == STEP_RANGE:
         return r"\d{1,10}:\d{1,10}"
     number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
@@ -22,8 +23,8 @@ PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a value is an importable name."""
-    return ":" in name
+    """Whether a value is an importable name, and not the project's own reversible:SCHEME."""
+    return ":" in name and not name.startswith(REVERSIBLE)
 
 
 @cache

@@ -17,7 +17,7 @@ from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes, need_hooks
 from t5x_diffeq.ode.integrate import kept_names
-from t5x_diffeq.ode.solvers import find_scheme
+from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.weights import block_parameters
 
 

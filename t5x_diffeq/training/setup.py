@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import ceil, log10, prod
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,17 @@ from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import kernels_not_quantized, make_block
+from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.config import Config, TrainKeys
+from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
+
+_LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +240,9 @@ def check_new(config: Config) -> None:
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
             f"{model.num_steps}; give at most {model.num_steps}"
         )
+    steps = max(model.num_steps, *config.train.depths, 1)
+    if model.scheme.startswith(REVERSIBLE) and model.remat == "full":
+        _check_reconstruction(model.reversibility, steps)
     if model.adapter_rank > model.embed_dim:
         raise InputError(
             f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
@@ -261,6 +268,18 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
         raise InputError(
             f"data.sequence_length={model.max_length} is not divisible by {2 * shards}, the number "
             f"of chunks into which mesh.context={shards} cuts a sequence; change one of them"
+        )
+
+
+def _check_reconstruction(coupling: float, steps: int) -> None:
+    """Checks that the states come back in float32 with at least four digits."""
+    growth = -steps * log10(coupling)  # of rounding errors, in digits
+    if growth > _LOST_DIGITS:
+        raise InputError(
+            f"model.reversibility={coupling} with {steps} solver steps magnifies rounding errors "
+            f"of the reconstructed states up to 10^{growth:.0f} times; raise it to at least "
+            f"{ceil(1e5 * 10 ** (-_LOST_DIGITS / steps)) / 1e5}, or set model.remat=none, which "
+            "stores the states"
         )
 
 
@@ -325,6 +344,11 @@ def check_stages(config: Config, mesh: Mesh) -> None:
         raise InputError(
             f"mesh.stage={stages} and mesh.context={mesh.shape['context']}: a mesh splits the "
             "solver steps or the sequences, not both; set one of them to 1"
+        )
+    if is_reversible(model.scheme):
+        raise InputError(
+            f"model.scheme={model.scheme} carries two states, and mesh.stage={stages} hands on "
+            "one; take a one-step scheme, or set mesh.stage=1"
         )
     for key, steps in (("model.num_steps", model.num_steps), *_depths(train)):
         if steps % stages:

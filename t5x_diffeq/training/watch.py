@@ -27,14 +27,15 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, State, Vector, Weights
+from t5x_diffeq.array_types import Places, State, Weights
 from t5x_diffeq.layers.context import to_zigzag
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
-from t5x_diffeq.ode.solvers import SubField, VectorField
+from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
 from t5x_diffeq.ode.weights import layer_name
 from t5x_diffeq.training.gradient import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
@@ -111,8 +112,9 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
     """
     y, places = to_zigzag(y, places)
     field = vector_field(config, places, deterministic=True)(None)
+    scheme = find_scheme(config.solver)
 
-    def step(y: Vector, inputs: StepInputs) -> tuple[Vector, dict[str, Array]]:
+    def step(carried: Carried, inputs: StepInputs) -> tuple[Carried, dict[str, Array]]:
         found: dict[str, list[Array]] = {"f": [], "g": []}
 
         def note(name: str, sub_field: SubField) -> SubField:
@@ -124,13 +126,13 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
             return noted
 
         noting = VectorField(note("f", field.f), note("g", field.g))
-        after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
+        after = step_function(lambda _: noting, config.solver, config.dt)(carried, inputs)
         of_evaluations = {name: _rms(jnp.stack(each)) for name, each in found.items()}
-        return after, {**of_evaluations, "state": _rms(y)}
+        return after, {**of_evaluations, "state": _rms(scheme.end(carried))}
 
     inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
-    end, curves = jax.lax.scan(step, y, inputs)
-    return {**curves, "state": jnp.append(curves["state"], _rms(end))}
+    last, curves = jax.lax.scan(step, scheme.start(y), inputs)
+    return {**curves, "state": jnp.append(curves["state"], _rms(scheme.end(last)))}
 
 
 def _some_rows(batch: Batch, shards: int) -> Batch:

@@ -41,6 +41,7 @@ _OF_COMPUTING = (  # the run's own unless changed
     "model.scan_unroll",
     "model.rotary_base",  # for sequences that are longer than the run's
     "model.rotary_scaling",
+    "model.reversibility",
 )
 _OF_TOKENIZER = ("data.tokenizer", "data.tokenizer_vocab_size", "data.end_of_text")
 
