@@ -92,7 +92,7 @@ def gradient_of(model, params, batch, microbatches=1):
     return gradient, means
 
 
-@pytest.mark.parametrize("changes", [{}, BASELINE, {"scheme": "midpoint"}])
+@pytest.mark.parametrize("changes", [{}, BASELINE, {"scheme": "midpoint"}, {"scheme": "leapfrog"}])
 def test_the_running_cost_is_the_mean_over_depth(changes, monkeypatch):
     """A constant rate is its own mean, for any step size and scheme."""
     monkeypatch.setattr(mixture_of_experts, "imbalance", lambda p, chosen: jnp.float32(3))

@@ -208,7 +208,7 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
 
     check_refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
     check_refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
-    check_refused(r"model\.scheme is 'leapfrog'; it can be euler", scheme="leapfrog")
+    check_refused(r"model\.scheme is 'eular'; it can be euler", scheme="eular")
     config = tuning_config("lora", base, text)
     config.init_from = None
     with pytest.raises(InputError, match=r"config\.init_from is not set"):

@@ -5,6 +5,8 @@ is added to the cost of the state at t = 1. Here l balances the experts of a mix
 The state carries the cost, so every scheme integrates both: dy/dt = F(y; W), dc/dt = l(y; W).
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
@@ -18,12 +20,12 @@ class StateWithCost:
     """The state y and the cost so far: a vector space, as schemes need.
 
     Attributes:
-      y: the state.
+      y: the state, `[B, L, D]`.
       cost: the integral of the cost's rate, a float32 scalar.
     """
 
-    y: State
-    cost: Float[Array, ""]
+    y: Any  # JAX makes trees of placeholders, too, so no shape is checked here
+    cost: Any
 
     @classmethod
     def at_start(cls, y: State) -> "StateWithCost":
@@ -45,7 +47,7 @@ class StateWithCost:
     def __sub__(self, other: "StateWithCost") -> "StateWithCost":
         return self + -1.0 * other
 
-    def __rmul__(self, factor: float) -> "StateWithCost":
+    def __rmul__(self, factor: float | Float[Array, ""]) -> "StateWithCost":
         return StateWithCost(factor * self.y, factor * self.cost)
 
     __mul__ = __rmul__
