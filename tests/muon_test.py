@@ -339,7 +339,7 @@ def test_whole_matrices_come_back_in_their_places(spec, split):
 def test_training_learns_and_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     """With microbatches, several depths and recomputation at once."""
     config = small_config(text)
-    config.optimizer.update(name="muon", learning_rate=1e-2, moment_dtype="bfloat16")
+    config.optimizer.update(name="muon", learning_rate=1e-2, moments="mean_bfloat16")
     config.model.remat = "full"
     config.mesh.fsdp = 1  # then the compiled step is kept for the next run
     config.train.update(microbatches=2, depths=(2, 3), depths_per_step=2, eval_batches=2)

@@ -65,13 +65,35 @@ def _contract_backward(
         e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
     ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."]]:
         flat = dW.reshape(dW.shape[0], -1)
-        dP = jnp.matmul(e.T.astype(dtype), flat, preferred_element_type=jnp.float32)
+        dP = _project(e.astype(dtype), dW)
         de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
-        dP = _lay_out_as_at_rest(dP.reshape(P.shape))
         return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP
 
     whole = PartitionSpec()
     return on_shards(products, (whole, spec, spec), (whole, spec))(*inputs, dW)
+
+
+def project(
+    e: Float[Array, "nodes T"], F: Float[Array, "nodes ..."], axes: Axes
+) -> Float[Array, "T ..."]:
+    """e^T F in float32, sharded and laid out as P.
+
+    Args:
+      e: time embeddings, float32.
+      F: values of a kernel at the nodes.
+      axes: logical axes of the kernel.
+    """
+    shard = _kernel_spec(axes)
+    return on_shards(partial(_project, precision="highest"), (PartitionSpec(), shard), shard)(e, F)
+
+
+def _project(
+    e: Float[Array, "nodes T"], F: Float[Array, "nodes ..."], precision: str | None = None
+) -> Float[Array, "T ..."]:
+    """`project` on one device's shard of F."""
+    flat = F.reshape(F.shape[0], -1)
+    P = jnp.matmul(e.T, flat, precision=precision, preferred_element_type=jnp.float32)
+    return _lay_out_as_at_rest(P.reshape(e.shape[1], *F.shape[1:]))
 
 
 def _contract_long_axis(
@@ -135,11 +157,15 @@ def projection_square(
     """
     dW = as_made(dW, axes)
     e = e.astype(dW.dtype).astype(jnp.float32)
+    return jnp.sum((e @ e.T) * gram(dW))
+
+
+def gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
+    """The inner products <dW_n, dW_m> of the gradients at all nodes, in float32."""
     kernel = tuple(range(1, dW.ndim))
-    gram = jax.lax.dot_general(
+    return jax.lax.dot_general(
         dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
     )
-    return jnp.sum((e @ e.T) * gram)
 
 
 def as_made(W: Float[Array, "nodes ..."], axes: Axes) -> Float[Array, "nodes ..."]:

@@ -33,7 +33,7 @@ from t5x_diffeq.training.checkpoint_folder import steps_in
 from t5x_diffeq.training.trained_params import check_whole, find_step
 
 FILE = "branch.json"
-_OPTIMIZER_STATE = ("optimizer.name", "optimizer.moment_dtype")
+_OPTIMIZER_STATE = ("optimizer.name", "optimizer.moments")
 _OTHERS = (  # neither the state nor the data depends on them
     "model.dropout_rate",
     "model.remat",

@@ -21,6 +21,7 @@ CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
+_OF_DTYPE = {"bfloat16": "mean_bfloat16"}  # optimizer.moments by what was optimizer.moment_dtype
 _said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
@@ -164,12 +165,20 @@ def _usable_values(config: dict) -> dict[str, object]:
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
-    values = flatten_dict(config, sep=".")
+    values = _renamed(flatten_dict(config, sep="."))
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")
     faulty = {key for key in values if may_change(key) and KEYS[key].fault(values[key])}
     return {key: value for key, value in values.items() if key not in faulty}
+
+
+def _renamed(values: dict[str, object]) -> dict[str, object]:
+    """The values with the keys of today; `optimizer.moments` was a dtype once, of one moment."""
+    dtype = values.pop("optimizer.moment_dtype", None)
+    if dtype is None:
+        return values
+    return {"optimizer.moments": _OF_DTYPE.get(str(dtype), dtype), **values}
 
 
 @contextmanager

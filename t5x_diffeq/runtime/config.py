@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Protocol, get_type_hints, runtime_c
 from t5x_diffeq.runtime.config_keys import (
     INT32,
     KERNELS,
+    MOMENTS,
     ONE_STEP_SCHEMES,
     PLUGIN,
     REMATS,
@@ -219,7 +220,7 @@ class OptimizerKeys(_Section):
     beta2: BelowOne
     epsilon: Positive
     momentum: BelowOne
-    moment_dtype: Dtype
+    moments: Annotated[str, _one_of(*MOMENTS)]
     weight_decay: NotNegative
     decay: Annotated[str, _one_of("embeddings", "kernels", "all")]
     schedule: Annotated[str, _one_of("cosine", "wsd")]

@@ -16,13 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Places, State, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import block_of_shapes, has_cost
-from t5x_diffeq.ode.weights import Embeddings, LeafPath, block_parameters, projection_squares
+from t5x_diffeq.ode.weights import (
+    Embeddings,
+    LeafPath,
+    block_parameters,
+    layer_name,
+    projection_squares,
+)
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
@@ -41,7 +47,8 @@ class BatchGradient(NamedTuple):
       gradient: of the parts that train.
       norm: its global norm.
       means: what is reported of the batch, by name.
-      embeddings: e(t) at the step's nodes, each node once.
+      embeddings: e(t) at the step's nodes, each node once, by the name of the generated layer.
+      d_weights: the gradient of W(t) at the same nodes, by layer and leaf, where there is e(t).
       curves: what `watch` returned of the gradient of the weights on the model's own grid.
     """
 
@@ -49,6 +56,7 @@ class BatchGradient(NamedTuple):
     norm: Float[Array, ""]
     means: Means
     embeddings: Embeddings
+    d_weights: dict[LeafPath, Float[Array, "nodes ..."]]
     curves: Curves
 
 
@@ -84,7 +92,7 @@ def make_gradient(
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
     block = block_of_shapes(model.config)
     declared = block_parameters(block, block.input_shapes())
-    _, distinct = np.unique(np.concatenate(times), return_index=True)
+    _, distinct, place = np.unique(np.concatenate(times), return_index=True, return_inverse=True)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
@@ -134,9 +142,26 @@ def make_gradient(
         at_nodes = {name: e[distinct] for name, e in embeddings.items()}
         own = next((part for each, part in zip(models, parts, strict=True) if each == model), None)
         d_own = jax.tree.map(lambda d: d[own], d_weights) if own else {}
-        return BatchGradient(gradient, norm, means, at_nodes, watch(d_own) if watch else {})
+        d_at_nodes: dict[LeafPath, Array] = {
+            (layer_name(path[:-1]), path[-1]): _add_repeated(d, place)
+            for path, d in flatten_dict(d_weights).items()
+            if embeddings
+        }
+        curves = watch(d_own) if watch else {}
+        return BatchGradient(gradient, norm, means, at_nodes, d_at_nodes, curves)
 
     return gradient
+
+
+def _add_repeated(
+    d: Float[Array, "all_nodes ..."], place: Int[np.ndarray, " all_nodes"]
+) -> Float[Array, "nodes ..."]:
+    """The sums over the nodes that are the same; `place` says which ones are."""
+    nodes = place.max() + 1
+    if np.array_equal(place, np.arange(nodes)):
+        return d
+    same = jnp.asarray(place == np.arange(nodes)[:, None], d.dtype)
+    return jnp.tensordot(same, d, 1, precision="highest", preferred_element_type=jnp.float32)
 
 
 def _make_weights_of(

@@ -6,8 +6,9 @@ The defaults are those of the paper (appendix C).
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
 and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
 decay and the schedule follow it, as they follow Adam. If its `update` takes extra arguments
-(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's, and `embeddings`, the
-e(t) at the nodes of the step by the name of the generated layer.
+(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's before clipping;
+`embeddings`, the e(t) at the nodes of the step by the name of the generated layer; and `d_weights`,
+the gradient of W(t) at the same nodes, before clipping, by the names of layer and leaf.
 """
 
 from collections.abc import Collection
@@ -20,10 +21,13 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
-from t5x_diffeq.layers.parameter import ROLES, is_parameter
+from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter
+from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.training.function_space import FunctionSpace
+from t5x_diffeq.training.moments import EightBits, Keeper, Whole, clip_factor, scale_by_moments
 from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
@@ -32,6 +36,8 @@ DECAYED = {
     "kernels": {"embedding", "kernel", "adapter"},
     "all": set(ROLES),
 }
+# The dtype of the mean of gradients, for each value of `optimizer.moments` that needs no more.
+_OF_OPTAX = {"float32": "float32", "mean_bfloat16": "bfloat16"}
 
 
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
@@ -91,7 +97,7 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
 
 
 def make_optimizer(
-    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
+    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule, num_nodes: int
 ) -> optax.GradientTransformationExtraArgs:
     """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
@@ -103,9 +109,11 @@ def make_optimizer(
       optimizer: `config.optimizer`.
       declared: the parameters in their boxes, which say what decays and how it is scaled.
       schedule: the learning rate schedule.
+      num_nodes: the number of times at which a forward pass reads the weights.
 
     Raises:
-      InputError: if `optimizer.name` or `optimizer.role_multipliers` can't be used.
+      InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` can't be
+        used.
     """
 
     def of_declared(read):
@@ -116,7 +124,7 @@ def make_optimizer(
     by_role = of_declared(lambda leaf: factors.get(leaf.role, 1.0))
     return optax.chain(
         _clip(optimizer.max_grad_norm),
-        *_directions(optimizer, declared),
+        *_directions(optimizer, declared, num_nodes),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
         _scale_by_rates(schedule, by_role),
     )
@@ -163,25 +171,59 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
 
 
 def _directions(
-    optimizer: OptimizerKeys, declared: dict
+    optimizer: OptimizerKeys, declared: dict, num_nodes: int
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
     """What `optimizer.name` names, and the multipliers of the steps that it makes."""
     multipliers = jax.tree.map(lambda leaf: leaf.step_multiplier, declared, is_leaf=is_parameter)
     if is_plugin(optimizer.name):
         return _load(optimizer, declared), scale_each(multipliers)
-    adam = optax.scale_by_adam(
-        optimizer.beta1, optimizer.beta2, optimizer.epsilon, mu_dtype=optimizer.moment_dtype
-    )
     if optimizer.name == "adam":
-        return adam, scale_each(multipliers)
+        return _adam(optimizer, declared, num_nodes), scale_each(multipliers)
+    if optimizer.moments not in _OF_OPTAX:
+        raise InputError(
+            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name=muon it can "
+            f"be {' or '.join(_OF_OPTAX)}"
+        )
+    adam = _adam(optimizer, declared, num_nodes)
     kernels = kernels_of_block(declared)
-    muon = scale_by_muon(kernels, optimizer.momentum, optimizer.moment_dtype)
+    muon = scale_by_muon(kernels, optimizer.momentum, _OF_OPTAX[optimizer.moments])
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     leaves = flatten_dict(multipliers)
     # Muon's steps have their size already.
     own = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
     names = unflatten_dict({path: "muon" if path in paths else "adam" for path in leaves})
     return optax.partition({"muon": muon, "adam": adam}, names), scale_each(own)
+
+
+def _adam(optimizer: OptimizerKeys, declared: dict, num_nodes: int) -> optax.GradientTransformation:
+    """Adam's directions, with the moments that `optimizer.moments` names."""
+    betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+    if optimizer.moments in _OF_OPTAX:
+        return optax.scale_by_adam(*betas, mu_dtype=_OF_OPTAX[optimizer.moments])
+    leaves = flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
+    keepers = {
+        path: _keeper(optimizer.moments, path, leaf, num_nodes) for path, leaf in leaves.items()
+    }
+    return scale_by_moments(keepers, *betas, optimizer.max_grad_norm)
+
+
+def _keeper(moments: str, path: LeafPath, leaf: Parameter, num_nodes: int) -> Keeper:
+    """How the moments of a parameter are kept."""
+    if moments == "bfloat16":
+        return Whole(leaf.names, "bfloat16")
+    first, of_kernel = leaf.names[0], leaf.role == "kernel"
+    if moments == "int8" and of_kernel and first in ("time_embed", "steps"):
+        return EightBits(leaf.names)
+    if moments == "factored" and of_kernel and first == "time_embed":
+        T = leaf.value.shape[0]
+        if num_nodes >= T:
+            raise InputError(
+                f"optimizer.moments=factored keeps the mean of the gradients at {num_nodes} nodes, "
+                f"no fewer than model.time_embed_dim={T}; take int8"
+            )
+        _, layer, name = path
+        return FunctionSpace((layer, name), leaf.names, num_nodes)
+    return Whole(leaf.names)
 
 
 def _load(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
@@ -201,7 +243,7 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     def update(
         updates: dict, state: optax.EmptyState, params: dict, *, norm: Array, **_: object
     ) -> tuple[dict, optax.EmptyState]:
-        factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+        factor = clip_factor(norm, max_norm)
         return jax.tree.map(lambda u: factor * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

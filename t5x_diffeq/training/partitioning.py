@@ -280,9 +280,9 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
     def sharding(path: tuple, leaf: object) -> NamedSharding:
         if not isinstance(leaf, Parameter):
             return NamedSharding(mesh, PartitionSpec())
-        if _is_reduced(path, leaf):
-            return NamedSharding(mesh, PartitionSpec())
-        spec = spec_of(leaf.names, rules)
+        spec = (
+            _spec_of_reduced(leaf, rules) if _is_reduced(path, leaf) else spec_of(leaf.names, rules)
+        )
         _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
         return NamedSharding(mesh, spec)
 
@@ -292,11 +292,20 @@ def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
 def _is_reduced(path: tuple, leaf: Parameter) -> bool:
     """Whether a part of the optimizer's state has another shape than its parameter.
 
-    Such are the factors of a second moment (Shazeer and Stern 2018), which are small.
+    Such are the factors of a second moment (Shazeer and Stern 2018) as optax makes them.
     """
     of_optimizer = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
     shape = leaf.value.shape
     return of_optimizer and (len(shape) != len(leaf.names) or 1 in shape)
+
+
+def _spec_of_reduced(leaf: Parameter, rules: Rules) -> PartitionSpec:
+    """Dimensions of size 1 are whole; so is everything, if it is unclear which ones are left."""
+    shape = leaf.value.shape
+    if len(shape) != len(leaf.names):
+        return PartitionSpec()
+    spec = spec_of(leaf.names, rules)
+    return PartitionSpec(*(None if n == 1 else axes for n, axes in zip(shape, spec, strict=True)))
 
 
 def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) -> None:

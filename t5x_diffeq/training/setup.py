@@ -16,12 +16,13 @@ from jaxtyping import Array
 from t5x_diffeq.layers.mesh import STAGE, axes_of
 from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import kernels_not_quantized, make_block
 from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
@@ -199,7 +200,9 @@ def make_setup(
     declared = declared_params(model)
     trains = trainable_parts(config.train.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
-    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
+    _check_grid(config)
+    num_nodes = len({*nodes(model_config).tolist()})
+    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule, num_nodes)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     boxed = jax.eval_shape(
         lambda key: init_state(model, optimizer, trains, config.train, key), init_key
@@ -218,6 +221,16 @@ def make_setup(
         dropout_key=dropout_key,
         attention_reason=attention_reason,
     )
+
+
+def _check_grid(config: Config) -> None:
+    """Checks that all steps have the nodes at which the optimizer keeps gradients."""
+    if config.optimizer.moments == "factored" and config.train.depths:
+        raise InputError(
+            f"optimizer.moments=factored keeps gradients at the nodes of model.num_steps="
+            f"{config.model.num_steps}, and train.depths={config.train.depths} has other grids; "
+            "take int8, or leave train.depths out"
+        )
 
 
 def check_new(config: Config) -> None:
@@ -247,6 +260,25 @@ def check_new(config: Config) -> None:
         raise InputError(
             f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
             f"{model.embed_dim}, the rank that a kernel can have; lower it"
+        )
+    _check_moments(config)
+
+
+def _check_moments(config: Config) -> None:
+    """Checks that there are parameters whose moments `optimizer.moments` is for."""
+    weights = {"factored": ("time_dependent",), "int8": ("time_dependent", "per_layer")}
+    moments, trainable = config.optimizer.moments, config.train.trainable
+    if moments not in weights or is_plugin(config.optimizer.name):
+        return
+    if config.model.weights not in weights[moments]:
+        raise InputError(
+            f"optimizer.moments={moments} is for model.weights={' or '.join(weights[moments])}, "
+            f"and model.weights is {config.model.weights}; take bfloat16"
+        )
+    if trainable and "source" not in trainable:
+        raise InputError(
+            f"optimizer.moments={moments} is for the kernels of the source, and train.trainable="
+            f"{trainable} leaves it out; take bfloat16"
         )
 
 

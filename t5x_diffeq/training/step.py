@@ -106,6 +106,7 @@ def _make_train_step(
                 training,
                 norm=found.norm,
                 embeddings=found.embeddings,
+                d_weights=found.d_weights,
             )
             trained = optax.apply_updates(training, updates)
         after = TrainState(state.step + 1, {**state.params, **trained}, opt_state)

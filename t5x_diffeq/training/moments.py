@@ -1,0 +1,272 @@
+"""Adam whose moments take fewer bytes: `optimizer.moments`.
+
+Adam keeps two numbers for each parameter: the mean m of its gradients and the mean v of their
+squares. In time-dependent weights nearly all parameters are the P of kernels, T times as many
+numbers as the kernels themselves. Bytes for each number of P, at the sizes of Llama-1B (N = 16
+nodes, T = 96):
+
+    moments            m                          v                             bytes
+    float32            float32                    float32                       8
+    mean_bfloat16      bfloat16, to nearest       float32                       6
+    bfloat16           bfloat16                   bfloat16                      4
+    int8               8 bits, and a scale for    8 bits, and a scale for       2.08
+                       each block                 each block
+    factored           in function space          two factors                   0.71
+                       (`function_space`)
+
+The first two are optax's. `bfloat16` holds for all parameters. `int8` holds for kernels with a
+leading axis of T or of solver steps, and `factored` for the P of kernels; all other parameters then
+keep float32.
+
+**Stochastic rounding.** With beta2 = 0.999, v changes by a thousandth of itself in a step, less
+than the distance of neighbouring bfloat16 numbers, so rounding to nearest would never change it.
+Here x is rounded to one of its two neighbours at random, with probabilities that make x the mean.
+The random bits are a function of the step's number, so a resumed run draws the same ones.
+
+**Blocks.** A block is the T (or N) numbers of one entry of the kernel, along an axis that the mesh
+doesn't split. So a device needs nothing from others, and blocks don't depend on the mesh. With the
+largest absolute value s of the block, the 8 bits c stand for
+
+    m = s (c / 127) |c / 127|,  c = -127 ... 127     v = s 2^(24 (c - 255) / 255),  c = 0 ... 255
+
+Both codes are fine for small numbers, as those of Dettmers et al. (2022, 8-bit optimizers via
+block-wise quantization) are: neighbours of m differ by s / 127^2 near 0, those of v by 7%. No v
+is rounded to zero, which would make the step of its parameter huge; below 2^-24 s it is too large.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float, UInt32
+
+from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.ode.weights import Embeddings, LeafPath
+
+_LARGEST = 127  # code of the mean
+_FINEST = 255  # code of the mean of squares
+_OCTAVES = 24  # powers of two that the codes of the mean of squares span
+
+
+class Step(NamedTuple):
+    """What an optimizer step knows besides the gradient of a parameter.
+
+    Attributes:
+      beta1: decay of the mean of gradients.
+      beta2: decay of the mean of their squares.
+      epsilon: Adam's.
+      number: the step's, from 1.
+      clipping: the factor that brings the gradient's norm down to the largest that is allowed.
+      embeddings: e(t) at the nodes, by the name of the generated layer.
+      d_weights: the gradient of W(t) at the nodes, before clipping, by layer and leaf.
+    """
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    number: Array
+    clipping: Float[Array, ""]
+    embeddings: Embeddings
+    d_weights: Mapping[LeafPath, Float[Array, "nodes ..."]]
+
+    def direction(self, mean: Float[Array, "*s"], square: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        """Adam's, from both moments without their bias towards 0 (Kingma and Ba 2015)."""
+        mean = mean / (1 - self.beta1**self.number)
+        square = square / (1 - self.beta2**self.number)
+        return mean / (jnp.sqrt(square) + self.epsilon)
+
+    def moments(
+        self, g: Float[Array, "*s"], mean: Float[Array, "*s"], square: Float[Array, "*s"]
+    ) -> tuple[Float[Array, "*s"], Float[Array, "*s"]]:
+        """Both moments with the step's gradient."""
+        mean = self.beta1 * mean + (1 - self.beta1) * g
+        return mean, self.beta2 * square + (1 - self.beta2) * jnp.square(g)
+
+
+class Keeper(Protocol):
+    """How both moments of a parameter are kept."""
+
+    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:
+        """The moments before the first step; in boxes, if the parameter is in one."""
+
+    def update(
+        self, step: Step, g: Array, mean: Any, square: Any, bits: UInt32[Array, "..."]
+    ) -> tuple[Array, Any, Any]:
+        """The direction, and both moments after the step; `bits` are random, of g's shape."""
+
+
+def scale_by_moments(
+    keepers: Mapping[LeafPath, Keeper],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    max_grad_norm: float,
+) -> optax.GradientTransformationExtraArgs:
+    """From gradients to Adam's directions; `keepers` has one for each parameter, by its path.
+
+    `update` takes `norm`, the gradient's before clipping, and `embeddings` and `d_weights` as
+    `Step` has them.
+    """
+
+    def init(params: dict) -> optax.ScaleByAdamState:
+        leaves = flatten_dict(params, is_leaf=lambda _, node: is_parameter(node))
+        made = {path: keepers[path].init(leaf) for path, leaf in leaves.items()}
+        mean, square = (unflatten_dict({p: both[n] for p, both in made.items()}) for n in (0, 1))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)
+
+    def update(
+        gradient: dict,
+        state: optax.ScaleByAdamState,
+        params: dict | None = None,
+        *,
+        norm: Float[Array, ""],
+        embeddings: Embeddings | None = None,
+        d_weights: Mapping[LeafPath, Array] | None = None,
+        **_: object,
+    ) -> tuple[dict, optax.ScaleByAdamState]:
+        del params
+        count = optax.safe_increment(state.count)
+        clipping = clip_factor(norm, max_grad_norm)
+        step = Step(beta1, beta2, epsilon, count, clipping, embeddings or {}, d_weights or {})
+        means, squares = (_by_path(tree, keepers) for tree in (state.mu, state.nu))
+        found = {}
+        for n, (path, g) in enumerate(flatten_dict(gradient).items()):
+            bits = jax.random.bits(_key(count, n), g.shape, jnp.uint32)
+            found[path] = keepers[path].update(step, g, means[path], squares[path], bits)
+        directions, mean, square = (
+            unflatten_dict({path: parts[n] for path, parts in found.items()}) for n in range(3)
+        )
+        return directions, optax.ScaleByAdamState(count, mean, square)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _by_path(tree: dict, paths: Mapping[LeafPath, Any]) -> dict[LeafPath, Any]:
+    return flatten_dict(tree, is_leaf=lambda path, _: path in paths)
+
+
+def _key(count: Array, leaf: int) -> Array:
+    return jax.random.fold_in(
+        jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count), leaf
+    )
+
+
+def clip_factor(norm: Float[Array, ""], max_norm: float) -> Float[Array, ""]:
+    """The factor that scales a gradient of this norm down to `max_norm`."""
+    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+
+
+def like(leaf: Parameter | Array, value: Array, names: tuple[str | None, ...]) -> Any:
+    """The value; in a box with these logical axes, if the parameter is in one."""
+    return leaf.replace(value=value, names=names) if isinstance(leaf, Parameter) else value
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Both moments have the parameter's shape; in bfloat16, they are rounded stochastically."""
+
+    names: tuple[str | None, ...]
+    dtype: str = "float32"
+
+    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+        zeros = like(leaf, jnp.zeros(shape, self.dtype), self.names)
+        return zeros, zeros
+
+    def update(  # noqa: D102
+        self, step: Step, g: Array, mean: Array, square: Array, bits: UInt32[Array, "..."]
+    ) -> tuple[Array, Array, Array]:
+        mean, square = step.moments(g, mean.astype(g.dtype), square.astype(g.dtype))
+        direction = step.direction(mean, square)
+        if self.dtype == "float32":
+            return direction, mean, square
+        return direction, round_to_bfloat16(mean, bits), round_to_bfloat16(square, bits >> 16)
+
+
+def round_to_bfloat16(x: Float[Array, "*s"], bits: UInt32[Array, "*s"]) -> Float[Array, "*s"]:
+    """x rounded stochastically, with the lowest 16 of the random bits.
+
+    The bfloat16 numbers are the float32 numbers whose lowest 16 bits are 0. Their neighbours differ
+    by one in the upper 16, also between powers of two, so the lower 16 say how near each is.
+    """
+    raised = jax.lax.bitcast_convert_type(x, jnp.uint32) + (bits & 0xFFFF)
+    cut = jax.lax.bitcast_convert_type(raised & jnp.uint32(0xFFFF0000), jnp.float32)
+    return jnp.where(jnp.isfinite(x), cut, x).astype(jnp.bfloat16)
+
+
+class Blocks(NamedTuple):
+    """Numbers of 8 bits, in blocks along their first axis, and the scale of each block."""
+
+    codes: Any
+    scales: Any
+
+
+@dataclass(frozen=True)
+class EightBits:
+    """Both moments in blocks along the first axis of the parameter."""
+
+    names: tuple[str | None, ...]
+
+    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+
+        def zeros(dtype: str) -> Blocks:
+            codes = like(leaf, jnp.zeros(shape, dtype), self.names)
+            return Blocks(codes, like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:]))
+
+        return zeros("int8"), zeros("uint8")
+
+    def update(  # noqa: D102
+        self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
+    ) -> tuple[Array, Blocks, Blocks]:
+        m, v = step.moments(g, decode_mean(mean), decode_square(square))
+        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)
+
+
+def _uniform(bits: UInt32[Array, "*s"]) -> Float[Array, "*s"]:
+    """A number in [0, 1) from the lowest 16 bits."""
+    return (bits & 0xFFFF).astype(jnp.float32) / 2**16
+
+
+def _scales(x: Float[Array, "block *s"]) -> tuple[Float[Array, "*s"], Float[Array, "block *s"]]:
+    """The largest absolute value of each block, and x in units of it."""
+    scales = jnp.abs(x).max(0)
+    return scales, x / jnp.where(scales > 0, scales, 1)
+
+
+def encode_mean(x: Float[Array, "block *s"], bits: UInt32[Array, "block *s"]) -> Blocks:
+    """x as 8 bits with a sign, rounded stochastically with the lowest 16 of the random bits."""
+    scales, x = _scales(x)
+    y = jnp.abs(x) * _LARGEST**2
+    below = jnp.clip(jnp.floor(jnp.sqrt(y)), 0, _LARGEST - 1)
+    up = _uniform(bits) < (y - below**2) / (2 * below + 1)
+    return Blocks((jnp.sign(x) * (below + up)).astype(jnp.int8), scales)
+
+
+def decode_mean(blocks: Blocks) -> Float[Array, "block *s"]:
+    """The numbers that `encode_mean` has rounded."""
+    c = blocks.codes.astype(jnp.float32) / _LARGEST
+    return blocks.scales * c * jnp.abs(c)
+
+
+def encode_square(x: Float[Array, "block *s"], bits: UInt32[Array, "block *s"]) -> Blocks:
+    """x >= 0 as 8 bits, rounded stochastically with the lowest 16 of the random bits."""
+    scales, x = _scales(x)
+    level = _FINEST * (1 + jnp.log2(jnp.maximum(x, 1e-30)) / _OCTAVES)
+    below = jnp.clip(jnp.floor(level), 0, _FINEST - 1)
+    low, high = _unit_square(below), _unit_square(below + 1)
+    up = _uniform(bits) < (x - low) / (high - low)
+    return Blocks((below + up).astype(jnp.uint8), scales)
+
+
+def decode_square(blocks: Blocks) -> Float[Array, "block *s"]:
+    """The numbers that `encode_square` has rounded."""
+    return blocks.scales * _unit_square(blocks.codes.astype(jnp.float32))
+
+
+def _unit_square(code: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    return jnp.exp2((code / _FINEST - 1) * _OCTAVES)
