@@ -61,12 +61,12 @@ def test_unknown_variant():
 def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
     config = default_config()
     before = Config.of(config).as_json()
-    del before["tasks"], before["optimizer"]["moment_dtype"], before["model"]["state_dtype"]
+    del before["tasks"], before["optimizer"]["moments"], before["model"]["state_dtype"]
     (tmp_path / "config.json").write_text(json.dumps(before))
     assert read_config(tmp_path) == Config.of(config)
     assert not check_config(Config.of(config), tmp_path)
-    config.optimizer.moment_dtype = "bfloat16"
-    with pytest.raises(InputError, match=r"optimizer.moment_dtype was 'float32', is 'bfloat16'"):
+    config.optimizer.moments = "bfloat16"
+    with pytest.raises(InputError, match=r"optimizer.moments was 'float32', is 'bfloat16'"):
         check_config(Config.of(config), tmp_path)
 
 

@@ -36,7 +36,7 @@ is rounded to zero, which would make the step of its parameter huge; below 2^-24
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,7 @@ class Step(NamedTuple):
         return mean, self.beta2 * square + (1 - self.beta2) * jnp.square(g)
 
 
+@runtime_checkable
 class Keeper(Protocol):
     """How both moments of a parameter are kept."""
 
@@ -134,8 +135,11 @@ def scale_by_moments(
         step = Step(beta1, beta2, epsilon, count, clipping, embeddings or {}, d_weights or {})
         means, squares = (_by_path(tree, keepers) for tree in (state.mu, state.nu))
         found = {}
-        for n, (path, g) in enumerate(flatten_dict(gradient).items()):
-            bits = jax.random.bits(_key(count, n), g.shape, jnp.uint32)
+        gradients = flatten_dict(gradient)
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
+        seeds = jax.random.bits(key, len(gradients), jnp.uint32)
+        for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
+            bits = random_bits(seed, g.shape)
             found[path] = keepers[path].update(step, g, means[path], squares[path], bits)
         directions, mean, square = (
             unflatten_dict({path: parts[n] for path, parts in found.items()}) for n in range(3)
@@ -149,10 +153,23 @@ def _by_path(tree: dict, paths: Mapping[LeafPath, Any]) -> dict[LeafPath, Any]:
     return flatten_dict(tree, is_leaf=lambda path, _: path in paths)
 
 
-def _key(count: Array, leaf: int) -> Array:
-    return jax.random.fold_in(
-        jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count), leaf
-    )
+def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """Random bits as a function of the seed and the place in the array.
+
+    It is a hash of 32 bits (Wellons 2018, lowbias32), applied twice, so it is computed in the loop
+    that updates the parameter, on each device's own shard. On CPUs `jax.random.bits` keeps bits and
+    counters in arrays of the parameter's size, and takes seconds to compile for each parameter.
+    """
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return _hash(_hash(place) ^ seed)
+
+
+def _hash(x: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def clip_factor(norm: Float[Array, ""], max_norm: float) -> Float[Array, ""]:

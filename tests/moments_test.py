@@ -1,0 +1,327 @@
+"""Adam's moments in few bytes: what they round, that P's are exact, on a mesh, and in training."""
+
+import json
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict
+from helpers import metrics_of, send_after, setup_of, small_config
+
+from t5x_diffeq.runs.workdir import check_config, read_config
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.function_space import FunctionSpace, mean_squares
+from t5x_diffeq.training.moments import (
+    decode_mean,
+    decode_square,
+    encode_mean,
+    encode_square,
+    random_bits,
+    round_to_bfloat16,
+    scale_by_moments,
+)
+from t5x_diffeq.training.setup import check_new, make_setup
+from t5x_diffeq.verbs.train import train
+
+RNG = np.random.default_rng(0)
+COMPRESSED = ("bfloat16", "int8", "factored")
+QKV = ("source", "attention.qkv", "kernel")
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+def draw(seed, shape):
+    return random_bits(jnp.uint32(seed), shape)
+
+
+# ---------------------------------------------------------------------------- rounding
+
+
+def mean_of_roundings(round_once, x, count=4000):
+    """The mean over many draws of random bits, and that of its standard error over x."""
+    many = jax.jit(jax.vmap(lambda seed: round_once(x, random_bits(seed, x.shape))))
+    drawn = np.asarray(many(jax.random.bits(jax.random.key(1), count, jnp.uint32)), np.float64)
+    return drawn.mean(0), drawn.std(0) / count**0.5
+
+
+@pytest.mark.parametrize(
+    ("round_once", "positive"),
+    [
+        (lambda x, bits: round_to_bfloat16(x, bits).astype(jnp.float32), False),
+        (lambda x, bits: decode_mean(encode_mean(x, bits)), False),
+        (lambda x, bits: decode_square(encode_square(x, bits)), True),
+    ],
+    ids=["bfloat16", "8 bits with a sign", "8 bits of a square"],
+)
+def test_rounding_has_no_bias(round_once, positive):
+    x = normal(24, 30) * jnp.exp(normal(24, 30))
+    x = jnp.square(x) if positive else x
+    mean, error = mean_of_roundings(round_once, x)
+    assert (error > 0).mean() > 0.9  # a block's largest number is kept as it is
+    off = np.abs(mean - x) / (error + 1e-6 * np.abs(x).max())
+    assert off.max() < 6 and off.mean() < 1.2
+
+
+def test_rounding_keeps_what_it_can_hold():
+    kept = jnp.asarray([0, 1.5, -2.0, 2**-130, jnp.inf, -jnp.inf], jnp.float32)
+    for seed in range(5):
+        rounded = round_to_bfloat16(kept, draw(seed, kept.shape))
+        np.testing.assert_array_equal(rounded.astype(jnp.float32), kept)
+    assert jnp.isnan(round_to_bfloat16(jnp.float32([jnp.nan]), draw(0, (1,))))[0]
+
+
+def test_eight_bits_are_as_near_as_their_codes():
+    x = normal(96, 50) * jnp.exp(2 * normal(96, 50))
+    largest = jnp.abs(x).max(0)
+    found = decode_mean(encode_mean(x, draw(0, x.shape)))
+    gap = (2 * jnp.sqrt(jnp.abs(x) / largest) / 127 + 1 / 127**2) * largest  # to the next code
+    assert (jnp.abs(found - x) <= 1.001 * gap).all()
+    square = jnp.square(x)
+    found = decode_square(encode_square(square, draw(1, x.shape)))
+    above = square > 2.0**-24 * jnp.square(largest)
+    assert above.mean() > 0.8
+    ratio = jnp.where(above, found / square, 1)
+    assert ratio.min() > 2 ** (-24 / 255) - 1e-4 and ratio.max() < 2 ** (24 / 255) + 1e-4
+    assert (found > 0).all()
+    nothing = encode_square(jnp.zeros((4, 3)), draw(2, (4, 3)))
+    assert nothing.codes.dtype == jnp.uint8 and not decode_square(nothing).any()
+
+
+# ---------------------------------------------------------------------------- function space
+
+
+def compare_with_adam(move, steps=12, N=3, T=7, kernel=(4, 5)):
+    """The relative distance of the first moment of P from Adam's, and both directions' angle."""
+    path = ("source", "a", "kernel")
+    names = ("time_embed", "embed", "mlp")
+    ours = scale_by_moments(
+        {path: FunctionSpace(path[1:], names, N)}, 0.9, 0.99, 1e-8, max_grad_norm=1.0
+    )
+    adam = optax.scale_by_adam(0.9, 0.99, 1e-8)
+    zeros = {"source": {"a": {"kernel": jnp.zeros((T, *kernel))}}}
+    states = ours.init(zeros), adam.init(zeros)
+    e = normal(N, T)
+    for _ in range(steps):
+        e, dW = e + move * normal(N, T), normal(N, *kernel)
+        dP, norm = jnp.tensordot(e.T, dW, 1), jnp.float32(2.0)  # is clipped to 1
+        g = {"source": {"a": {"kernel": dP / 2}}}
+        extra = {"norm": norm, "embeddings": {"a": e}, "d_weights": {path[1:]: dW}}
+        found, of_ours = ours.update(zeros, states[0], zeros, **extra)  # P's gradient is not read
+        expected, of_adam = adam.update(g, states[1])
+        states = of_ours, of_adam
+    m = of_adam.mu["source"]["a"]["kernel"]
+    M = jnp.tensordot(e.T, of_ours.mu["source"]["a"]["kernel"], 1)
+    a, b = (x["source"]["a"]["kernel"].ravel() for x in (found, expected))
+    cosine = jnp.vdot(a, b) / (jnp.linalg.norm(a) * jnp.linalg.norm(b))
+    return float(jnp.linalg.norm(M - m) / jnp.linalg.norm(m)), float(cosine)
+
+
+def test_the_first_moment_is_adams_while_e_stands_still():
+    off, cosine = compare_with_adam(move=0.0)
+    assert off < 1e-6
+    assert cosine > 0.9
+    moved = [compare_with_adam(move)[0] for move in (0.01, 0.1)]
+    assert 1e-3 < moved[0] < 0.05 < moved[1]
+
+
+def test_mean_squares_are_those_of_the_gradient_of_p():
+    e, dW = normal(3, 7), normal(3, 4, 5)
+    squares = jnp.square(jnp.tensordot(e.T, dW, 1))
+    found = mean_squares(e, dW)
+    np.testing.assert_allclose(found.of_time, squares.mean((1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(found.of_kernel, squares.mean(0), rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------- in a train state
+
+
+@cache
+def setup_with(moments, **mesh):
+    config = small_config("unused")
+    config.optimizer.moments = moments
+    config.mesh.update(mesh or {"fsdp": 1})
+    return setup_of(config)
+
+
+@pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
+def test_bytes_of_the_state(moments):
+    """N = 2 and T = 4: of P's numbers, and of those of all other parameters."""
+    setup = setup_with(moments)
+    params = flatten_dict(setup.abstract_state.params)
+    P = sum(
+        x.size
+        for path, x in params.items()
+        if path[0] == "source" and path[-1] == "kernel" and path[1] != "time_embedding"
+    )
+    others = sum(x.size for x in params.values()) - P
+    found = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(setup.abstract_state.opt_state))
+    expected = {
+        "mean_bfloat16": 6 * (P + others),
+        "bfloat16": 4 * (P + others),
+        "int8": (2 + 2 * 4 / 4) * P + 8 * others,
+        "factored": (4 * 2 / 4 + 4 / 4) * P + 4 * 4 * 4 + 8 * others,  # R: 4 kernels of 4 numbers
+    }
+    assert found == expected[moments] + 2 * 4  # two counts of steps
+
+
+@pytest.mark.parametrize("moments", ["int8", "factored"])
+def test_moments_are_sharded_like_their_kernel(moments):
+    setup = setup_with(moments, data=2, fsdp=2, tensor=2)
+    state = setup.abstract_state
+    spec = flatten_dict(state.params)[QKV].sharding.spec
+    _, adam, *_ = state.opt_state
+    mean, square = (part["source"]["attention.qkv"]["kernel"] for part in (adam.mu, adam.nu))
+    if moments == "int8":
+        for blocks in (mean, square):
+            assert blocks.codes.sharding.spec == spec
+            assert tuple(blocks.scales.sharding.spec) == spec[1:]
+    else:
+        assert mean.shape[0] == 2 and mean.sharding.spec == spec
+        assert tuple(square.of_kernel.sharding.spec) == spec[1:]
+        assert square.of_time.shape == (4,)
+
+
+@cache
+def updates_of(moments, **mesh):
+    """The parameters' updates in the second of two steps on random gradients."""
+    setup, rng = setup_with(moments, **mesh), np.random.default_rng(3)
+
+    def like(tree):
+        return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), tree)
+
+    params = setup.abstract_state.params
+    kernels = {p[1:]: (2, *x.shape[1:]) for p, x in flatten_dict(params).items() if len(p) == 3}
+    of_step = [
+        {
+            "norm": jnp.float32(2.0),
+            "embeddings": {
+                layer: jnp.asarray(rng.normal(size=(2, 4)), jnp.float32) for layer, _ in kernels
+            },
+            "d_weights": {
+                path: jnp.asarray(rng.normal(size=shape), jnp.float32)
+                for path, shape in kernels.items()
+            },
+        }
+        for _ in range(2)
+    ]
+    gradients = [like(params) for _ in range(2)]
+
+    def two_steps(gradients, of_step):
+        state = setup.optimizer.init(jax.tree.map(jnp.zeros_like, gradients[0]))
+        for gradient, extra in zip(gradients, of_step, strict=True):
+            found, state = setup.optimizer.update(gradient, state, gradient, **extra)
+        return found
+
+    shardings = jax.tree.map(lambda x: x.sharding, params)
+    with setup.context():
+        return jax.jit(two_steps, in_shardings=([shardings] * 2, None), out_shardings=shardings)(
+            gradients, of_step
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", COMPRESSED)
+def test_a_mesh_changes_nothing(moments):
+    """Not even what is drawn."""
+    found = updates_of(moments, data=2, fsdp=2, tensor=2)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
+        found,
+        updates_of(moments),
+    )
+
+
+@pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
+def test_what_is_not_compressed_moves_as_with_adam(moments):
+    found, expected = (flatten_dict(updates_of(kind)) for kind in (moments, "float32"))
+    embedding = ("token_embedding", "table")
+    exact = 1e-5 if moments in ("int8", "factored") else 2e-2
+    np.testing.assert_allclose(found[embedding], expected[embedding], rtol=exact, atol=exact / 100)
+    if moments != "factored":  # here P's random gradient is not e^T dW
+        distance = jnp.linalg.norm(found[QKV] - expected[QKV]) / jnp.linalg.norm(expected[QKV])
+        assert distance < 0.05
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", COMPRESSED)
+def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
+    config = small_config(text)
+    config.optimizer.update(moments=moments, learning_rate=1e-2)
+    config.model.scheme = "heun" if moments == "int8" else "euler"
+    config.mesh.fsdp = 1
+    config.train.update(microbatches=2, eval_batches=2)
+    assert train(Config.of(config), tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        send_after(patch, 15, steps=2)  # SIGTERM
+        assert train(Config.of(config), tmp_path / "stopped") == 42
+    assert train(Config.of(config), tmp_path / "stopped") == 0
+    lines = metrics_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "stopped") == lines
+    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
+    assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "moments"), [("float32", "float32"), ("bfloat16", "mean_bfloat16")]
+)
+def test_a_workdir_in_which_the_key_was_a_dtype_goes_on(dtype, moments, small, tmp_path):
+    """With the same numbers: optax's Adam, as it was."""
+    small.optimizer.moments = moments
+    before = Config.of(small).as_json()
+    del before["optimizer"]["moments"]
+    before["optimizer"]["moment_dtype"] = dtype
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    assert read_config(tmp_path) == Config.of(small)
+    assert not check_config(Config.of(small), tmp_path)
+    _, adam, *_ = setup_with(moments).abstract_state.opt_state
+    kinds = ({str(x.dtype) for x in jax.tree.leaves(part)} for part in (adam.mu, adam.nu))
+    assert tuple(kinds) == ({dtype}, {"float32"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"optimizer.moments": "float16"},
+            r"optimizer.moments is 'float16'; it can be float32, me",
+        ),
+        (
+            {"optimizer.moments": "factored", "train.depths": (2, 4)},
+            r"nodes of model.num_steps=2, and train.depths=\(2, 4\) has other grids; take int8",
+        ),
+        (
+            {"optimizer.moments": "factored", "model.num_steps": 5},
+            r"at 5 nodes, no fewer than model.time_embed_dim=4; take int8",
+        ),
+        (
+            {"optimizer.moments": "factored", "model.weights": "per_layer"},
+            r"=factored is for model.weights=time_dependent, and model.weights is per_layer; take",
+        ),
+        (
+            {"optimizer.moments": "int8", "model.weights": "shared"},
+            r"=int8 is for model.weights=time_dependent or per_layer, and .* is shared; take bfl",
+        ),
+        (
+            {"optimizer.moments": "int8", "train.trainable": ("embeddings",)},
+            r"kernels of the source, and train.trainable=\('embeddings',\) leaves it out",
+        ),
+        (
+            {"optimizer.moments": "bfloat16", "optimizer.name": "muon"},
+            r"=bfloat16 is for Adam; with optimizer.name=muon it can be float32 or mean_bfloat16",
+        ),
+    ],
+)
+def test_moments_that_cannot_be(keys, message, small):
+    with pytest.raises(InputError, match=message):
+        config = Config.of(small).with_values(keys)
+        check_new(config)
+        make_setup(config, 256)
