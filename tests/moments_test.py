@@ -15,7 +15,9 @@ from t5x_diffeq.runs.workdir import check_config, read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.function_space import FunctionSpace, mean_squares
+from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.moments import (
+    clip_factor,
     decode_mean,
     decode_square,
     encode_mean,
@@ -268,6 +270,51 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
     assert metrics_of(tmp_path / "stopped") == lines
     losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
     assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.slow
+def test_in_training_e_moves_little_while_the_mean_lasts(text):
+    """Prints, for some steps, how far e^T M of each kernel is from the mean of P's gradients."""
+    config = small_config(text)
+    config.model.update(num_steps=4, embed_dim=32, mlp_dim=128, time_embed_dim=48)
+    config.data.update(sequence_length=64, cross_documents=True)
+    config.train.total_steps = 300
+    config.optimizer.update(learning_rate=4e-3, warmup_fraction=0.05)
+    config.mesh.fsdp = 1
+    setup = setup_of(config)
+    of_batch = make_gradient(setup.model, setup.trains, setup.config.train)
+    kernels = [p[1:] for p in flatten_dict(setup.abstract_state.params) if p[2:] == ("kernel",)]
+
+    def step(state, m, M, batch):
+        params, opt_state = state
+        found = of_batch(params, batch, jax.random.key(0))
+        extra = {"norm": found.norm, "embeddings": found.embeddings}
+        updates, opt_state = setup.optimizer.update(found.gradient, opt_state, params, **extra)
+        source = found.gradient["source"]
+        m = {(a, b): 0.9 * m[a, b] + clip_factor(found.norm, 1.0) * source[a][b] for a, b in m}
+        M = {
+            path: 0.9 * M[path] + clip_factor(found.norm, 1.0) * found.d_weights[path] for path in M
+        }
+        seen = {path: jnp.tensordot(found.embeddings[path[0]].T, M[path], 1) for path in M}
+        off = [jnp.linalg.norm(seen[path] - m[path]) / jnp.linalg.norm(m[path]) for path in m]
+        return (optax.apply_updates(params, updates), opt_state), m, M, jnp.stack(off)
+
+    with setup.context():
+        state = setup.init_state()
+        shapes = {(a, b): state.params["source"][a][b].shape for a, b in kernels}
+        m = {path: jnp.zeros(shape) for path, shape in shapes.items()}
+        M = {path: jnp.zeros((4, *shape[1:])) for path, shape in shapes.items()}
+        state, compiled = (state.params, state.opt_state), jax.jit(step)
+        tokens, rng = np.frombuffer(text.read_bytes(), np.uint8), np.random.default_rng(0)
+        furthest = []
+        for _ in range(300):
+            rows = [tokens[at : at + 65] for at in rng.integers(0, len(tokens) - 65, 12)]
+            x, mask = np.stack(rows).astype(np.int32), np.ones((12, 64), np.float32)
+            batch = {"inputs": x[:, :-1], "targets": x[:, 1:], "mask": mask}
+            state, m, M, off = compiled(state, m, M, batch)
+            furthest.append(float(off.max()))
+    print({n: round(furthest[n], 3) for n in (1, 5, 15, 30, 60, 100, 200, 299)})
+    assert max(furthest[1:]) < 0.5 and max(furthest[100:]) < 0.15 and furthest[-1] < 0.03
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ and while e stands still this is e^T M, with the mean of the dW at each node:
 
 Training moves e. Then e^T M is another mean, sum_k beta1^k e^T dW_k: what the gradients of the last
 1 / (1 - beta1) steps would have been had the embedding been today's. It differs from m by
-(e - e_k)^T dW_k, summed in the same way. (tests/moments_test.py measures both.)
+(e - e_k)^T dW_k, summed in the same way: by up to 5% of its norm, and 0.1% at the end of 300 steps,
+in tests/moments_test.py (-k moves_little); on Shakespeare by up to 24%, just after the warm-up, 5%
+after 100 steps and 1% at the end.
 
 The mean of squares is factored as in Adafactor (Shazeer and Stern 2018), over T and the kernel:
 
