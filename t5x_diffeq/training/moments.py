@@ -137,7 +137,7 @@ def scale_by_moments(
         found = {}
         gradients = flatten_dict(gradient)
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
-        seeds = jax.random.bits(key, len(gradients), jnp.uint32)
+        seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
         for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
             bits = random_bits(seed, g.shape)
             found[path] = keepers[path].update(step, g, means[path], squares[path], bits)
