@@ -74,9 +74,10 @@ class LaunchedRun:
             venv,
             (
                 "data,gcs",
-                "data,gcs,trackers",
-                "gpu,data,gcs,trackers",
-                "data,gcs,trackers,analysis",
+                "data,gcs,quantization",
+                "data,gcs,quantization,trackers",
+                "gpu,data,gcs,quantization,trackers",
+                "data,gcs,quantization,trackers,analysis",
             ),
         )
         return venv

@@ -12,6 +12,10 @@ from helpers import ROOT
 
 from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
 
+ON_MACHINES = (  # the extras that the scripts install on GPUs and TPUs
+    "gpu,data,gcs,quantization,trackers",
+    "tpu,data,gcs,quantization,trackers",
+)
 PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
@@ -81,14 +85,14 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            mark_installed(venv, ("", "data,gcs", "gpu,data,gcs,trackers", "tpu,data,gcs,trackers"))
+            mark_installed(venv, ("", "data,gcs", "data,gcs,quantization", *ON_MACHINES))
         return venv
 
     def training(self, venv: Path, project: Path = ROOT) -> Path:
         """Likewise, for the project there, whose slow trainings have their numbers noted."""
         note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
         add_python(venv, note + SLOW_TRAINING)
-        mark_installed(venv, ("gpu,data,gcs,trackers", "tpu,data,gcs,trackers"), project)
+        mark_installed(venv, ON_MACHINES, project)
         return venv
 
     def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
