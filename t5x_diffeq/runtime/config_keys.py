@@ -13,7 +13,7 @@ REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
-MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "int8_factored", "factored")
+MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "factored")  # training/moments.py
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name

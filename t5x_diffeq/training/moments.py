@@ -11,14 +11,12 @@ nodes, T = 96):
     bfloat16           bfloat16                   bfloat16                      4
     int8               8 bits, and a scale for    8 bits, and a scale for       2.08
                        each block                 each block
-    int8_factored      as int8                    two factors                   1.08
-                                                  (`factored_squares`)
-    factored           at the nodes               two factors                   0.71
+    factored           in function space          two factors                   0.71
                        (`function_space`)
 
 The first two are optax's. `bfloat16` holds for all parameters. `int8` holds for kernels with a
-leading axis of T or of solver steps, the last two for the P of kernels. All other parameters then
-keep float32, with `int8_factored` bfloat16.
+leading axis of T or of solver steps, and `factored` for the P of kernels; all other parameters then
+keep float32.
 
 **Stochastic rounding.** With beta2 = 0.999, v changes by a thousandth of itself in a step, less
 than the distance of neighbouring bfloat16 numbers, so rounding to nearest would never change it.
@@ -224,13 +222,6 @@ class Blocks(NamedTuple):
     scales: Any
 
 
-def init_blocks(leaf: Parameter | Array, names: tuple[str | None, ...], dtype: str) -> Blocks:
-    """Zeros of the parameter's shape."""
-    shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
-    codes = like(leaf, jnp.zeros(shape, dtype), names)
-    return Blocks(codes, like(leaf, jnp.zeros(shape[1:], "float32"), names[1:]))
-
-
 @dataclass(frozen=True)
 class EightBits:
     """Both moments in blocks along the first axis of the parameter."""
@@ -238,7 +229,13 @@ class EightBits:
     names: tuple[str | None, ...]
 
     def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
-        return init_blocks(leaf, self.names, "int8"), init_blocks(leaf, self.names, "uint8")
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+
+        def zeros(dtype: str) -> Blocks:
+            codes = like(leaf, jnp.zeros(shape, dtype), self.names)
+            return Blocks(codes, like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:]))
+
+        return zeros("int8"), zeros("uint8")
 
     def update(  # noqa: D102
         self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]

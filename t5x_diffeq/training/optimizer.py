@@ -26,7 +26,6 @@ from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
-from t5x_diffeq.training.factored_squares import EightBitsFactored
 from t5x_diffeq.training.function_space import FunctionSpace
 from t5x_diffeq.training.moments import EightBits, Keeper, Whole, clip_factor, scale_by_moments
 from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
@@ -210,11 +209,9 @@ def _adam(optimizer: OptimizerKeys, declared: dict, num_nodes: int) -> optax.Gra
 
 def _keeper(moments: str, path: LeafPath, leaf: Parameter, num_nodes: int) -> Keeper:
     """How the moments of a parameter are kept."""
-    first, of_kernel = leaf.names[0], leaf.role == "kernel"
-    if moments == "int8_factored" and of_kernel and first == "time_embed":
-        return EightBitsFactored(leaf.names)
-    if moments in ("bfloat16", "int8_factored"):
+    if moments == "bfloat16":
         return Whole(leaf.names, "bfloat16")
+    first, of_kernel = leaf.names[0], leaf.role == "kernel"
     if moments == "int8" and of_kernel and first in ("time_embed", "steps"):
         return EightBits(leaf.names)
     if moments == "factored" and of_kernel and first == "time_embed":

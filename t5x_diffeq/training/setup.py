@@ -266,8 +266,7 @@ def check_new(config: Config) -> None:
 
 def _check_moments(config: Config) -> None:
     """Checks that there are parameters whose moments `optimizer.moments` is for."""
-    of_time, stacked = ("time_dependent",), ("time_dependent", "per_layer")
-    weights = {"factored": of_time, "int8_factored": of_time, "int8": stacked}
+    weights = {"factored": ("time_dependent",), "int8": ("time_dependent", "per_layer")}
     moments, trainable = config.optimizer.moments, config.train.trainable
     if moments not in weights or is_plugin(config.optimizer.name):
         return
