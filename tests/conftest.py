@@ -12,8 +12,11 @@ os.environ["T5X_DIFFEQ_CACHE"] = CACHE.name
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import psutil
 import pytest
 from jaxtyping import install_import_hook
 
@@ -42,6 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(again if config.getoption("--slow") else skip)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_for_others() -> Iterator[None]:
+    """Compiled programs are forgotten once a worker holds 4 GB, as several run at once."""
+    yield
+    if psutil.Process().memory_info().rss > 4e9:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
