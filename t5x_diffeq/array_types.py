@@ -8,6 +8,7 @@ K  key and value heads       G  width of a head
 F  width of the MLP          nodes  times at which W is read, ordered by step
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
@@ -32,7 +33,7 @@ Weights = dict[str, Any]
 
 
 class Places(NamedTuple):
-    """Where tokens stand.
+    """Where tokens stand; `positions, segments = places` unpacks it.
 
     Attributes:
       positions: of each token in its document.
@@ -45,3 +46,7 @@ class Places(NamedTuple):
     positions: Positions
     segments: Segments | None = None
     order: Order | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Positions and segments: blocks that take whole rows know no order."""
+        return iter((self.positions, self.segments))

@@ -40,7 +40,7 @@ def to_zigzag(y: State, places: Places) -> tuple[State, Places]:
     shards = length_shards()
     if shards == 1:
         return y, places
-    positions, segments, _ = places
+    positions, segments = places.positions, places.segments
     order = jnp.broadcast_to(zigzag_order(y.shape[1], shards), y.shape[:2])
     segments = None if segments is None else _exchange(segments)
     return _exchange(y), Places(_exchange(positions), segments, order)
