@@ -194,8 +194,8 @@ def get_config() -> ConfigDict:
     optimizer.momentum = 0.95  # Muon's decay of the mean of gradients
     optimizer.moments = "float32"  # how Adam keeps its two means (t5x_diffeq/training/moments.py)
     #   | mean_bfloat16: that of gradients in bfloat16, which muon can have too | bfloat16: both,
-    #   rounded stochastically | int8: both, in blocks, for kernels of time-dependent and per-layer
-    #   weights | factored: for the P of kernels, at the nodes and in two factors
+    #   rounded stochastically | int8, int4: both, in blocks, for kernels of time-dependent and
+    #   per-layer weights | factored: for the P of kernels, at the nodes and in two factors
     optimizer.weight_decay = 0.1  # decoupled
     optimizer.decay = "kernels"  # which parameters: embeddings | kernels (and embeddings) | all
     optimizer.schedule = "cosine"  # after the warm-up: a cosine | wsd: the peak, then a cooldown,

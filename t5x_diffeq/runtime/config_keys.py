@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from math import inf
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
-# defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py and
-# ode/integrate.py; tests/bad_input_test.py compares the two.
+# defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py,
+# ode/integrate.py and training/moments.py; tests/bad_input_test.py compares the two.
 ONE_STEP_SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 SCHEMES = (*ONE_STEP_SCHEMES, "leapfrog")
 REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
-MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "factored")  # training/moments.py
+MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "int4", "factored")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name

@@ -11,12 +11,13 @@ nodes, T = 96):
     bfloat16           bfloat16                   bfloat16                      4
     int8               8 bits, and a scale for    8 bits, and a scale for       2.08
                        each block                 each block
+    int4               4 bits, likewise           4 bits, likewise              1.08
     factored           in function space          two factors                   0.71
                        (`function_space`)
 
-The first two are optax's. `bfloat16` holds for all parameters. `int8` holds for kernels with a
-leading axis of T or of solver steps, and `factored` for the P of kernels; all other parameters then
-keep float32.
+The first two are optax's. `bfloat16` holds for all parameters. `int8` and `int4` hold for kernels
+with a leading axis of T or of solver steps, and `factored` for the P of kernels. All other
+parameters then keep float32, or bfloat16 with `int4`.
 
 **Stochastic rounding.** With beta2 = 0.999, v changes by a thousandth of itself in a step, less
 than the distance of neighbouring bfloat16 numbers, so rounding to nearest would never change it.
@@ -24,14 +25,8 @@ Here x is rounded to one of its two neighbours at random, with probabilities tha
 The random bits are a function of the step's number, so a resumed run draws the same ones.
 
 **Blocks.** A block is the T (or N) numbers of one entry of the kernel, along an axis that the mesh
-doesn't split. So a device needs nothing from others, and blocks don't depend on the mesh. With the
-largest absolute value s of the block, the 8 bits c stand for
-
-    m = s (c / 127) |c / 127|,  c = -127 ... 127     v = s 2^(24 (c - 255) / 255),  c = 0 ... 255
-
-Both codes are fine for small numbers, as those of Dettmers et al. (2022, 8-bit optimizers via
-block-wise quantization) are: neighbours of m differ by s / 127^2 near 0, those of v by 7%. No v
-is rounded to zero, which would make the step of its parameter huge; below 2^-24 s it is too large.
+doesn't split. So a device needs nothing from others, and blocks don't depend on the mesh.
+`block_codes` says what the bits stand for.
 """
 
 from collections.abc import Mapping
@@ -46,10 +41,7 @@ from jaxtyping import Array, Float, UInt32
 
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.ode.weights import Embeddings, LeafPath
-
-_LARGEST = 127  # code of the mean
-_FINEST = 255  # code of the mean of squares
-_OCTAVES = 24  # powers of two that the codes of the mean of squares span
+from t5x_diffeq.training.block_codes import BlockCode, Blocks
 
 
 class Step(NamedTuple):
@@ -215,75 +207,27 @@ def round_to_bfloat16(x: Float[Array, "*s"], bits: UInt32[Array, "*s"]) -> Float
     return jnp.where(jnp.isfinite(x), cut, x).astype(jnp.bfloat16)
 
 
-class Blocks(NamedTuple):
-    """Numbers of 8 bits, in blocks along their first axis, and the scale of each block."""
-
-    codes: Any
-    scales: Any
-
-
 @dataclass(frozen=True)
-class EightBits:
-    """Both moments in blocks along the first axis of the parameter."""
+class Coded:
+    """Both moments are coded, in blocks along the first axis of the parameter."""
 
     names: tuple[str | None, ...]
+    code: BlockCode
 
     def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
-        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+        block, *kernel = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
 
         def zeros(dtype: str) -> Blocks:
-            codes = like(leaf, jnp.zeros(shape, dtype), self.names)
-            return Blocks(codes, like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:]))
+            codes = jnp.zeros((self.code.bytes_of(block), *kernel), dtype)
+            scales = like(leaf, jnp.zeros(kernel, "float32"), self.names[1:])
+            return Blocks(like(leaf, codes, self.names), scales)
 
-        return zeros("int8"), zeros("uint8")
+        return zeros("int8" if self.code.bits == 8 else "uint8"), zeros("uint8")
 
     def update(  # noqa: D102
         self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
     ) -> tuple[Array, Blocks, Blocks]:
-        m, v = step.moments(g, decode_mean(mean), decode_square(square))
-        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)
-
-
-def _uniform(bits: UInt32[Array, "*s"]) -> Float[Array, "*s"]:
-    """A number in [0, 1) from the lowest 16 bits."""
-    return (bits & 0xFFFF).astype(jnp.float32) / 2**16
-
-
-def _scales(x: Float[Array, "block *s"]) -> tuple[Float[Array, "*s"], Float[Array, "block *s"]]:
-    """The largest absolute value of each block, and x in units of it."""
-    scales = jnp.abs(x).max(0)
-    return scales, x / jnp.where(scales > 0, scales, 1)
-
-
-def encode_mean(x: Float[Array, "block *s"], bits: UInt32[Array, "block *s"]) -> Blocks:
-    """x as 8 bits with a sign, rounded stochastically with the lowest 16 of the random bits."""
-    scales, x = _scales(x)
-    y = jnp.abs(x) * _LARGEST**2
-    below = jnp.clip(jnp.floor(jnp.sqrt(y)), 0, _LARGEST - 1)
-    up = _uniform(bits) < (y - below**2) / (2 * below + 1)
-    return Blocks((jnp.sign(x) * (below + up)).astype(jnp.int8), scales)
-
-
-def decode_mean(blocks: Blocks) -> Float[Array, "block *s"]:
-    """The numbers that `encode_mean` has rounded."""
-    c = blocks.codes.astype(jnp.float32) / _LARGEST
-    return blocks.scales * c * jnp.abs(c)
-
-
-def encode_square(x: Float[Array, "block *s"], bits: UInt32[Array, "block *s"]) -> Blocks:
-    """x >= 0 as 8 bits, rounded stochastically with the lowest 16 of the random bits."""
-    scales, x = _scales(x)
-    level = _FINEST * (1 + jnp.log2(jnp.maximum(x, 1e-30)) / _OCTAVES)
-    below = jnp.clip(jnp.floor(level), 0, _FINEST - 1)
-    low, high = _unit_square(below), _unit_square(below + 1)
-    up = _uniform(bits) < (x - low) / (high - low)
-    return Blocks((below + up).astype(jnp.uint8), scales)
-
-
-def decode_square(blocks: Blocks) -> Float[Array, "block *s"]:
-    """The numbers that `encode_square` has rounded."""
-    return blocks.scales * _unit_square(blocks.codes.astype(jnp.float32))
-
-
-def _unit_square(code: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    return jnp.exp2((code / _FINEST - 1) * _OCTAVES)
+        code, block = self.code, len(g)
+        m, v = code.decode_mean(mean, block), code.decode_square(square, block)
+        m, v = step.moments(g, m, v)
+        return step.direction(m, v), code.encode_mean(m, bits), code.encode_square(v, bits >> 16)

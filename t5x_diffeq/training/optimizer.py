@@ -26,8 +26,9 @@ from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
 from t5x_diffeq.training.function_space import FunctionSpace
-from t5x_diffeq.training.moments import EightBits, Keeper, Whole, clip_factor, scale_by_moments
+from t5x_diffeq.training.moments import Coded, Keeper, Whole, clip_factor, scale_by_moments
 from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
@@ -38,6 +39,8 @@ DECAYED = {
 }
 # The dtype of the mean of gradients, for each value of `optimizer.moments` that needs no more.
 _OF_OPTAX = {"float32": "float32", "mean_bfloat16": "bfloat16"}
+# How kernels with an axis of T or of solver steps are coded, for those that code them.
+_CODES = {"int8": EIGHT_BITS, "int4": FOUR_BITS}
 
 
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
@@ -209,11 +212,11 @@ def _adam(optimizer: OptimizerKeys, declared: dict, num_nodes: int) -> optax.Gra
 
 def _keeper(moments: str, path: LeafPath, leaf: Parameter, num_nodes: int) -> Keeper:
     """How the moments of a parameter are kept."""
-    if moments == "bfloat16":
-        return Whole(leaf.names, "bfloat16")
     first, of_kernel = leaf.names[0], leaf.role == "kernel"
-    if moments == "int8" and of_kernel and first in ("time_embed", "steps"):
-        return EightBits(leaf.names)
+    if moments in _CODES and of_kernel and first in ("time_embed", "steps"):
+        return Coded(leaf.names, _CODES[moments])
+    if moments in ("bfloat16", "int4"):
+        return Whole(leaf.names, "bfloat16")
     if moments == "factored" and of_kernel and first == "time_embed":
         T = leaf.value.shape[0]
         if num_nodes >= T:

@@ -266,7 +266,8 @@ def check_new(config: Config) -> None:
 
 def _check_moments(config: Config) -> None:
     """Checks that there are parameters whose moments `optimizer.moments` is for."""
-    weights = {"factored": ("time_dependent",), "int8": ("time_dependent", "per_layer")}
+    coded = ("time_dependent", "per_layer")
+    weights = {"factored": ("time_dependent",), "int8": coded, "int4": coded}
     moments, trainable = config.optimizer.moments, config.train.trainable
     if moments not in weights or is_plugin(config.optimizer.name):
         return
