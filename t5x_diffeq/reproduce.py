@@ -14,6 +14,7 @@ EXPERIMENTS = (
     "table1",
     "table2",
     "budgets",
+    "equal_time",
     "table4",
     "table5",
     "figure2",

@@ -165,6 +165,47 @@ def test_a_round_leaves_the_runs_before_where_they_are():
     assert sweep.runs(TEXTS, SEEDS, every)[: len(first)] == first
 
 
+def test_a_rate_that_diverges_is_the_worst(commands, tmp_path):
+    diverging = ExperimentRun(
+        "nan", "train", ("import sys; sys.exit('error: at step 3 loss is nan')",)
+    )
+    carry_out([diverging], tmp_path)
+    assert "diverged" in read_results(tmp_path)["nan"]
+    sweep = LAPTOP["table1"]
+    first = sweep.runs(TEXTS, SEEDS, {})
+    done = {
+        run.name: {"loss": 1.0}
+        if run.labels["learning_rate"] == 4e-3
+        else {"diverged": "loss is nan"}
+        for run in first
+    }
+    further = sweep.runs(TEXTS, SEEDS, done)[len(first) :]
+    assert rates(further, model="baseline") == [2e-3]  # 8e-3 is not better, and 4e-3 is at an end
+
+
+def test_models_in_the_time_of_the_baseline():
+    """Those whose step takes longer take fewer steps at their best rate, with every seed."""
+    experiment = LAPTOP["equal_time"]
+
+    def outcome(run):
+        if run.verb == "benchmark":
+            ratio = 1.25 if run.name.endswith("ode") else 1.0
+            return {"model / baseline: step_ms": ratio}
+        return {"loss": abs(run.labels["learning_rate"] - 3.9e-3)}
+
+    done = {}
+    while new := [run for run in experiment.runs(TEXTS, SEEDS, done) if run.name not in done]:
+        done |= {run.name: outcome(run) for run in new}
+    shorter = [
+        r for r in experiment.runs(TEXTS, SEEDS, done) if r.labels.get("budget") == "equal time"
+    ]
+    assert {(run.labels["text"], run.labels["model"], run.labels["seed"]) for run in shorter} == {
+        (text, "ode", seed) for text in TEXTS for seed in SEEDS
+    }
+    assert {run.labels["total_steps"] for run in shorter} == {320}
+    assert {run.labels["learning_rate"] for run in shorter} == {4e-3}
+
+
 def test_experiments_share_runs():
     """What the config's file says anyhow is no other run."""
     texts = {"shakespeare": {"data.path": "/s"}}

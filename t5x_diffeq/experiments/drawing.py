@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from types import ModuleType
 
-from t5x_diffeq.experiments.present import TableSpec, cells, group_outcomes, order_columns
+from t5x_diffeq.experiments.present import (
+    TableSpec,
+    best_choice,
+    cells,
+    group_outcomes,
+    order_columns,
+)
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
@@ -65,7 +71,7 @@ def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Lin
 def losses_over_steps(
     outcomes: Sequence[dict], table: TableSpec, output: AnyPath
 ) -> dict[str, Line]:
-    """The validation loss over optimizer steps: a line for each cell, the mean over seeds.
+    """The validation loss over optimizer steps: a line for each cell, the mean over its seeds.
 
     Args:
       outcomes: outcomes of trainings, each with the name of its `run`.
@@ -75,7 +81,8 @@ def losses_over_steps(
     lines = {}
     for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():
-            of_runs = [_losses(output / each["run"]) for found in tried.values() for each in found]
+            best = tried[best_choice(tried, table.value)]
+            of_runs = [_losses(output / each["run"]) for each in best]
             steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
             lines[", ".join(map(str, (*row, column)))] = [
                 (step, *_mean_and_error([run[step] for run in of_runs])) for step in steps

@@ -9,28 +9,30 @@ from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
+from t5x_diffeq.experiments.equal_time import EqualTime
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
-from t5x_diffeq.experiments.sweep import Sweep
+from t5x_diffeq.experiments.sweep import Sweep, SweptModel
 
-_RATE = "optimizer.learning_rate"
-_RATES = {"baseline": (4e-3, 8e-3), "ode": (2e-3, 4e-3, 8e-3), "shared": (2e-3, 4e-3, 8e-3)}
-_OF_RATES = (
-    *(TableSpec(("model",), "text", value, "learning_rate") for value in ("loss", "perplexity")),
-    TableSpec(("text", "model"), "learning_rate", "loss", log=True),
-)
+_SWEPT = {
+    "baseline": SweptModel("baseline", (4e-3, 8e-3)),
+    "ode": SweptModel("ode", (2e-3, 4e-3, 8e-3)),
+    "shared": SweptModel("shared", (2e-3, 4e-3, 8e-3)),
+}
 _OVER_STEPS = (TableSpec(("text",), "model", "loss", over_steps=True),)
 _OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 _VARIANTS = ("baseline", "ode", "shared")
 
 LAPTOP: dict[str, Experiment] = {
-    "table1": Sweep(key=_RATE, variants=_RATES, tables=_OF_RATES),
-    "table2": Sweep(
-        key=_RATE, variants={each: _RATES[each] for each in ("baseline", "ode")}, tables=_OF_RATES
-    ),
+    "table1": Sweep(models=_SWEPT),
+    "table2": Sweep(models={each: _SWEPT[each] for each in ("baseline", "ode")}),
     "budgets": Budgets(),
+    "equal_time": EqualTime(
+        config="workstation.py",
+        models={variant: SweptModel(variant, (2e-3, 4e-3)) for variant in _VARIANTS},
+    ),
     "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
     "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),
     "figure2": Analyses(kinds=("spectra", "clustering"), variants={"ode": {}}, seeds=1),

@@ -11,10 +11,12 @@ from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
+from t5x_diffeq.experiments.equal_time import EqualTime
 from t5x_diffeq.experiments.experiment import Experiment, Keys
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
+from t5x_diffeq.experiments.sweep import SweptModel
 
 _OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 _LARGE: dict[str, Keys] = {"gpt_large.py": {}}
@@ -49,6 +51,11 @@ PAPER: dict[str, Experiment] = {
     ),
     "table2": Comparison(models=_OPENWEBTEXT, variants=_OWN, tables=_PERPLEXITY, seeds=1),
     "budgets": Budgets(config="gpt_small.py", seeds=1),  # not in the paper
+    "equal_time": EqualTime(
+        config="gpt_small.py",
+        models={variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3)) for variant in _OWN},
+        seeds=1,
+    ),  # not in the paper
     "table4": TaskScores(config="gpt_large.py", variants=("baseline", "ode"), seeds=1),
     "table5": TaskScores(config="llama1b.py", variants=("baseline", "ode"), seeds=1),
     "figure2": Analyses(

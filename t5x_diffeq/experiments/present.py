@@ -108,17 +108,21 @@ def cells(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label,
     }
 
 
+def best_choice(tried: dict[Label | None, list[dict]], value: str) -> Label | None:
+    """The value of `best_of` with the lowest mean, among those with the most seeds."""
+    seeds = max(map(len, tried.values()))
+    most = [at for at, found in tried.items() if len(found) == seeds]
+    return min(most, key=lambda at: mean(each[value] for each in tried[at]))
+
+
 def _best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
-    """The cell with the lowest mean, among those with the most seeds."""
-    values = {at: tuple(each[value] for each in found) for at, found in tried.items()}
-    seeds = max(map(len, values.values()))
-    at = min((each for each in values if len(values[each]) == seeds), key=lambda a: mean(values[a]))
+    at = best_choice(tried, value)
     order = sorted(tried, key=lambda each: (each is not None, each))
     interior = len(order) == 1 or at not in (order[0], order[-1])
     error = f"{value}_error"
     given = all(each.get(error) is not None for each in tried[at])
     within = mean(each[error] for each in tried[at]) if given else None
-    return Cell(values[at], at, interior, within)
+    return Cell(tuple(each[value] for each in tried[at]), at, interior, within)
 
 
 def order_columns(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:

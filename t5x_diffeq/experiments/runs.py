@@ -113,12 +113,14 @@ def carry_out(
 ) -> None:
     """Carries out the runs that have no outcome yet, one after the other.
 
+    A run whose loss was not finite has `diverged`, which is an outcome.
+
     Args:
       runs: the runs, in order.
       output: the experiment's folder, which holds workdirs, a log of each run, and results.
       results: name of the file to which outcomes are appended.
-      go_on: whether to go on when a run fails. Its outcome then says how: `diverged` if its loss
-        was not finite, which is final; else `failed`, and the same command tries it again.
+      go_on: whether to go on when a run fails otherwise. Its outcome is then `failed`, and the same
+        command tries it again.
 
     Raises:
       RunError: if a run fails, naming it and its log, unless `go_on`.
@@ -158,9 +160,9 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
         said = _run_command(run, output, commands)
         numbers = read_numbers(run, output, said)
     except _FailedError as error:
-        if not go_on:
-            raise
         how = "diverged" if _NOT_FINITE.search(error.line) else "failed"
+        if how == "failed" and not go_on:
+            raise
         numbers = {how: error.line.removeprefix("error: ")}
     outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
     seconds = time.perf_counter() - began

@@ -1,30 +1,67 @@
-"""Models compared on a laptop, each at its best learning rate: tables 1 and 2 of the paper."""
+"""Models compared, each at its best learning rate: tables 1 and 2 of the paper, on a laptop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from math import inf
+from typing import NamedTuple
 
 from t5x_diffeq.experiments.comparison import laptop_config, make_training
-from t5x_diffeq.experiments.experiment import Experiment, Texts, need_text
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 
-_SweepGroup = tuple[str, str]  # text, variant
+RATE = "optimizer.learning_rate"
+RATE_NAME = "learning_rate"  # in tables
+_Group = tuple[str, str]  # text, model
+
+
+@dataclass(frozen=True)
+class SweptModel:
+    """A model of a sweep.
+
+    Attributes:
+      variant: variant of the config.
+      rates: the learning rates to begin with.
+      keys: further keys of the config that it sets.
+    """
+
+    variant: str
+    rates: tuple[float, ...]
+    keys: Keys = field(default_factory=dict)
+
+
+class Progress(NamedTuple):
+    """How far the outcomes bring a sweep.
+
+    Attributes:
+      runs: the runs that they determine.
+      best: by text and model, the best rate; {} while there are still rates to try.
+    """
+
+    runs: list[ExperimentRun]
+    best: dict[_Group, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Experiment):
-    """Variants on every text, each at the best value of one key, with several seeds.
+    """Models on every text, each at its best learning rate, with several seeds.
 
-    The first seed tries each variant's values, then half the smallest or twice the largest while
-    that one is the best, so the optimum is interior. The other seeds run only at the optimum.
+    The first seed tries each model's rates, then half the smallest or twice the largest while
+    that one is the best, so the optimum is interior. A rate at which training diverges is the
+    worst. The other seeds run only at the optimum.
 
     Attributes:
-      key: the key of the config.
-      variants: by variant, the values to begin with.
+      models: by the model's name.
+      config: the config's file; None for the text's own laptop config.
     """
 
-    key: str
-    variants: dict[str, tuple[float, ...]]
+    models: dict[str, SweptModel]
+    config: str | None = None
+    tables: tuple[TableSpec, ...] = (
+        *(TableSpec(("model",), "text", value, RATE_NAME) for value in ("loss", "perplexity")),
+        TableSpec(("text", "model"), RATE_NAME, "loss", log=True),
+    )
 
     def runs(
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
@@ -34,34 +71,43 @@ class Sweep(Experiment):
         Runs come in rounds, each added when the previous round is done. A new round leaves the
         order of earlier runs unchanged, so the jobs of an array agree on which runs are whose.
         """
+        return self.progress(texts, seeds, done).runs
+
+    def progress(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> Progress:
+        """The runs of `runs`, and the best rates, once they are known."""
         need_text(texts)
 
-        def run(group: _SweepGroup, value: float, seed: int) -> ExperimentRun:
-            text, variant = group
-            choice = {self.key: value}
-            return make_training(laptop_config(text), text, texts[text], variant, choice, seed)
+        def run(group: _Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
+            return self.training(texts, group, {RATE: rate}, seed)
 
-        def loss(group: _SweepGroup, value: float) -> float:
-            return done[run(group, value, seeds[0]).name]["loss"]
-
-        tried: dict[_SweepGroup, dict[float, float]] = {
-            group: {} for group in product(texts, self.variants)
+        wanted: dict[_Group, Sequence[float]] = {
+            (text, name): self.models[name].rates for text, name in product(texts, self.models)
         }
-        wanted: dict[_SweepGroup, Sequence[float]] = {g: self.variants[g[1]] for g in tried}
+        tried: dict[_Group, dict[float, float]] = {group: {} for group in wanted}
         made: list[ExperimentRun] = []
         while any(wanted.values()):
-            made += [run(group, value, seeds[0]) for group in wanted for value in wanted[group]]
+            made += [run(group, rate) for group in wanted for rate in wanted[group]]
             if any(each.name not in done for each in made):
-                return made
-            for group, values in wanted.items():
-                tried[group] |= {value: loss(group, value) for value in values}
-            wanted = {group: _next_values(losses) for group, losses in tried.items()}
+                return Progress(made, {})
+            for group, rates in wanted.items():
+                found = {rate: done[run(group, rate).name] for rate in rates}
+                tried[group] |= {rate: each.get("loss", inf) for rate, each in found.items()}
+            wanted = {group: _next_rates(losses) for group, losses in tried.items()}
         best = {group: min(losses, key=losses.__getitem__) for group, losses in tried.items()}
-        return made + [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
+        others = [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
+        return Progress(made + others, best)
+
+    def training(self, texts: Texts, group: _Group, choice: Keys, seed: int) -> ExperimentRun:
+        """One training of a model on a text."""
+        text, name = group
+        model = self.models[name]
+        config = self.config or laptop_config(text)
+        keys = {**model.keys, **choice}
+        return make_training(config, text, texts[text], model.variant, keys, seed, name)
 
 
-def _next_values(losses: dict[float, float]) -> list[float]:
-    """The values to try next: the neighbour that the best value lacks, if it is at an end."""
+def _next_rates(losses: dict[float, float]) -> list[float]:
+    """The rates to try next: the neighbour that the best one lacks, if it is at an end."""
     best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []

@@ -1,0 +1,36 @@
+"""A batch at which a step of the ODE takes about the baseline's time: 192 wide, 12 steps or layers.
+
+    launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
+
+8192 bytes per optimizer step are few for a model of this width, and enough that the making of W(t)
+is a small part of it: the weights of a step are made once for all of its tokens.
+
+Variants: `:ode` (default), `:baseline`, `:shared`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+
+def get_config(variant: str = "ode") -> ConfigDict:
+    """400 steps of 64 sequences of 128 bytes."""
+    config = default.get_config()
+    config.model.embed_dim = 192
+    config.model.num_heads = 6
+    config.model.mlp_dim = 768
+    config.model.remat = "none"
+    config.data.tokenizer = "bytes"
+    config.data.sequence_length = 128
+    config.train.total_steps = 400
+    config.train.batch_size = 64
+    config.train.eval_batch_size = 64
+    config.train.eval_batches = 32
+    config.train.log_every = 10
+    config.train.eval_every = 100
+    config.train.checkpoint_every = 50
+    config.optimizer.learning_rate = 2e-3 if variant == "baseline" else 4e-3
+    config.optimizer.beta2 = 0.99
+    config.optimizer.weight_decay = 0.5 if variant == "ode" else 0.1
+    config.optimizer.warmup_fraction = 0.05
+    return default.set_variant(config, variant)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# ODE, baseline and shared weights at their best learning rates, after equal steps and in equal time,
+# with a batch at which a step of the ODE takes about the baseline's time (configs/workstation.py).
+#
+#   launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
+#   launch/reproduce/equal_time.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. The steps are timed
+# first, for which no other work should run beside it. Other flags are those of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce equal_time "$@"

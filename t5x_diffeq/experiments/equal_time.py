@@ -1,0 +1,63 @@
+"""Models at their best learning rates, after equal steps and in equal time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from t5x_diffeq.experiments.experiment import Texts
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.experiments.sweep import RATE, RATE_NAME, Sweep
+from t5x_diffeq.runtime.config_files import values_of
+
+_BASELINE = "baseline"
+_RATIO = "model / baseline: step_ms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualTime(Sweep):
+    """A sweep of the learning rate, then each model at its best in the time of the baseline.
+
+    The steps of each model are timed in turns with the baseline's. A model whose step takes r times
+    as long then trains for 1 / r of the steps, with a schedule of that length.
+
+    Attributes:
+      config: the config's file.
+      rounds: rounds of the timing.
+    """
+
+    config: str
+    rounds: int = 20
+    tables: tuple[TableSpec, ...] = (
+        TableSpec(("text", "budget"), "model", "loss", RATE_NAME, over_steps=True),
+        TableSpec(("text", "budget"), "model", "perplexity", RATE_NAME),
+        TableSpec(("text", "model"), RATE_NAME, "loss", log=True),
+    )
+
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
+        """The runs that the outcomes so far determine."""
+        timed = {name: self._timing(name) for name in self.models if name != _BASELINE}
+        swept, best = self.progress(texts, seeds, done)
+        made = [*timed.values(), *_with_budget(swept, "equal steps")]
+        if not best or any(run.name not in done for run in timed.values()):
+            return made
+        steps = values_of(self.config, _BASELINE)["train.total_steps"]
+        for (text, name), rate in best.items():
+            fewer = round(steps / done[timed[name].name][_RATIO]) if name in timed else steps
+            choice = {RATE: rate, "train.total_steps": fewer}
+            again = [self.training(texts, (text, name), choice, seed) for seed in seeds]
+            made += _with_budget(again, "equal time") if fewer != steps else []
+        return made
+
+    def _timing(self, name: str) -> ExperimentRun:
+        config = f"configs/{self.config}:{self.models[name].variant}"
+        return ExperimentRun(
+            f"timing-{self.config.removesuffix('.py')}-{name}",
+            "benchmark",
+            (f"--config={config}", f"--rounds={self.rounds}"),
+        )
+
+
+def _with_budget(runs: Sequence[ExperimentRun], budget: str) -> list[ExperimentRun]:
+    return [replace(run, labels={**run.labels, "budget": budget}) for run in runs]
