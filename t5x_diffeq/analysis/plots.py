@@ -260,15 +260,17 @@ def clustering_over_time(found: dict[str, Clustering]) -> Figure:
 def perplexity_over_depth(
     results: Sequence[dict], trained: tuple[str, int] | None = None
 ) -> Figure:
-    """Perplexity against the number of solver steps and against FLOPs, a line per scheme.
+    """Perplexity against the number of solver steps, and against FLOPs, a line per scheme.
 
     Args:
-      results: dicts with `scheme`, `num_steps`, `flops_per_token` and `eval/perplexity`.
+      results: dicts with `scheme`, `num_steps`, `eval/perplexity` and, unless one lacks it,
+        `flops_per_token`.
       trained: scheme and number of solver steps of the training, marked by a ring.
     """
     figure = _make_figure(2.4)
-    axes = figure.subplots(1, 2, sharey=True)
     names = {"num_steps": "steps", "flops_per_token": "forward FLOPs per token"}
+    names = {key: label for key, label in names.items() if all(key in row for row in results)}
+    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axis, (key, label) in zip(axes, names.items(), strict=True):
         for scheme in dict.fromkeys(row["scheme"] for row in results):
             rows = sorted((r for r in results if r["scheme"] == scheme), key=lambda r: r[key])

@@ -37,12 +37,9 @@ from t5x_diffeq.models.sub_fields import (
     need_hooks,
     vector_field,
 )
-from t5x_diffeq.ode.integrate import (
-    integrate,
-    integrate_with_memory,
-    trajectory,
-    weights_by_step,
-)
+from t5x_diffeq.ode.cached import integrate_with_memory
+from t5x_diffeq.ode.early_exit import integrate_with_exits
+from t5x_diffeq.ode.integrate import integrate, trajectory, weights_by_step
 from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.schemes import find_scheme, grid
@@ -53,6 +50,8 @@ from t5x_diffeq.ode.weights import (
     SharedWeights,
     TimeDependentWeights,
 )
+
+DEPTHS = "depths"  # the collection into which a pass sows the steps that each token took
 
 
 def make_source(config: ModelConfig, **module: Any) -> nn.Module:
@@ -238,14 +237,17 @@ class LanguageModel(nn.Module):
           caches: from `empty_caches` or from an earlier call.
         """
         c = self.config
-        y, caches = integrate_with_memory(
+        y, caches, steps = integrate_with_memory(
             *cached_sub_fields(c, places, real),
             weights,
             self.embed(tokens, places),
             caches,
             scheme=c.solver,
             step_size=c.dt,
+            tolerance=c.exit_tolerance,
+            real=real,
         )
+        self.sow(DEPTHS, "steps", steps)
         return self.normalise(y), caches
 
     def normalise(self, y: State) -> State:
@@ -264,6 +266,8 @@ class LanguageModel(nn.Module):
         On a mesh with stages, each takes its own steps, unless there are too few rows for all of
         them, or the steps aren't divisible; then every device takes all steps with its rows.
         """
+        if self.config.exit_tolerance:
+            return self._integrate_with_exits(y, places, weights), jnp.zeros(())
         c, stages = self.config, num_stages()
         microbatches = c.pipeline_microbatches or stages
         pipelined = can_pipeline(len(y), c.num_steps, microbatches)
@@ -290,6 +294,20 @@ class LanguageModel(nn.Module):
             return from_zigzag(solve(weights, y, places, key)), jnp.zeros(())
         end = solve(weights, StateWithCost.at_start(y), places, key)
         return from_zigzag(end.y), end.cost / (c.dt * c.num_steps)
+
+    def _integrate_with_exits(self, y: State, places: Places, weights: Weights) -> State:
+        c = self.config
+        y, steps = integrate_with_exits(
+            vector_field(c, places, deterministic=True),
+            weights,
+            y,
+            scheme=c.solver,
+            num_steps=c.num_steps,
+            step_size=c.dt,
+            tolerance=c.exit_tolerance,
+        )
+        self.sow(DEPTHS, "steps", steps)
+        return y
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""

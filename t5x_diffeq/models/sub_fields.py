@@ -14,7 +14,7 @@ from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.block import COSTS, Block, has_own_hook
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
-from t5x_diffeq.ode.integrate import SubFieldWithMemory
+from t5x_diffeq.ode.cached import SubFieldWithMemory
 from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.ode.weights import block_parameters

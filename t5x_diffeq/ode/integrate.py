@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,11 @@ from t5x_diffeq.ode.reversible import (
     scan_and_reconstruct,
 )
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
+from t5x_diffeq.ode.solvers import Carried, VectorField
 from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
-Memory = Any  # of one evaluation of a sub-field: a tree of arrays
-SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 Step = Callable[[Carried, StepInputs], Carried]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
@@ -111,47 +108,6 @@ def trajectory(
     inputs = step_inputs(weights, scheme, num_steps, key=None)
     last, before = jax.lax.scan(keep, found.start(y), inputs)
     return jnp.concatenate((before, found.end(last)[None]))
-
-
-def integrate_with_memory(
-    f: SubFieldWithMemory,
-    g: SubField,
-    weights: list[Tree],
-    y: Vector,
-    memories: list[Memory],
-    *,
-    scheme: str,
-    step_size: float,
-) -> tuple[Vector, list[Memory]]:
-    """y(1) from y(0) with a memory for each evaluation of f; and the updated memories.
-
-    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
-    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
-    or two most of the time goes into reading weights, and a scan would first copy the weights of
-    each step.
-
-    Args:
-      f: one sub-field: from weights, state and memory to its value and the updated memory.
-      g: the other sub-field, which has no memory.
-      weights: the weights of each step, from `weights_by_step`.
-      y: the state at t = 0.
-      memories: one for each evaluation of f, in the order of the evaluations.
-      scheme: the scheme's name, for `schemes.find_scheme`.
-      step_size: dt.
-    """
-    before, after = iter(memories), []
-
-    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
-        value, memory = f(W, y, next(before))
-        after.append(memory)
-        return value
-
-    field, found = VectorField(f_with_next_memory, g), find_scheme(scheme)
-    carried = found.start(y)
-    for n, of_step in enumerate(weights):
-        step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
-        carried = step(carried, (of_step, None))
-    return found.end(carried), after
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Places, State, Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.models.language_model import DEPTHS, LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import block_of_shapes, has_cost
 from t5x_diffeq.ode.weights import (
     Embeddings,
@@ -215,12 +215,14 @@ class BatchLosses(NamedTuple):
       normalisers: log of the softmax's normaliser at each token.
       divergences: KL divergence from the teacher's prediction; None without a teacher.
       cost: the block's running cost, averaged over depth; None if it has none.
+      steps: the solver steps that each token took; None if all take all.
     """
 
     losses: Float[Array, "B L"]
     normalisers: Float[Array, "B L"]
     divergences: Float[Array, "B L"] | None
     cost: Float[Array, ""] | None
+    steps: Int[Array, "B L"] | None = None
 
 
 def _means_of(found: BatchLosses, mask: Array, tokens: Array, microbatches: int) -> Means:
@@ -273,14 +275,14 @@ def batch_losses(
       key: the dropout key.
       teacher: the teacher's last state of this batch and its head.
     """
-    y, head, running_cost = _state_and_head(model, params, batch, weights, key)
+    y, head, running_cost, steps = _state_and_head(model, params, batch, weights, key)
     cost = running_cost if has_cost(model.config) else None
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
     with jax.named_scope("loss"):
         if teacher is None:
-            return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost)
+            return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost, steps)
         found = distillation_losses((y, head), teacher, batch["targets"], **sizes)
-        return BatchLosses(*found, cost)
+        return BatchLosses(*found, cost, steps)
 
 
 def _make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:
@@ -295,10 +297,14 @@ def _state_and_head(
     batch: Batch,
     weights: Weights | None = None,
     key: Array | None = None,
-) -> tuple[State, Float[Array, "V D"], Float[Array, ""]]:
-    """The model's last state of a batch, normalised, its head, and the running cost."""
+) -> tuple[State, Float[Array, "V D"], Float[Array, ""], Int[Array, "B L"] | None]:
+    """The model's last state of a batch, normalised, its head, the running cost, and the steps.
+
+    The steps are those of each token, if tokens can stop early.
+    """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    y, head, cost = nn.apply(LanguageModel.state_and_head, model)(
+    read = nn.apply(LanguageModel.state_and_head, model, mutable=[DEPTHS])
+    (y, head, cost), sown = read(
         {"params": params},
         batch["inputs"],
         weights,
@@ -308,4 +314,5 @@ def _state_and_head(
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
-    return y, head, cost
+    (steps,) = sown[DEPTHS]["steps"] if sown else (None,)
+    return y, head, cost, steps

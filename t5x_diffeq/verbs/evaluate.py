@@ -19,7 +19,8 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
 from t5x_diffeq.training.flops import forward_flops
 
-Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
+# Schemes and numbers of steps, None as trained; and tolerances at which tokens stop.
+Grids = list[tuple[str | None, int | None, float]]
 
 
 def _load_run(
@@ -39,23 +40,30 @@ def _load_run(
         batch_size=jax.device_count(),
         checkpoint=flags.checkpoint,
         averages=flags.averages,
-        grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n in grids],
+        grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n, _ in grids],
         hooks=hooks,
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
 
 def _evaluate_grid(
-    run: Run, corpus: Corpus, num_steps: int | None, scheme: str | None, flags: FlagValues
+    run: Run,
+    corpus: Corpus,
+    num_steps: int | None,
+    scheme: str | None,
+    tolerance: float,
+    flags: FlagValues,
 ) -> dict:
     solver = scheme if scheme in SOLVERS else None
-    run = run.at_depth(num_steps, None if solver else scheme)
+    run = run.at_depth(num_steps, None if solver else scheme).with_exits(tolerance)
     model = run.setup.model.config
     limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
     adaptive = Adaptive(solver, *limits) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
-    if has_hook(model, "flops"):
+    if tolerance:
+        fixed["exit_tolerance"] = tolerance
+    elif has_hook(model, "flops"):
         fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
@@ -72,22 +80,28 @@ def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int])
     per_byte = "eval/bits_per_byte" in results[0]
     wide = 11 if per_byte else 0
     say(
-        f"{'scheme':<12}{'steps':>6}{'FLOPs/token':>13}{'loss':>9}"
+        f"{'scheme':<12}{'steps':>7}{'FLOPs/token':>13}{'loss':>9}"
         f"{'bits/byte' if per_byte else '':>{wide}}{'perplexity':>12}"
     )
     for values in results:
         flops = values.get("flops_per_token")
         bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
         say(
-            f"{values['scheme']:<12}{values['num_steps']:>6}"
+            f"{values['scheme']:<12}{_steps(values):>7.4g}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
             f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
         )
     if plot:
         path = parse_path(plot, "--plot")
-        figure = _import_plots().perplexity_over_depth(results, trained)
+        shown = [{**values, "num_steps": _steps(values)} for values in results]
+        figure = _import_plots().perplexity_over_depth(shown, trained)
         write_whole(path, _import_plots().render_image(figure, path.suffix[1:]))
         say(f"figure in {path}")
+
+
+def _steps(values: dict) -> float:
+    """The solver steps that a token takes, on average if tokens stop early."""
+    return values.get("eval/mean_steps", values["num_steps"])
 
 
 def _import_plots() -> ModuleType:
@@ -110,8 +124,8 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
     run = _load_run(workdir, tokenizer, grids, flags, tasks.hooks)
-    for scheme, num_steps in grids:
-        on_grid = run.at_depth(num_steps, scheme)
+    for scheme, num_steps, tolerance in grids:
+        on_grid = run.at_depth(num_steps, scheme).with_exits(tolerance)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
@@ -124,10 +138,10 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     corpus = load_corpus(workdir)
     run = _load_run(workdir, corpus.tokenizer, grids, flags)
     results = []
-    for scheme, num_steps in grids:
-        values = _evaluate_grid(run, corpus, num_steps, scheme, flags)
+    for scheme, num_steps, tolerance in grids:
+        values = _evaluate_grid(run, corpus, num_steps, scheme, tolerance, flags)
         results.append(values)
-        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+        steps = f"{_steps(values):.4g} steps of " if "num_steps" in values else ""
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
