@@ -1,4 +1,4 @@
-"""Tokens that stop where they are still: against plain NumPy, in generation, and what is refused."""
+"""Tokens that stop where they are still: against NumPy, in generation, and what is refused."""
 
 import jax
 import jax.numpy as jnp
