@@ -143,7 +143,7 @@ def test_against_the_definitions(watched):
     )
     change = jax.tree.map(np.subtract, weights_of(setup.model, after), weights)
     agree(curves, "update/", norms(change), rtol=2e-3)
-    assert {name.partition("/")[2] for name in curves if "/" in name} == LAYERS
+    assert {name.rpartition("/")[2] for name in curves if "/" in name} == LAYERS
     rows = batch["inputs"][::2]  # four of eight, evenly
     states = setup.model.apply({"params": before}, rows, weights, method="trajectory")
     np.testing.assert_allclose(curves["state"], rms(states, (1, 2, 3)), rtol=1e-5)
@@ -151,6 +151,46 @@ def test_against_the_definitions(watched):
     np.testing.assert_allclose(f + g, 3 * np.diff(states, axis=0), atol=1e-4)  # Euler's steps
     np.testing.assert_allclose(curves["f"], rms(f, (1, 2, 3)), rtol=1e-4)
     np.testing.assert_allclose(curves["g"], rms(g, (1, 2, 3)), rtol=1e-4)
+
+
+def test_where_an_update_comes_from(watched):
+    """The update with one kind of parameters as they were before the step, and with all."""
+    setup, curves, before, after, _ = watched
+
+    def weights_with(**newer):
+        """W(t) where these parts of the parameters are those after the step."""
+
+        def choose(path, old, new):
+            names = [key.key for key in path]
+            base = names[-1].endswith("_base")
+            part = "e" if "time_embedding" in names else "W0" if base else "P"
+            return new if newer.get(part) else old
+
+        source = jax.tree_util.tree_map_with_path(choose, before["source"], after["source"])
+        return weights_of(setup.model, {**before, "source": source})
+
+    def added(to, by):
+        return jax.tree.map(lambda a, b: np.asarray(a - b, np.float64), by, to)
+
+    old, new = weights_with(), weights_with(W0=True, P=True, e=True)
+    with_P, with_both = weights_with(P=True), weights_with(W0=True, P=True)
+    parts = {"P": added(old, with_P), "W0": added(with_P, with_both), "e": added(with_both, new)}
+    whole = added(old, new)
+    for part, change in parts.items():
+        products, squares = {}, {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(whole):
+            layer = ".".join(key.key for key in path[:-1])
+            own = change
+            for key in path:
+                own = own[key.key]
+            axes = tuple(range(1, leaf.ndim))
+            products[layer] = products.get(layer, 0) + (own * leaf).sum(axes)
+            squares[layer] = squares.get(layer, 0) + (leaf * leaf).sum(axes)
+        shares = {layer: products[layer] / squares[layer] for layer in squares}
+        found = {layer: curves[f"update_by/{part}/{layer}"] for layer in LAYERS}
+        for layer, share in shares.items():
+            np.testing.assert_allclose(found[layer], share, atol=2e-3, err_msg=f"{part} {layer}")
+        assert max(abs(share).max() for share in shares.values()) > 0.1
 
 
 def rms(x, axes):

@@ -74,9 +74,9 @@ class Watcher:
         self.compiling.join()
         if self.programs is None:
             return self._watch_the_gradient(step, train_step, state, *arguments)
-        weights, curves = self.programs.before(state.params, arguments[0])
+        kept, curves = self.programs.before(state.params, arguments[0])
         state, metrics, of_gradient = train_step(state, *arguments)
-        change = self.programs.after(state.params, weights)
+        change = self.programs.after(state.params, kept)
         self.found[step] = {**of_gradient, **curves, **change}
         return state, metrics
 
