@@ -119,6 +119,11 @@ def get_config() -> ConfigDict:
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
+    train.growth = (
+        "jump"  # what W(t) is on that grid at first | jump: whatever P e(t) gives there |
+    )
+    #   copy: in each step what it was in the coarse step around it; until then, with the one number
+    #   in train.depths, W0 learns alone, which takes little time (t5x_diffeq/training/growth.py)
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is

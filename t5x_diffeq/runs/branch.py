@@ -42,6 +42,7 @@ _OTHERS = (  # neither the state nor the data depends on them
     "train.depths",
     "train.depths_per_step",
     "train.depths_until",
+    "train.growth",
 )
 
 

@@ -159,6 +159,7 @@ class TrainKeys(_Section):
     depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
     depths_per_step: Size
     depths_until: Fraction
+    growth: Annotated[str, _one_of("jump", "copy")]
     distill_from: TextOrNone
     distill_step: CountOrNone
     distill_weight: Fraction

@@ -10,6 +10,7 @@ from math import comb
 
 import numpy as np
 
+from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
@@ -34,6 +35,37 @@ def check_depths(config: Config) -> None:
             f"train.depths={depths} draws other numbers of steps, and per-layer weights exist at "
             "their own layers alone; set model.weights to time_dependent or shared"
         )
+    if train.growth == "copy":
+        _check_growth(config)
+
+
+def _check_growth(config: Config) -> None:
+    """Checks that W(t) of a coarse grid can be copied to that of `model.num_steps`."""
+    model, train, optimizer = config.model, config.train, config.optimizer
+    faults = {
+        f"train.depths={train.depths}; give one number below model.num_steps={model.num_steps}": (
+            len(set(train.depths)) != 1 or max(train.depths) >= model.num_steps
+        ),
+        f"train.depths_until={train.depths_until}; give the fraction of the run at which it grows, "
+        "above 0 and below 1": not 0 < train.depths_until < 1,
+        f"model.weights={model.weights}; take time_dependent": model.weights != "time_dependent",
+        f"train.trainable={train.trainable}; name source among them": (
+            bool(train.trainable) and "source" not in train.trainable
+        ),
+        f"optimizer.name={optimizer.name}; take adam": optimizer.name != "adam",
+        f"model.scheme={model.scheme}, which reads W several times a step; take euler, lie_trotter "
+        "or strang": grid(model.scheme, 1).size > 1,
+        f"model.time_embed_dim={model.time_embed_dim}; raise it to at least model.num_steps="
+        f"{model.num_steps}, or set train.growth=jump": model.time_embed_dim < model.num_steps,
+    }
+    if fault := next((what for what, there in faults.items() if there), None):
+        raise InputError(f"train.growth=copy can't be used with {fault}")
+
+
+def growth_step(config: Config) -> int | None:
+    """The first optimizer step on the grid that a run grows to; None if it doesn't, or jumps."""
+    train = config.train
+    return int(train.depths_until * train.total_steps) + 1 if train.growth == "copy" else None
 
 
 def depths_of(config: Config, step: int) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.gradient import Batch, BatchGradient, Means, batch_losses, make_gradient
+from t5x_diffeq.training.growth import while_waiting
+from t5x_diffeq.training.leaves import merged, part_like, with_part
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.watch import watch_gradient
@@ -97,26 +99,28 @@ def _make_train_step(
       teacher: the model whose predictions are distilled, if any.
     """
     keys = setup.config.train
+    waiting, optimizer = while_waiting(setup, depths)
 
     def train_step(state: TrainState, batch: Batch, *teacher_params: dict) -> tuple:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         watch = watch_gradient(state.step + 1, keys.watch_every)
-        of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch)
+        of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch, waiting)
         found = of_batch(state.params, batch, dropout_key, *teacher_params)
-        training = {name: state.params[name] for name in found.gradient}
+        training = part_like(state.params, found.gradient)
         with jax.named_scope("optimizer"):
-            updates, opt_state = setup.optimizer.update(
+            own_state = part_like(state.opt_state, jax.eval_shape(optimizer.init, training))
+            updates, opt_state = optimizer.update(
                 found.gradient,
-                state.opt_state,
+                own_state,
                 training,
                 norm=found.norm,
                 embeddings=found.embeddings,
                 d_weights=found.d_weights,
             )
-            trained = optax.apply_updates(training, updates)
-        after = TrainState(state.step + 1, {**state.params, **trained}, opt_state)
+            params = merged(state.params, optax.apply_updates(training, updates))
+        after = TrainState(state.step + 1, params, with_part(state.opt_state, opt_state))
         if keys.ema_decay:
-            after = replace(after, averages=_average(state, trained, keys.ema_decay))
+            after = replace(after, averages=_average(state, params, keys.ema_decay))
         values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
         after, of_spikes = _reject_spike(after, state, found, keys.spike_deviations)
         metrics = _metrics_of(found.means, **values, **of_spikes)
@@ -140,9 +144,10 @@ def _reject_spike(
     return kept, {"spike": is_spike, "spikes": recent.spikes}
 
 
-def _average(state: TrainState, trained: dict, decay: float) -> dict:
+def _average(state: TrainState, params: dict, decay: float) -> dict:
     """Exponential moving averages, with a shorter memory in a run's first steps."""
     d = jnp.minimum(decay, (1.0 + state.step) / (10.0 + state.step))
+    trained = {name: params[name] for name in state.averages}
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, state.averages, trained)
 
 

@@ -38,10 +38,16 @@ from t5x_diffeq.tracking.jsonl import warn_if_lost
 from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.tracking.trackers import check_trackers, open_writer
 from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition, RestoredCheckpoint
-from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
+from t5x_diffeq.training.depths import (
+    check_depths,
+    depths_of,
+    depths_to_come,
+    growth_step,
+)
 from t5x_diffeq.training.diagnosis import find_cause
 from t5x_diffeq.training.evaluation import evaluate_loss
 from t5x_diffeq.training.gradient import Batch
+from t5x_diffeq.training.growth import make_grow
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
@@ -164,7 +170,7 @@ def train(
 
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_steps)
-        eval_step = make_eval_step(setup)
+        grow, grows_at = make_grow(setup), growth_step(config)
         watcher = Watcher(setup, batch_size)
 
         # -------------------------------------------------------------- what happens between steps
@@ -222,6 +228,8 @@ def train(
 
         def evaluate_now(step: int) -> None:
             with instead(EVALUATION, f"evaluation at step {step}", limits.eval_timeout):
+                coarse = grows_at is not None and step < grows_at
+                own = setup.at_depth(config.train.depths[0]) if coarse else setup
                 rows = setup.eval_batch_size(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
@@ -231,7 +239,7 @@ def train(
                 for name, params in evaluated.items():
                     title = f"evaluating at step {step}"
                     batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
-                    values = evaluate_loss(eval_step, params, batches)
+                    values = evaluate_loss(make_eval_step(own), params, batches)
                     writer.write_scalars(step, {f"{name}/{key}": x for key, x in values.items()})
                     say(progress.eval_line(step, values, config.data.loss_on, name))
                     if name == "eval":
@@ -320,6 +328,9 @@ def train(
             profiler.before_step(step, state)
             with clock.waiting_for_data(in_flight and in_flight.metrics):
                 batch, positions = next(batches)
+            if step == grows_at:
+                state = grow(state)
+                say(f"step {step}: from here on, {config.model.num_steps} solver steps")
             train_step = train_steps[depths_of(config, step)]
             state, metrics = watcher.run(step, train_step, state, batch, *of_teacher)
             profiler.after_step(step, state)
