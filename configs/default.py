@@ -23,7 +23,8 @@ def get_config() -> ConfigDict:
     #   another of these after the colon
     model.reversibility = 0.99  # of reversible:SCHEME, the coupling of its two states, in (0, 1];
     #   rounding errors of the backward pass grow to reversibility^-N times themselves
-    model.step_size = "1/N"  # "1/N": an ODE on [0, 1] | "1": the classical residual network
+    model.step_size = "1/N"  # dt | "1/N": an ODE on [0, 1] | "4/N", or another number: its field
+    #   is so many times as large | "1": the classical residual network
     model.num_steps = 12  # N, the number of solver steps; of layers for a baseline
     model.embed_dim = 256  # width of the state
     model.num_heads = 4  # query heads
@@ -119,11 +120,9 @@ def get_config() -> ConfigDict:
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
-    train.growth = (
-        "jump"  # what W(t) is on that grid at first | jump: whatever P e(t) gives there |
-    )
-    #   copy: in each step what it was in the coarse step around it; until then, with the one number
-    #   in train.depths, W0 learns alone, which takes little time (t5x_diffeq/training/growth.py)
+    train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
+    #   each step, what it was in the coarse step around it; train.depths then has one number, and
+    #   P of kernels and e(t) wait for the growth, which saves time (t5x_diffeq/training/growth.py)
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is

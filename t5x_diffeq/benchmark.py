@@ -2,7 +2,7 @@
 
 The two models take turns, so that noise of the machine affects both. Prints a table on standard
 error and one JSON object per model on standard output. Other measurements, one at a time:
---coordinate_check: how far W(t) moves in the first steps of training, for several T.
+--coordinate_check: how far W(t) and y(1) move in the first steps of training, for several T and N.
 --data: how fast the host makes batches, compared with plain Grain.
 --generation: how fast tokens are generated, compared with running the whole prefix for each token.
 With --profile=DIR, a few more steps of each model are traced into DIR for TensorBoard (XProf).
@@ -22,7 +22,10 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
 _COORDINATE_CHECK = flags.DEFINE_bool(
-    "coordinate_check", False, "Measure how far W(t) moves in the first steps.", flag_values=FLAGS
+    "coordinate_check",
+    False,
+    "Measure how far W(t) and y(1) move at first.",
+    flag_values=FLAGS,
 )
 _DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
 _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)

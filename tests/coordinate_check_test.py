@@ -1,4 +1,4 @@
-"""One learning rate serves every width of the time embedding, with the default initialisation."""
+"""One learning rate serves every width of the time embedding, and every number of solver steps."""
 
 import dataclasses
 
@@ -17,12 +17,20 @@ def spread(rows, key):
 
 @pytest.mark.slow
 def test_movement_is_the_same_for_every_width():
-    rows = coordinate_check(MODEL, widths=(8, 144))
+    rows = coordinate_check(MODEL, values=(8, 144))
     assert all(spread(rows, key) < 1.35 for key in ("start", "after_1", "after_10"))
 
 
 @pytest.mark.slow
 def test_and_does_with_the_papers_initialisation():
-    rows = coordinate_check(dataclasses.replace(MODEL, init="paper"), widths=(8, 144))
+    rows = coordinate_check(dataclasses.replace(MODEL, init="paper"), values=(8, 144))
     assert spread(rows, "start") > 5
     assert spread(rows, "after_10") > 2
+
+
+@pytest.mark.slow
+def test_the_state_moves_equally_far_for_every_number_of_steps():
+    rows = coordinate_check(MODEL, "N", values=(2, 16))
+    assert all(spread(rows, key) < 1.35 for key in ("after_10", "y_after_1", "y_after_10"))
+    classical = dataclasses.replace(MODEL, weights="per_layer", step_size="1")
+    assert spread(coordinate_check(classical, "N", values=(2, 16)), "y_after_10") > 1.7

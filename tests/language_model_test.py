@@ -67,7 +67,7 @@ FAMILIES = {
         {"activation": "relu"},
         {"time_embedding": "shared"},
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
-        {"weights": "shared", "scheme": "strang"},
+        {"weights": "shared", "scheme": "strang", "step_size": "2.5/N"},
         {"scheme": "midpoint"},
         {"scheme": "heun"},
         {"scheme": "rk4"},

@@ -119,7 +119,7 @@ def fields(c):
 def step(c, W, y):
     """One step of the scheme; W(c) is the weights at node c of this step."""
     f, g = fields(c)
-    dt = 1 / c.num_steps if c.step_size == "1/N" else 1.0
+    dt = 1.0 if c.step_size == "1" else float(c.step_size.removesuffix("/N")) / c.num_steps
 
     def both(node, y):
         return f(W(node), y) + g(W(node), y)

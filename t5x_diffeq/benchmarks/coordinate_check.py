@@ -1,8 +1,9 @@
-"""How far W(t) moves in the first optimizer steps, as a function of T.
+"""How far W(t) and y(1) move in the first optimizer steps, as functions of T or of N.
 
 A coordinate check in the sense of muP (Yang et al. 2022): the width of the time embedding, T,
-should affect neither the initial scale of W(t) nor how far an optimizer step moves it, so that one
-learning rate works for every T.
+should affect neither the initial scale of W(t) nor how far an optimizer step moves it, and the
+number of solver steps, N, not how far that moves y(1) (Dey et al. 2025). Then one learning rate
+works for every T, and for every N.
 """
 
 from collections.abc import Sequence
@@ -24,32 +25,41 @@ from t5x_diffeq.training.optimizer import scale_each
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
 
-_WIDTHS = (8, 20, 48, 96, 144)
+# What can be tried: the key of `config.model` and the values, by the name of a table's column.
+VALUES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "T": ("time_embed_dim", (8, 20, 48, 96, 144)),
+    "N": ("num_steps", (4, 8, 16, 32)),
+}
 
 
 def coordinate_check(
-    config: ModelConfig, widths: Sequence[int] = _WIDTHS, steps: int = 10
+    config: ModelConfig, of: str = "T", values: Sequence[int] = (), steps: int = 10
 ) -> list[dict[str, float]]:
-    """One row per T: `T`, `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change|).
+    """A row for each T, or each N.
+
+    It has `start` (rms of W(t)), `after_1` and `after_<steps>` (mean |change| of W(t)), and
+    `y_after_1` and `y_after_<steps>` (rms change of the normalised y(1) by that of W(t) alone).
 
     Args:
-      config: the model; its `time_embed_dim` is replaced.
-      widths: the values of T to try.
+      config: the model; its `time_embed_dim` or `num_steps` is replaced.
+      of: "T" or "N".
+      values: the numbers to try; (): those of `VALUES`.
       steps: steps of Adam at learning rate 1e-3, without decay or clipping, on random tokens.
     """
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (8, config.max_length + 1)).astype(np.int32)
     batch = {"inputs": jnp.asarray(tokens[:, :-1]), "targets": jnp.asarray(tokens[:, 1:])}
+    key, usual = VALUES[of]
     return [
-        {"T": T, **_measure_movement(replace(config, time_embed_dim=T), batch, steps)}
-        for T in widths
+        {of: value, **_measure_movement(replace(config, **{key: value}), batch, steps)}
+        for value in values or usual
     ]
 
 
 def _measure_movement(
     config: ModelConfig, batch: dict[str, jax.Array], steps: int
 ) -> dict[str, float]:
-    """The scale of one model's kernels, and how far they move."""
+    """The scale of one model's kernels, and how far they and y(1) move."""
     model = LanguageModel(config)
     block = block_of_shapes(config)
     of_block = block_parameters(block, block.input_shapes())
@@ -70,19 +80,24 @@ def _measure_movement(
         return optax.apply_updates(params, updates), opt_state
 
     @jax.jit
-    def kernels(params: dict) -> jax.Array:
+    def kernels_and_end(params: dict, first: dict) -> tuple[jax.Array, jax.Array]:
+        """All kernels at all nodes, and y(1) with them and all other parameters as at first."""
         weights = model.apply({"params": params}, method="weights")
         leaves = flatten_dict(weights).items()
         roles = {path: leaf.role for path, leaf in of_block.items()}
-        return jnp.concatenate([w.ravel() for path, w in leaves if roles[path] == "kernel"])
+        kernels = jnp.concatenate([w.ravel() for path, w in leaves if roles[path] == "kernel"])
+        return kernels, model.apply({"params": first}, batch["inputs"], weights, method="hidden")
 
-    params = jax.jit(lambda key: unbox(model.init(key, batch["inputs"])["params"]))(
+    first = jax.jit(lambda key: unbox(model.init(key, batch["inputs"])["params"]))(
         jax.random.key(0)
     )
-    start, opt_state = kernels(params), optimizer.init(params)
+    params, opt_state = first, optimizer.init(first)
+    start, y_start = kernels_and_end(first, first)
     found = {"start": float(jnp.sqrt(jnp.square(start).mean()))}
     for n in range(1, steps + 1):
         params, opt_state = step(params, opt_state)
         if n in (1, steps):
-            found[f"after_{n}"] = float(jnp.abs(kernels(params) - start).mean())
+            now, y = kernels_and_end(params, first)
+            found[f"after_{n}"] = float(jnp.abs(now - start).mean())
+            found[f"y_after_{n}"] = float(jnp.sqrt(jnp.square(y - y_start).mean()))
     return found

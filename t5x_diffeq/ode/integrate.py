@@ -258,5 +258,6 @@ def _steps_per_checkpoint(remat: str) -> int:
 
 
 def uniform_step_size(step_size: str, num_steps: int) -> float:
-    """dt: `"1/N"` is the ODE on [0, 1], `"1"` the classical residual network."""
-    return {"1/N": 1.0 / num_steps, "1": 1.0}[step_size]
+    """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
+    c, of_num_steps, _ = step_size.partition("/N")
+    return float(c) / num_steps if of_num_steps else 1.0

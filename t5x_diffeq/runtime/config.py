@@ -82,7 +82,7 @@ class ModelKeys(_Section):
     block: Annotated[str | None, Key(str, choices=(PLUGIN,), optional=True)]
     scheme: Annotated[str, _one_of(*SCHEMES, *_REVERSIBLES, PLUGIN)]
     reversibility: Annotated[float, Key(float, 0, 1, open="(]")]
-    step_size: Annotated[str, _one_of("1/N", "1")]
+    step_size: Annotated[str, _one_of("1/N", "c/N", "1")]
     num_steps: SolverSteps
     embed_dim: Size
     num_heads: Size

@@ -47,9 +47,9 @@ class Key:
       most: the largest number; for a float, None is the largest float32.
       open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
       choices: of a string, or of each entry of a tuple; in `every:k`, k is any integer of at least
-        1, in `keep:names`, names is a comma-separated list of words, `FIRST:LAST` is
-        two numbers, and `package.module:Name` is any importable name, with or without arguments
-        (`runtime.plugins`).
+        1, in `keep:names`, names is a comma-separated list of words, in `c/N`, c is any number
+        greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any importable
+        name, with or without arguments (`runtime.plugins`).
       entry: the key that each entry of a tuple follows.
       optional: whether the value can be None.
       can_be_empty: whether a string can be "".
@@ -108,5 +108,7 @@ def _pattern(choice: str) -> str:
         return rf"(?!{REVERSIBLE})" + r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
     if choice == STEP_RANGE:
         return r"\d{1,10}:\d{1,10}"
+    if choice == "c/N":
+        return r"(?=[^/]*[1-9])\d{1,9}(\.\d{1,9})?/N"
     number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"
     return re.escape(choice).replace(":k", number).replace(":names", names)

@@ -20,7 +20,6 @@ from t5x_diffeq.runs.traces import how_to_open, trace
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
-from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.setup import (
     Setup,
@@ -151,21 +150,21 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
 
 
 def show_coordinate_check(config: Config) -> None:
-    """Prints a table of the coordinate check for each initialisation.
+    """Prints tables of the coordinate check over N, and over T where e(t) has that width.
 
-    Raises:
-      InputError: if the config's weights are not functions of time.
+    Of time-dependent weights there is one for each initialisation.
     """
     model = make_setup(config, expected_vocab_size(config)).model.config
-    if model.weights != "time_dependent":
-        raise InputError(f"--coordinate_check needs time_dependent weights, not {model.weights}")
-    for init in KEYS["model.init"].choices:
-        with Progress(f"training a few steps with model.init={init}"):
-            rows = coordinate_check(replace(model, init=init))
-        say(f"model.init={init}", "".join(f"{name:>12}" for name in rows[0]))
-        for row in rows:
-            say("".join(f"{value:>12.3g}" for value in row.values()))
-            print(json.dumps({"init": init, **row}), flush=True)
+    of_time = model.weights == "time_dependent"
+    for init in KEYS["model.init"].choices if of_time else (model.init,):
+        title = f"model.init={init}" if of_time else f"model.weights={model.weights}"
+        for of in ("T", "N") if of_time else ("N",):
+            with Progress(f"training a few steps with {title} for each {of}"):
+                rows = coordinate_check(replace(model, init=init), of)
+            say(title, "".join(f"{name:>12}" for name in rows[0]))
+            for row in rows:
+                say("".join(f"{value:>12.3g}" for value in row.values()))
+                print(json.dumps({"init": init, **row} if of_time else row), flush=True)
 
 
 def show_data(config: Config, rounds: int) -> None:
