@@ -192,6 +192,17 @@ def test_benchmark_compares_equal_work(small, tmp_path):
 
 
 @pytest.mark.slow
+def test_benchmark_of_a_run_that_grows(small):
+    small.mesh.fsdp = 1
+    small.train.update(depths=(1,), depths_until=0.5, growth="copy")
+    model, _, coarse, _, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    assert (coarse["name"], ratio["name"]) == ("depth 1", "model / depth 1")
+    # Half of the solver's steps, and of P neither the gradient nor the update.
+    assert ratio["flops"] > 1.4 and ratio["bytes_accessed"] > 1.4
+    assert ratio["parameters"] == 1
+
+
+@pytest.mark.slow
 def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)

@@ -21,6 +21,7 @@ from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.setup import (
     Setup,
     check_fits,
@@ -36,15 +37,18 @@ _TRACED_STEPS = 3  # of each model
 
 
 class _Contestant:
-    """A model with its compiled optimizer step, its train state and a batch."""
+    """A model with its compiled optimizer step, its train state and a batch.
 
-    def __init__(self, name: str, config: Config):
-        self.name, self.batch_size = name, config.train.batch_size
+    The step is on the grids of `depths`; None is the model's own.
+    """
+
+    def __init__(self, name: str, config: Config, depths: tuple[int, ...] | None = None):
+        self.name, self.batch_size, self.depths = name, config.train.batch_size, depths
         self.setup: Setup = make_setup(config, expected_vocab_size(config))
         check_new(config)
         check_fits(self.setup, self.batch_size)
         with self.setup.context(), Progress(f"compiling the step of {name}"):
-            self.compiled = compile_train_step(self.setup, self.batch_size)
+            self.compiled = compile_train_step(self.setup, self.batch_size, depths)
             self.state: TrainState = self.setup.init_state()
             self.batch: Batch = self._random_batch()
         self.seconds: list[float] = []
@@ -95,7 +99,8 @@ class _Contestant:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
         whole = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
-        text = lower_train_step(whole, self.batch_size).as_text(dialect="hlo")
+        lowered = lower_train_step(whole, self.batch_size, self.depths)
+        text = lowered.as_text(dialect="hlo")
         assert text is not None  # every lowered program has one
         return product_flops(text)
 
@@ -104,14 +109,16 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
     """Results of the model and of the models that it is compared with, and their ratios.
 
     It is compared with its per-layer baseline; with microbatches also with itself on the whole
-    batch at once; with another optimizer than Adam also with itself and Adam. A model with frozen
-    parts, as in LoRA, is compared with the same model without adapters, in which everything trains.
+    batch at once; with another optimizer than Adam also with itself and Adam; with `train.depths`
+    also with its step on each of these grids. A model with frozen parts, as in LoRA, is compared
+    with the same model without adapters, in which everything trains.
 
     Args:
       config: the model's config.
       rounds: number of timed steps of each model.
       traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
+    check_depths(config)
     contestants = [_Contestant("model", config)]
     if config.train.trainable:
         contestants.append(
@@ -126,6 +133,8 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
         contestants.append(_Contestant("whole batch", whole))
     if config.optimizer.name != "adam":
         contestants.append(_Contestant("adam", config.with_values({"optimizer.name": "adam"})))
+    for n in sorted({*config.train.depths}):
+        contestants.append(_Contestant(f"depth {n}", config, (n,)))
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()
