@@ -1,6 +1,7 @@
 """Late growth: the fine model begins with the coarse model's weights, and then learns to differ."""
 
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
-from helpers import metrics_of, setup_of
+from helpers import auto_mesh, metrics_of, setup_of
 from small_models import TOKENS, random_params
 from small_models import small as small_model
 
@@ -18,6 +19,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.depths import check_depths, growth_step
 from t5x_diffeq.training.growth import coarse_step_of, copy_weights, make_grow, waiting_leaves
+from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.state import declared_params
 from t5x_diffeq.training.step import compile_train_step
 from t5x_diffeq.verbs.train import train
@@ -71,6 +73,16 @@ def test_the_change_is_the_least():
     E = np.asarray(embeddings["mlp.up"])
     unseen = np.eye(5) - np.linalg.pinv(E) @ E  # directions that no node of the grid reads
     assert np.abs(unseen @ np.asarray(change).reshape(5, -1)).max() < 1e-4 * np.abs(change).max()
+
+
+def test_sharded_as_on_one_device():
+    model = small_model(num_steps=4, time_embed_dim=6)
+    params = random_params(model)
+    expected = copy_weights(model, 2, params)
+    rules = (("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"), ("heads", "tensor"))
+    with mesh_context(auto_mesh(fsdp=4, tensor=2), rules):
+        found = jax.jit(partial(copy_weights, model, 2))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, expected)
 
 
 @pytest.fixture

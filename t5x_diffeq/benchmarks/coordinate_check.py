@@ -8,11 +8,13 @@ works for every T, and for every N.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.layers.parameter import is_parameter
@@ -50,10 +52,11 @@ def coordinate_check(
     tokens = rng.integers(0, config.vocab_size, (8, config.max_length + 1)).astype(np.int32)
     batch = {"inputs": jnp.asarray(tokens[:, :-1]), "targets": jnp.asarray(tokens[:, 1:])}
     key, usual = VALUES[of]
-    return [
-        {of: value, **_measure_movement(replace(config, **{key: value}), batch, steps)}
-        for value in values or usual
-    ]
+    rows = []
+    for value in values or usual:
+        change: dict[str, Any] = {key: value}
+        rows.append({of: value, **_measure_movement(replace(config, **change), batch, steps)})
+    return rows
 
 
 def _measure_movement(
@@ -86,7 +89,8 @@ def _measure_movement(
         leaves = flatten_dict(weights).items()
         roles = {path: leaf.role for path, leaf in of_block.items()}
         kernels = jnp.concatenate([w.ravel() for path, w in leaves if roles[path] == "kernel"])
-        return kernels, model.apply({"params": first}, batch["inputs"], weights, method="hidden")
+        hidden = nn.apply(LanguageModel.hidden, model)
+        return kernels, hidden({"params": first}, batch["inputs"], weights)
 
     first = jax.jit(lambda key: unbox(model.init(key, batch["inputs"])["params"]))(
         jax.random.key(0)
