@@ -13,6 +13,13 @@ the Frobenius norm, with which W(t_n) is what W was in that coarse step, makes E
 It exists if the rows of E are independent. So the fine model integrates the piecewise constant
 field of the coarse one with smaller steps, and from there on P and e(t) learn, too. As P has no
 moments yet, the optimizer begins anew; the schedule of the learning rate goes on.
+
+At initialisation with 12 nodes and T = 48, the condition number of E is 6, and P changes by 0.6 of
+its norm. A smooth e(t) can't jump between neighbouring nodes: with `model.time_scale=10` it is
+10^4, and P changes by 70 times its norm for M = 3, though only by 0.5 for M = 1.
+
+Zhiqi Bu, "Deep Progressive Training" (2025), grows layers from one, late and once, with the decay
+of the learning rate after it.
 """
 
 from functools import partial
