@@ -13,13 +13,14 @@ _Tree = TypeVar("_Tree")
 
 def without(params: dict, paths: Collection[LeafPath]) -> dict:
     """The parameters that are not at these paths."""
-    leaves = flatten_dict(params)
+    leaves = flatten_dict(params, keep_empty_nodes=True)
     return unflatten_dict({path: leaf for path, leaf in leaves.items() if path not in paths})
 
 
 def merged(params: dict, changed: dict) -> dict:
     """The parameters, with others in place of those at the same paths."""
-    return unflatten_dict({**flatten_dict(params), **flatten_dict(changed)})
+    leaves = flatten_dict(params, keep_empty_nodes=True)
+    return unflatten_dict({**leaves, **flatten_dict(changed)})
 
 
 def part_like(whole: _Tree, like: _Tree) -> _Tree:

@@ -108,7 +108,9 @@ def _make_train_step(
         found = of_batch(state.params, batch, dropout_key, *teacher_params)
         training = part_like(state.params, found.gradient)
         with jax.named_scope("optimizer"):
-            own_state = part_like(state.opt_state, jax.eval_shape(optimizer.init, training))
+            own_state = state.opt_state
+            if waiting:
+                own_state = part_like(own_state, jax.eval_shape(optimizer.init, training))
             updates, opt_state = optimizer.update(
                 found.gradient,
                 own_state,
@@ -118,7 +120,8 @@ def _make_train_step(
                 d_weights=found.d_weights,
             )
             params = merged(state.params, optax.apply_updates(training, updates))
-        after = TrainState(state.step + 1, params, with_part(state.opt_state, opt_state))
+        opt_state = with_part(state.opt_state, opt_state) if waiting else opt_state
+        after = TrainState(state.step + 1, params, opt_state)
         if keys.ema_decay:
             after = replace(after, averages=_average(state, params, keys.ema_decay))
         values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
