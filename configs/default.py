@@ -34,8 +34,12 @@ def get_config() -> ConfigDict:
     model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; as in the official
     #   code) | relu (as in the paper's text); llama, whose MLP is gated: silu (None) | gelu
     model.time_embed_dim = 48  # T, width of each time embedding
-    model.num_frequencies = 64  # S, frequencies of the time features
-    model.time_scale = 1000.0  # factor on t in the sinusoids
+    model.time_basis = "sinusoids"  # what a time embedding reads: sinusoids of t, through two
+    #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
+    #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).
+    #   legendre:1 is constant in t (t5x_diffeq/ode/time_features.py)
+    model.num_frequencies = 64  # S, frequencies of the sinusoids
+    model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all
     model.init = "invariant"  # scales of the hypernetwork | paper; see t5x_diffeq/ode/weights.py
     model.norm_eps = 1e-5  # epsilon of the block's norms
@@ -123,6 +127,8 @@ def get_config() -> ConfigDict:
     train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
     #   each step, what it was in the coarse step around it; train.depths then has one number, and
     #   P of kernels and e(t) wait for the growth, which saves time (t5x_diffeq/training/growth.py)
+    train.jitter = 0.0  # in training, each node of W(t) moves back by a random part of the distance
+    #   to the node before it, up to this fraction of it, so that W is trained between the nodes
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is
@@ -191,7 +197,7 @@ def get_config() -> ConfigDict:
     optimizer.learning_rate = 3e-3  # peak
     optimizer.role_multipliers = ()  # (role, factor) pairs: factors on the learning rate, and with
     #   it on the weight decay, of all parameters of a role: kernel, bias, scale, shift, embedding,
-    #   time_embedding, adapter
+    #   time_embedding, adapter; with 0 they stay as they are
     optimizer.beta1 = 0.9  # Adam's decay of the mean of gradients
     optimizer.beta2 = 0.95  # Adam's decay of the mean of their squares
     optimizer.epsilon = 1e-8  # Adam's epsilon

@@ -35,7 +35,8 @@ from t5x_diffeq.exchange.time_basis import (
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.ode.time_embedding import TimeEmbedding
+from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError

@@ -34,6 +34,7 @@ def count(setup):
     [
         ("ode", {"architecture": "llama", "num_kv_heads": 2}),
         ("ode", {"architecture": "gpt", "scheme": "heun"}),
+        ("ode", {"time_basis": "splines:16", "time_embedding": "shared"}),
         ("baseline", {"architecture": "gpt"}),
         ("baseline", {**EVERY_OPTION, "head_dim": 64}),
     ],

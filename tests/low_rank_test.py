@@ -13,7 +13,8 @@ from t5x_diffeq.exchange.time_basis import smooth_frequencies, smooth_time_embed
 from t5x_diffeq.exchange.to_ode import ode_keys
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.ode.time_embedding import TimeEmbedding
+from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.ode.weights import OFFSET
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))

@@ -144,10 +144,17 @@ def step(c, W, y):
     return y + dt / 6 * (k1 + 2 * k2 + 2 * k3 + both(1, y + dt * k3))
 
 
-def hypernetwork(p, t, S, time_scale):
-    """The block's tree at time t from the parameters of `TimeDependentWeights`."""
+def time_features(c, t):
+    """gamma(t); of polynomials, T_k(x) = cos(k arccos x)."""
+    S, (kind, _, K) = c.num_frequencies, c.time_basis.partition(":")
+    if kind == "chebyshev":
+        return np.cos(np.arange(int(K)) * np.arccos(np.clip(2 * t - 1, -1, 1)))
     w = 10_000.0 ** (-np.arange(S) / S)
-    gamma = np.concatenate(([t], np.sin(time_scale * t * w), np.cos(time_scale * t * w)))
+    return np.concatenate(([t], np.sin(c.time_scale * t * w), np.cos(c.time_scale * t * w)))
+
+
+def hypernetwork(p, gamma):
+    """The block's tree at a time from the parameters of `TimeDependentWeights`."""
     tree = {}
     for name, layer in p.items():
         if name == "time_embedding":
@@ -164,6 +171,8 @@ def hypernetwork(p, t, S, time_scale):
 
 
 def embed(p, gamma):
+    if "coefficients" in p:
+        return gamma @ p["coefficients"]
     hidden = gamma @ p["hidden_kernel"] + p["hidden_bias"]
     return (hidden / (1 + np.exp(-hidden))) @ p["output_kernel"] + p["output_bias"]
 
@@ -172,7 +181,7 @@ def weights_at(c, params, n, node):
     """The weights that step n reads at its node."""
     source = params["source"]
     if c.weights == "time_dependent":
-        return hypernetwork(source, (n + node) / c.num_steps, c.num_frequencies, c.time_scale)
+        return hypernetwork(source, time_features(c, (n + node) / c.num_steps))
     if c.weights == "shared":
         return source["weights"]
     nodes = {"midpoint": (0, 0.5), "heun": (0, 1), "rk4": (0, 0.5, 1)}.get(c.scheme, (1,))

@@ -145,13 +145,23 @@ def test_the_factor_of_a_role_scales_steps_and_decay(small):
     assert boxes["source/mlp.up/kernel"].step_multiplier != 1
 
 
+def test_a_role_can_stay_as_it_is(small):
+    """Its decay is 0, too."""
+    small.optimizer.update(decay="all", role_multipliers=(("time_embedding", 0),))
+    declared, made = updates(small.optimizer, gradient=1e-3)
+    boxes = flatten_dict(declared, is_leaf=lambda _, x: is_parameter(x), sep="/")
+    still = {name for name, update in made.items() if not np.any(update)}
+    assert still == {name for name, box in boxes.items() if box.role == "time_embedding"}
+    assert still
+
+
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
         ((("kernels", 2.0),), r"has \('kernels', 2.0\); an entry is a role .* roles are kernel, b"),
         (("kernel", 2.0), r"has 'kernel'; an entry is a role and a factor"),
-        ((("kernel", 0),), r"has \('kernel', 0\); a factor is a number greater than 0"),
-        ((("kernel", float("inf")),), "a factor is a number greater than 0"),
+        ((("kernel", -1),), r"has \('kernel', -1\); a factor is a number of at least 0"),
+        ((("kernel", float("inf")),), "a factor is a number of at least 0"),
         ((("bias", 2.0), ("bias", 3.0)), r"has \('bias', 3.0\); name a role once"),
     ],
 )

@@ -11,7 +11,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from small_models import GPT_ODE, LAYERS, gpt_params, load, pad_table
 
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.ode.time_embedding import TimeEmbedding
+from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.training.losses import token_losses
 
 LLAMA = dataclasses.replace(

@@ -13,13 +13,14 @@ from helpers import auto_mesh
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
+from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 
 INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)
 TIMES = jnp.array([0.25, 0.5, 1.0])
-SCALES = HyperInit("invariant", T=5, S=3)
+SCALES = HyperInit("invariant", T=5, features=TimeFeatures(num_frequencies=3))
 
 
 class OddBlock(nn.Module):

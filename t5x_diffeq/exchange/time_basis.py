@@ -30,7 +30,8 @@ from scipy.fft import idct
 from scipy.special import lambertw
 
 from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.ode.time_embedding import TimeEmbedding
+from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.runtime.errors import InputError
 
 FREQUENCIES = 1  # S; the sinusoids' rows of Linear1 are zero until they are trained

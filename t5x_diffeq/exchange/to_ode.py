@@ -25,6 +25,7 @@ from t5x_diffeq.exchange.time_basis import (
     smooth_frequencies,
 )
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.ode.time_features import SINUSOIDS
 from t5x_diffeq.ode.weights import OFFSET
 from t5x_diffeq.runtime.config import ModelKeys
 
@@ -47,6 +48,7 @@ def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
         weights="time_dependent",
         step_size="1/N",
         time_embed_dim=width,
+        time_basis=SINUSOIDS,
         num_frequencies=frequencies,
         time_scale=scale,
         init="invariant",

@@ -12,6 +12,7 @@ from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.early_exit import check_exits
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
+from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
@@ -150,6 +151,7 @@ class ModelConfig(ModelKeys):
                 f"model.norm_position=after with model.block={self.block}: the key is of the "
                 "architecture's own block, and another places its norms itself; leave one out"
             )
+        _ = self.time_features  # which checks its number
         check_scaling(self.rotary_scaling)
         check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
@@ -230,6 +232,11 @@ class ModelConfig(ModelKeys):
         if self.scheme.startswith(REVERSIBLE):
             return f"{self.scheme}({self.reversibility})"
         return self.scheme
+
+    @property
+    def time_features(self) -> TimeFeatures:
+        """The functions of time that a time embedding reads."""
+        return TimeFeatures(self.time_basis, self.num_frequencies, self.time_scale)
 
     @property
     def num_nodes(self) -> int:

@@ -68,8 +68,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     if config.weights == "shared":
         return SharedWeights(**common)
     return TimeDependentWeights(
-        scales=HyperInit(config.init, T=config.time_embed_dim, S=config.num_frequencies),
-        time_scale=config.time_scale,
+        scales=HyperInit(config.init, config.time_embed_dim, config.time_features),
         shared_embedding=config.time_embedding == "shared",
         **common,
     )

@@ -1,33 +1,15 @@
-"""Time features and their embedding (paper, section 4.2)."""
+"""Time embeddings: e(t) of the features of t (`time_features`)."""
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Times
 from t5x_diffeq.layers.parameter import declare
 
 
-def time_features(
-    times: Times, num_frequencies: int, time_scale: float
-) -> Float[Array, "nodes features"]:
-    """gamma(t) = [t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S); 2S + 1 features.
-
-    Float32 whatever the model's dtype: bfloat16 times multiplied by c = 1000 are noise.
-
-    Args:
-      times: depth in [0, 1].
-      num_frequencies: S.
-      time_scale: c, 1000 in the paper.
-    """
-    t = times.astype(jnp.float32)[:, None]
-    w = 10_000.0 ** (-jnp.arange(num_frequencies, dtype=jnp.float32) / num_frequencies)
-    return jnp.concatenate((t, jnp.sin(time_scale * t * w), jnp.cos(time_scale * t * w)), axis=-1)
-
-
 class TimeEmbedding(nn.Module):
-    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32.
+    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32 (paper, section 4.2).
 
     Attributes:
       width: output width T of both linears.
@@ -72,3 +54,33 @@ class TimeEmbedding(nn.Module):
             step_multiplier=self.step_multiplier,
         )
         return jnp.dot(x, kernel, precision="highest") + bias
+
+
+class LinearTimeEmbedding(nn.Module):
+    """e(t) = C^T gamma(t), in float32: a row of C for each feature.
+
+    If the features are the hats of `table:K`, the rows are the values of e at their knots.
+
+    Attributes:
+      width: T.
+      std: standard deviation of C at initialisation.
+      step_multiplier: factor on the optimizer's step for C.
+    """
+
+    width: int
+    std: float = 0.02
+    step_multiplier: float = 1.0
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
+        """The embedding of each time."""
+        C = declare(
+            self,
+            "coefficients",
+            nn.initializers.normal(self.std),
+            (features.shape[-1], self.width),
+            (None, "time_embed"),
+            "time_embedding",
+            step_multiplier=self.step_multiplier,
+        )
+        return jnp.dot(features, C, precision="highest")

@@ -14,6 +14,7 @@ T; s = 0.5 / sqrt(fan_in) is the standard deviation of W(t) at initialisation):
     parameter               init="paper"      init="invariant"       multiplier ("invariant")
     Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1 / 2
     Linear2 kernel          N(0, 0.02^2)      N(0, 1 / (0.36 T))     5 / (2 T)
+    C of a linear e(t)      N(0, 0.02^2)      N(0, 1 / |gamma|^2)    1 / |gamma|_1
     P of a kernel           N(0, 0.02^2)      N(0, s^2 / T)          1 / (2 T)
     P of a bias             N(0, 1e-4^2)      0                      1 / (2 T)
     P of a norm             0                 0                      1 / (2 T)
@@ -26,6 +27,10 @@ dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al.
 width. W(t) then moves by about the learning rate, half through W0 and half through P, as the
 weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
 were tried are in launch/reproduce/README.md.
+
+A linear e(t) = C^T gamma(t) (`time_features`) has unit scale, too, and moves by the learning rate,
+about as much as the other one: |gamma|^2 and |gamma|_1 are the sums of the squared and of the
+absolute features of t, averaged over t.
 """
 
 from dataclasses import dataclass
@@ -44,7 +49,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.array_types import Times, Weights
 from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
 from t5x_diffeq.ode.contraction import as_made, contract, projection_square
-from t5x_diffeq.ode.time_embedding import TimeEmbedding, time_features
+from t5x_diffeq.ode.time_embedding import LinearTimeEmbedding, TimeEmbedding
+from t5x_diffeq.ode.time_features import SINUSOIDS, TimeFeatures
 from t5x_diffeq.runtime.errors import InputError
 
 # What W(t) is when e(t) contributes nothing; the roles that a source can generate.
@@ -89,12 +95,12 @@ class HyperInit:
     Attributes:
       init: "paper" or "invariant".
       T: width of the time embedding.
-      S: number of frequencies.
+      features: what the time embedding reads.
     """
 
     init: str
     T: int
-    S: int
+    features: TimeFeatures
 
     @property
     def single(self) -> float:
@@ -112,13 +118,23 @@ class HyperInit:
             return 0.02 if self.init == "paper" else 0.5 / sqrt(leaf.fan_in * self.T)
         return 1e-4 if self.init == "paper" and leaf.role == "bias" else 0.0
 
-    def embedding(self, **module: Any) -> TimeEmbedding:
+    def embedding(self, **module: Any) -> TimeEmbedding | LinearTimeEmbedding:
         """A time embedding at these scales; `module` holds Linen's own arguments."""
+        of_sinusoids = self.features.basis == SINUSOIDS
         if self.init == "paper":
-            return TimeEmbedding(self.T, name="time_embedding", **module)
+            kind = TimeEmbedding if of_sinusoids else LinearTimeEmbedding
+            return kind(self.T, name="time_embedding", **module)
+        if not of_sinusoids:
+            return LinearTimeEmbedding(
+                self.T,
+                std=sqrt(1 / self.features.mean_square),
+                step_multiplier=1 / self.features.mean_sum,
+                name="time_embedding",
+                **module,
+            )
         return TimeEmbedding(
             self.T,
-            hidden_std=sqrt(1 / self.S),
+            hidden_std=sqrt(1 / self.features.mean_square),
             output_std=sqrt(1 / (_SILU_SECOND_MOMENT * self.T)),
             step_multiplier=self.single,
             output_multiplier=5 * self.summed,
@@ -184,8 +200,7 @@ class TimeDependentWeights(nn.Module):
     Attributes:
       block: the block whose weights are generated.
       inputs: shapes of the block's inputs, for reading its parameters.
-      scales: T, S, and the parameters' initial scales and step multipliers.
-      time_scale: factor on t in the sinusoids.
+      scales: T, the features of time, and the parameters' initial scales and step multipliers.
       shared_embedding: one time embedding for all linears and norms (paper, appendix D.2),
         instead of one each.
       dtype: dtype of the generated kernels and biases.
@@ -194,7 +209,6 @@ class TimeDependentWeights(nn.Module):
     block: nn.Module
     inputs: tuple
     scales: HyperInit
-    time_scale: float = 1000.0
     shared_embedding: bool = False
     dtype: DTypeLike = jnp.float32
 
@@ -206,7 +220,7 @@ class TimeDependentWeights(nn.Module):
     @nn.compact
     def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
         """The weights at `times`, and the e(t) that they come from."""
-        features = time_features(times, self.scales.S, self.time_scale)
+        features = self.scales.features(times)
         shared = self.scales.embedding()(features) if self.shared_embedding else None
         generated, embeddings = {}, {}
         for path, leaves in self._layers():
@@ -237,8 +251,8 @@ class TimeDependentWeights(nn.Module):
 
     def _embed(self, params: dict, times: Times) -> Float[Array, "nodes T"]:
         """e(t) of one layer's time embedding."""
-        embed = nn.apply(TimeEmbedding.__call__, self.scales.embedding(parent=None))
-        return embed({"params": params}, time_features(times, self.scales.S, self.time_scale))
+        embedding = self.scales.embedding(parent=None)
+        return embedding.apply({"params": params}, self.scales.features(times))
 
     def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())

@@ -43,6 +43,7 @@ _OTHERS = (  # neither the state nor the data depends on them
     "train.depths_per_step",
     "train.depths_until",
     "train.growth",
+    "train.jitter",
 )
 
 

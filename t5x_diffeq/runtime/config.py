@@ -24,6 +24,7 @@ from t5x_diffeq.runtime.config_keys import (
     STEP_RANGE,
     STEPS,
     THREADS,
+    TIME_BASES,
     Key,
 )
 from t5x_diffeq.runtime.errors import InputError
@@ -91,6 +92,7 @@ class ModelKeys(_Section):
     mlp_dim: Size
     activation: Annotated[str | None, Key(str, choices=("gelu", "relu", "silu"), optional=True)]
     time_embed_dim: Size
+    time_basis: Annotated[str, _one_of(*TIME_BASES)]
     num_frequencies: Size
     time_scale: Positive
     time_embedding: Annotated[str, _one_of("per_layer", "shared")]
@@ -160,6 +162,7 @@ class TrainKeys(_Section):
     depths_per_step: Size
     depths_until: Fraction
     growth: Annotated[str, _one_of("jump", "copy")]
+    jitter: Fraction
     distill_from: TextOrNone
     distill_step: CountOrNone
     distill_weight: Fraction

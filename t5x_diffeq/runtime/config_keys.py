@@ -14,6 +14,7 @@ ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
 MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "int4", "factored")
+TIME_BASES = ("sinusoids", "legendre:k", "chebyshev:k", "splines:k", "table:k")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name
@@ -46,10 +47,10 @@ class Key:
       least: the smallest number.
       most: the largest number; for a float, None is the largest float32.
       open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
-      choices: of a string, or of each entry of a tuple; in `every:k`, k is any integer of at least
-        1, in `keep:names`, names is a comma-separated list of words, in `c/N`, c is any number
-        greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any importable
-        name, with or without arguments (`runtime.plugins`).
+      choices: of a string, or of each entry of a tuple; in `every:k` and the like, k is any integer
+        of at least 1, in `keep:names`, names is a comma-separated list of words, in `c/N`, c is any
+        number greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any
+        importable name, with or without arguments (`runtime.plugins`).
       entry: the key that each entry of a tuple follows.
       optional: whether the value can be None.
       can_be_empty: whether a string can be "".

@@ -18,6 +18,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes, need_hooks
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.ode.time_features import SINUSOIDS
 from t5x_diffeq.ode.weights import block_parameters
 
 
@@ -166,8 +167,9 @@ def kernel_entries(config: ModelConfig) -> int:
 def _hypernetwork_flops(config: ModelConfig) -> float:
     if config.weights != "time_dependent":
         return 0
-    T, S = config.time_embed_dim, config.num_frequencies
+    T, features = config.time_embed_dim, config.time_features
     leaves = _generated_leaves(config)
     layers = 1 if config.time_embedding == "shared" else len({path[:-1] for path in leaves})
     products = sum(prod(leaf.value.shape) for leaf in leaves.values())
-    return 2 * config.num_nodes * (T * products + layers * ((2 * S + 1) * T + T * T))
+    embedding = features.count * T + (T * T if features.basis == SINUSOIDS else 0)
+    return 2 * config.num_nodes * (T * products + layers * embedding)

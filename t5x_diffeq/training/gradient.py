@@ -30,6 +30,7 @@ from t5x_diffeq.ode.weights import (
     projection_squares,
 )
 from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.training.jitter import move_nodes
 from t5x_diffeq.training.leaves import merged, without
 from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
@@ -48,8 +49,9 @@ class BatchGradient(NamedTuple):
       gradient: of the parts that train.
       norm: its global norm.
       means: what is reported of the batch, by name.
-      embeddings: e(t) at the step's nodes, each node once, by the name of the generated layer.
-      d_weights: the gradient of W(t) at the same nodes, by layer and leaf, where there is e(t).
+      embeddings: e(t) at the times at which the step read W, each once, by the name of the
+        generated layer.
+      d_weights: the gradient of W(t) at the same times, by layer and leaf, where there is e(t).
       curves: what `watch` returned of the gradient of the weights on the model's own grid.
     """
 
@@ -95,12 +97,15 @@ def make_gradient(
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
     block = block_of_shapes(model.config)
     declared = block_parameters(block, block.input_shapes())
-    _, distinct, place = np.unique(np.concatenate(times), return_index=True, return_inverse=True)
+    different, distinct, place = np.unique(
+        np.concatenate(times), return_index=True, return_inverse=True
+    )
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
+        read_at = move_nodes(different, keys.jitter, key) if keys.jitter else different
+        make = partial(_make_weights_of, model, jnp.asarray(read_at[place]))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
         makers = without(makers, waiting) if waiting else makers

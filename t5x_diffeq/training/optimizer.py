@@ -168,8 +168,8 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
         return f"an entry is a role and a factor, and roles are {', '.join(ROLES)}"
     role, factor = pair
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not (number and isfinite(factor) and factor > 0):
-        return "a factor is a number greater than 0"
+    if not (number and isfinite(factor) and factor >= 0):
+        return "a factor is a number of at least 0"
     return "name a role once" if role in earlier else None
 
 

@@ -26,6 +26,7 @@ from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.jitter import check_jitter
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
 
@@ -266,6 +267,7 @@ def check_new(config: Config) -> None:
             f"{model.embed_dim}, the rank that a kernel can have; lower it"
         )
     _check_moments(config)
+    check_jitter(config)
 
 
 def _check_moments(config: Config) -> None:

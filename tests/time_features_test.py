@@ -1,0 +1,94 @@
+"""The functions of time that a time embedding reads, against NumPy's and SciPy's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.polynomial import chebyshev, legendre
+from scipy.interpolate import BSpline
+from small_models import SMALL, random_params
+from small_models import small as small_model
+
+from t5x_diffeq.ode.time_features import TimeFeatures
+from t5x_diffeq.ode.weights import HyperInit
+from t5x_diffeq.runtime.errors import InputError
+
+TIMES = np.linspace(0, 1, 61)
+BASES = ("legendre:1", "legendre:7", "chebyshev:8", "splines:4", "splines:9", "table:1", "table:5")
+
+
+def by_scipy(basis, t):
+    kind, K = basis.split(":")[0], int(basis.split(":")[1])
+    if kind == "legendre":
+        return legendre.legvander(2 * t - 1, K - 1)
+    if kind == "chebyshev":
+        return chebyshev.chebvander(2 * t - 1, K - 1)
+    if kind == "splines":
+        knots = np.concatenate(([0.0] * 3, np.linspace(0, 1, K - 2), [1.0] * 3))
+        return BSpline.design_matrix(t, knots, 3).toarray()
+    return np.stack([np.interp(t, np.arange(1, K + 1) / K, row) for row in np.eye(K)], axis=-1)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_they_are_the_textbooks(basis):
+    found = TimeFeatures(basis)(jnp.asarray(TIMES))
+    assert found.shape == (61, TimeFeatures(basis).count)
+    np.testing.assert_allclose(found, by_scipy(basis, TIMES), atol=1e-5)
+
+
+@pytest.mark.parametrize("basis", ["legendre:7", "chebyshev:8", "splines:9", "table:5"])
+def test_their_derivatives_are_the_difference_quotients(basis):
+    t, h = TIMES[1:-1] + 1e-3, 1e-6  # beside the knots, where a table has two slopes
+    _, found = jax.jvp(TimeFeatures(basis), (jnp.asarray(t),), (jnp.ones(59),))
+    expected = (by_scipy(basis, t + h) - by_scipy(basis, t - h)) / (2 * h)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("basis", ["sinusoids", *BASES])
+def test_a_time_embedding_has_unit_scale(basis):
+    """The mean over T of e(t)^2, averaged over t: also where it is a network of sinusoids."""
+    features = TimeFeatures(basis)
+    embedding = HyperInit("invariant", 2000, features).embedding(parent=None)
+    times = features(jnp.asarray(TIMES))
+    e, _ = embedding.init_with_output(jax.random.key(0), times)
+    assert 0.6 < jnp.square(e).mean() < 1.6
+
+
+@pytest.mark.parametrize("basis", ["legendre:7", "chebyshev:8", "splines:9", "table:5"])
+def test_a_step_moves_it_by_about_the_learning_rate(basis):
+    features = TimeFeatures(basis)
+    step = HyperInit("invariant", 8, features).embedding(parent=None).step_multiplier
+    moved = step * np.abs(by_scipy(basis, TIMES)).sum(1)
+    assert 0.7 < moved.mean() < 1.05
+
+
+def test_a_table_is_read_at_its_own_nodes_and_between_them():
+    model = small_model(time_basis="table:3", num_steps=3)
+    params = random_params(model)
+    C = params["source"]["mlp.up"]["time_embedding"]["coefficients"]
+    _, embeddings = model.at_depth(6).apply(
+        {"params": params}, jnp.arange(1, 7) / 6, method="weights_and_embeddings"
+    )
+    expected = jnp.stack((C[0], C[0], (C[0] + C[1]) / 2, C[1], (C[1] + C[2]) / 2, C[2]))
+    np.testing.assert_allclose(embeddings["mlp.up"], expected, atol=1e-6)
+
+
+def test_one_polynomial_is_constant_in_time():
+    model = small_model(time_basis="legendre:1")
+    rates = model.apply({"params": random_params(model)}, method="derivative")
+    assert all(not rate.any() for rate in jax.tree.leaves(rates))
+
+
+@pytest.mark.parametrize(
+    ("basis", "message"),
+    [
+        ("splines:3", r"=splines:3: cubic B-splines are at least 4; give splines:4 or more"),
+        ("fourier", r"time_basis is 'fourier'; it can be sinusoids, legendre:k"),
+        ("table", r"time_basis is 'table'; it can be"),
+    ],
+)
+def test_bad_bases(basis, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(SMALL, time_basis=basis)
