@@ -30,7 +30,7 @@ from t5x_diffeq.ode.weights import (
     projection_squares,
 )
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.jitter import move_nodes
+from t5x_diffeq.training.jitter import move_grid, stretch_steps
 from t5x_diffeq.training.leaves import merged, without
 from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
 
@@ -93,19 +93,19 @@ def make_gradient(
     """
     models = [model.at_depth(n) for n in depths or (None,)]
     times = [nodes(each.config) for each in models]
+    grid = nodes(model.config).reshape(model.config.num_steps, -1)
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
     block = block_of_shapes(model.config)
     declared = block_parameters(block, block.input_shapes())
-    different, distinct, place = np.unique(
-        np.concatenate(times), return_index=True, return_inverse=True
-    )
+    _, distinct, place = np.unique(np.concatenate(times), return_index=True, return_inverse=True)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        read_at = move_nodes(different, keys.jitter, key) if keys.jitter else different
-        make = partial(_make_weights_of, model, jnp.asarray(read_at[place]))
+        moved = move_grid(grid, keys.jitter, key) if keys.jitter else None
+        read_at = moved.times if moved else jnp.asarray(np.concatenate(times))
+        make = partial(_make_weights_of, model, read_at)
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
         makers = without(makers, waiting) if waiting else makers
@@ -125,6 +125,7 @@ def make_gradient(
             z = jnp.zeros(())
             for each, part in zip(models, parts, strict=True):
                 own = jax.tree.map(lambda w, part=part: w[part], weights)
+                own = stretch_steps(own, moved.stretch, declared) if moved else own
                 found = batch_losses(each, merged, batch, keys.loss_chunk, own, key, theirs)
                 of_each = _means_of(found, batch["mask"], tokens, keys.microbatches)
                 z += of_each.pop("z") / len(models)
