@@ -37,6 +37,10 @@ MODELS = {
     "gpt_relu_euler_ode": ({"activation": "relu"}, "bytes"),
     "gpt_shared": ({"weights": "shared", "scheme": "lie_trotter"}, "bytes"),
     "gpt_euler_ode": ({}, "bytes"),
+    "gpt_long_state_ode": (
+        {"embedding_scale": 8.0, "position_scale": 8.0, "time_basis": "splines:4"},
+        "bytes",
+    ),
     "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),
     "llama_euler_ode": ({**LLAMA, "num_steps": 5}, "sentencepiece"),
     "llama_official_ode": ({**LLAMA, **OFFICIAL}, "prefixed"),

@@ -56,6 +56,7 @@ FAMILIES = {
     "llama3": {**LLAMA, "rotary_scaling": ("llama3", 8.0, 1.0, 4.0, 16), "rotary_base": 50.0},
     "linear": {**LLAMA, "rotary_scaling": ("linear", 2.0)},
     "yarn": {**LLAMA, "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16, 1.1), "head_dim": 12},
+    "gpt from a long state": {"embedding_scale": 8.0, "position_scale": 8.0},
     "gpt with norms": {"qk_norm": "head", "norm_position": "after", "head_dim": 2},
 }
 

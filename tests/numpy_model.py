@@ -194,7 +194,7 @@ def logits(c, params, tokens):
     gpt = c.architecture == "gpt"
     y = params["token_embedding"]["table"][tokens] * c.embedding_scale
     if gpt:
-        y = y + params["position_embedding"]["table"][: len(tokens)]
+        y = y + params["position_embedding"]["table"][: len(tokens)] * c.position_scale
     for n in range(c.num_steps):
         y = step(c, lambda node, n=n: weights_at(c, params, n, node), y)
     y = norm(params["final_norm"], y, c.final_norm_eps, gpt)

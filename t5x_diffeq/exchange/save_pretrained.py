@@ -100,6 +100,14 @@ def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> 
     )
 
 
+def _scaled(config: ModelConfig, params: dict) -> dict:
+    """The parameters with the factor on positions, which no class of transformers has, in them."""
+    if config.architecture == "llama":
+        return params
+    table = params["position_embedding"]["table"] * config.position_scale
+    return {**params, "position_embedding": {"table": table}}
+
+
 def save_pretrained(
     run: Run,
     as_run: Config,
@@ -133,7 +141,9 @@ def save_pretrained(
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
         weights = _export_weights(run.setup.model, run.params, merged=not peft)
-        parameters = write_tensors(folder, tensors_of(layout, config, run.params, weights))
+        parameters = write_tensors(
+            folder, tensors_of(layout, config, _scaled(config, run.params), weights)
+        )
         check_tensors(folder, layout, config)
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))

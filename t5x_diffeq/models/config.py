@@ -141,6 +141,11 @@ class ModelConfig(ModelKeys):
                     f"model.{key}={getattr(self, key)!r} with model.architecture=gpt: the key is "
                     "llama's; leave it out"
                 )
+        if self.architecture == "llama" and self.position_scale != 1:
+            raise InputError(
+                f"model.position_scale={self.position_scale} with model.architecture=llama, which "
+                "has no position embeddings; leave it out (model.embedding_scale is the tokens')"
+            )
         if (self.norm_position, self.mlp_input) == ("after", "attention_norm"):
             raise InputError(
                 "model.mlp_input=attention_norm with model.norm_position=after: the attention's "

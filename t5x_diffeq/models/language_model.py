@@ -329,7 +329,9 @@ class LanguageModel(nn.Module):
                 y = y * self.config.embedding_scale
             if self.config.architecture == "llama":
                 return y
-            return y + self.position_embedding(places.positions)
+            positions = self.position_embedding(places.positions)
+            scale = self.config.position_scale
+            return y + (positions if scale == 1 else positions * scale)
 
     def head_vectors(self) -> Float[Array, "V D"]:
         """A vector per token of the padded vocabulary; its product with the state is the logit."""

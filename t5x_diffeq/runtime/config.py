@@ -108,6 +108,7 @@ class ModelKeys(_Section):
     rotary_scaling: Entries
     tied_head: Switch
     embedding_scale: Positive
+    position_scale: Positive
     dropout_rate: BelowOne
     adapter_rank: Count
     adapter_alpha: Positive
