@@ -105,6 +105,13 @@ def export_model(name, folder, reports=()):
     return run, told
 
 
+def test_the_factor_on_positions_is_in_their_table(tmp_path):
+    run, _ = export_model("gpt_long_state_ode", tmp_path / "out")
+    table = load_file(tmp_path / "out" / "model.safetensors")["position_embedding.weight"]
+    np.testing.assert_allclose(table, 8 * run.params["position_embedding"]["table"], rtol=1e-6)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["embedding_scale"] == 8
+
+
 @pytest.mark.parametrize(
     ("name", "formula"),
     [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
