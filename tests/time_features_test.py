@@ -11,6 +11,7 @@ from scipy.interpolate import BSpline
 from small_models import SMALL, random_params
 from small_models import small as small_model
 
+from t5x_diffeq.models.language_model import nodes
 from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import HyperInit
 from t5x_diffeq.runtime.errors import InputError
@@ -73,6 +74,19 @@ def test_a_table_is_read_at_its_own_nodes_and_between_them():
     )
     expected = jnp.stack((C[0], C[0], (C[0] + C[1]) / 2, C[1], (C[1] + C[2]) / 2, C[2]))
     np.testing.assert_allclose(embeddings["mlp.up"], expected, atol=1e-6)
+
+
+def test_the_derivative_of_the_weights_is_the_difference_quotient():
+    """Which of parabolas is exact."""
+    model = small_model(time_basis="chebyshev:3", time_embedding="shared")
+    variables, times = {"params": random_params(model)}, jnp.asarray(nodes(model.config))
+    before, after = (model.apply(variables, times + h, method="weights") for h in (-0.25, 0.25))
+    jax.tree.map(
+        lambda rate, a, b: np.testing.assert_allclose(rate, 2 * (b - a), atol=1e-4),
+        model.apply(variables, method="derivative"),
+        before,
+        after,
+    )
 
 
 def test_one_polynomial_is_constant_in_time():

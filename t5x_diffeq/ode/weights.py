@@ -252,7 +252,8 @@ class TimeDependentWeights(nn.Module):
     def _embed(self, params: dict, times: Times) -> Float[Array, "nodes T"]:
         """e(t) of one layer's time embedding."""
         embedding = self.scales.embedding(parent=None)
-        return embedding.apply({"params": params}, self.scales.features(times))
+        embed = nn.apply(type(embedding).__call__, embedding)
+        return embed({"params": params}, self.scales.features(times))
 
     def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())
