@@ -209,6 +209,8 @@ def get_config() -> ConfigDict:
     #   | mean_bfloat16: that of gradients in bfloat16, which muon can have too | bfloat16: both,
     #   rounded stochastically | int8, int4: both, in blocks, for kernels of time-dependent and
     #   per-layer weights | factored: for the P of kernels, at the nodes and in two factors
+    optimizer.offload = False  # whether the moments, and the averages of train.ema_decay, lie in
+    #   the host's memory outside the update, which takes longer for it (configs/README.md)
     optimizer.weight_decay = 0.1  # decoupled
     optimizer.decay = "kernels"  # which parameters: embeddings | kernels (and embeddings) | all
     optimizer.schedule = "cosine"  # after the warm-up: a cosine | wsd: the peak, then a cooldown,

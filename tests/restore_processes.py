@@ -25,13 +25,17 @@ from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.errors import MachineryError
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.host_memory import HOST
 from t5x_diffeq.training.state import TrainState
 
 FINGERPRINT = "of the data"
 
 
 def expected(step):
-    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`."""
+    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`.
+
+    Of some, also the kind of memory that they lie in.
+    """
     chance = np.random.default_rng(step)
     kernel = chance.normal(size=(512, 128)).astype(np.float32)
     kernel[0, :2] = -0.0, np.nan
@@ -41,7 +45,8 @@ def expected(step):
         "small": (chance.integers(-128, 128, (64,), np.int8), ("fsdp",)),
         "flags": (chance.integers(0, 2, (7,)).astype(bool), ()),
     }
-    return TrainState((np.int32(step), ()), params, {})
+    moments = {"kernel": (chance.normal(size=(64, 4)).astype(np.float32), ("fsdp",), HOST)}
+    return TrainState((np.int32(step), ()), params, moments)
 
 
 def on_mesh(step, data, make):
@@ -49,10 +54,14 @@ def on_mesh(step, data, make):
     devices = np.array(jax.devices()).reshape(data, -1)
     mesh = Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     return jax.tree.map(
-        lambda each: make(each[0], NamedSharding(mesh, PartitionSpec(*each[1]))),
+        lambda each: make(each[0], sharding_on(mesh, *each[1:])),
         expected(step),
         is_leaf=lambda each: isinstance(each, tuple),
     )
+
+
+def sharding_on(mesh, axes, kind="device"):
+    return NamedSharding(mesh, PartitionSpec(*axes), memory_kind=kind)
 
 
 def arrays_of(step, data):
@@ -75,7 +84,8 @@ def is_right(state):
     return all(
         np.asarray(shard.data).tobytes() == np.asarray(values[shard.index]).tobytes()
         and shard.data.dtype == values.dtype
-        for leaf, (values, _) in zip(
+        and leaf.sharding.memory_kind == (*kind, "device")[0]
+        for leaf, (values, _, *kind) in zip(
             jax.tree.leaves(state),
             jax.tree.leaves(expected(step), is_leaf=lambda each: isinstance(each, tuple)),
             strict=True,

@@ -15,7 +15,7 @@ class Bound:
 
     Attributes:
       seconds: the time of an optimizer step.
-      bytes: the memory, counting only the train state.
+      bytes: the memory, counting only the parameters and moments that lie there.
     """
 
     seconds: float
@@ -34,7 +34,7 @@ def lower_bound(setup: Setup, batch_size: int, figures: Chip) -> Bound:
     shared = (flops.total - flops.hypernetwork) / setup.mesh.size * setup.pipeline_slowdown
     compute = (shared + flops.hypernetwork / parts) / figures.peak_flops
     moved = moved_bytes(setup, batch_size) / figures.link_bandwidth
-    state = sum(state_bytes(setup))
+    state = sum(state_bytes(setup)[:-1])
     if figures.clock is None:  # a GPU: see `estimate`
         return Bound(max(compute, moved), state)
     return Bound(compute + moved + 2 * state / figures.memory_bandwidth, state)

@@ -27,6 +27,10 @@ ASSUMED = (
     f"step, high: attention at {_KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
+ASSUMED_OF_HOSTS = (
+    "host's memory: copies to the device and back take the link's full bandwidth, one after the "
+    "other and beside nothing else, since layers are updated in turn once there is the gradient",
+)
 ASSUMED_OF_GPUS = (
     "step, low: all FLOPs at the peak, or all collectives over NVLink (machines of 8; between them "
     "an adapter per GPU), whichever takes longer",
@@ -47,6 +51,8 @@ class StepTimes:
       waited: synchronous collectives, during which nothing else runs.
       overlapped: asynchronous collectives, which overlap with the rest.
       latency: total latency of the synchronous collectives, until their first bytes arrive.
+      crossing: copies of what lies in the host's memory, to the device and back; 0 also if the
+        link's bandwidth is unknown.
       low: the whole step, in the best case.
       high: the whole step, in the worst case.
     """
@@ -56,6 +62,7 @@ class StepTimes:
     waited: float
     overlapped: float
     latency: float
+    crossing: float
     low: float
     high: float
 
@@ -66,7 +73,12 @@ class StepTimes:
 
 
 def tpu_times(
-    figures: Chip, links: Links, cycles: int, found: Sequence[Collective], kernel_flops: float
+    figures: Chip,
+    links: Links,
+    cycles: int,
+    found: Sequence[Collective],
+    kernel_flops: float,
+    offloaded: int,
 ) -> StepTimes:
     """The estimate for a TPU.
 
@@ -76,6 +88,7 @@ def tpu_times(
       cycles: the compiler's estimate, with loops counted as often as they run.
       found: the program's collectives.
       kernel_flops: FLOPs of fused attention kernels on one device.
+      offloaded: bytes of the state in the host's memory.
     """
     assert figures.clock is not None  # known for every TPU
     compute, kernels = cycles / figures.clock, kernel_flops / figures.peak_flops
@@ -83,17 +96,24 @@ def tpu_times(
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)
     overlapped = sum(route.seconds(it) for it, route in routes if it.asynchronous)
     latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
-    low = max(compute + kernels, overlapped) + waited + latency
-    high = compute + kernels / _KERNELS_AT_WORST + waited + overlapped + latency
-    parts = (compute, kernels, waited, overlapped, latency)
+    crossing = _crossing(figures, offloaded)
+    low = max(compute + kernels, overlapped) + waited + latency + crossing
+    high = compute + kernels / _KERNELS_AT_WORST + waited + overlapped + latency + crossing
+    parts = (compute, kernels, waited, overlapped, latency, crossing)
     return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
 
 
-def gpu_times(figures: Chip, links: Links, found: Sequence[Collective], flops: float) -> StepTimes:
+def gpu_times(
+    figures: Chip, links: Links, found: Sequence[Collective], flops: float, offloaded: int
+) -> StepTimes:
     """The estimate for a GPU; arguments as in `tpu_times`, but `flops` are all of one device's."""
-    compute = flops / figures.peak_flops
+    compute, crossing = flops / figures.peak_flops, _crossing(figures, offloaded)
     moved = sum(links.route(it).seconds(it) for it in found)
-    high = compute / _GPU_AT_WORST + moved
-    return StepTimes(
-        compute, 0, 0, moved, 0, max(compute, moved), high * (1 + _HOSTS_AND_STRAGGLERS)
-    )
+    low = max(compute, moved) + crossing
+    high = compute / _GPU_AT_WORST + moved + crossing
+    return StepTimes(compute, 0, 0, moved, 0, crossing, low, high * (1 + _HOSTS_AND_STRAGGLERS))
+
+
+def _crossing(figures: Chip, offloaded: int) -> float:
+    """Seconds for so many bytes to the device and back, one after the other."""
+    return 2 * offloaded / figures.host_bandwidth if figures.host_bandwidth else 0.0

@@ -18,6 +18,7 @@ from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
+from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
@@ -35,7 +36,8 @@ class DeviceMemory:
 
     Attributes:
       parameters: the model's parameters.
-      moments: the optimizer's state.
+      moments: the optimizer's state, without what lies in the host's memory.
+      offloaded: the part of the state in the host's memory, which is not in `needed`.
       arguments: the compiler's count of the state and the batch, including padding.
       outputs: new state and metrics, except those that reuse the memory of an argument.
       temporaries: activations, gradients, gathered weights.
@@ -46,6 +48,7 @@ class DeviceMemory:
 
     parameters: int
     moments: int
+    offloaded: int
     arguments: int | None
     outputs: int | None
     temporaries: int | None
@@ -139,24 +142,33 @@ def _bytes_per_device(arrays: object) -> int:
     )
 
 
-def state_bytes(setup: Setup) -> tuple[int, int]:
-    """Bytes of parameters and of the optimizer's state on each device."""
+def state_bytes(setup: Setup) -> tuple[int, int, int]:
+    """Bytes of parameters, of the optimizer's state, and of what lies in the host's memory.
+
+    All are those of each device.
+    """
     state = setup.abstract_state
-    return _bytes_per_device(state.params), _bytes_per_device(state.opt_state)
+    arrays = jax.tree.leaves(state)
+    offloaded = _bytes_per_device([x for x in arrays if is_on_host(x)])
+    moments = _bytes_per_device([x for x in jax.tree.leaves(state.opt_state) if not is_on_host(x)])
+    return _bytes_per_device(state.params), moments, offloaded
 
 
 def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> DeviceMemory:
     analysis = compiled.memory_analysis()
     assert analysis is not None  # XLA's programs have one
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    sizes = state_bytes(setup)
+    # Programs for CPUs count all memory as the device's.
+    on_host = sizes[-1] if setup.mesh.devices.flat[0].platform == "cpu" else 0
     parts = (
-        analysis.argument_size_in_bytes,
+        analysis.argument_size_in_bytes - on_host,
         outputs,
         analysis.temp_size_in_bytes,
         analysis.generated_code_size_in_bytes,
     )
     available = figures.memory_bytes if figures else None
-    return DeviceMemory(*state_bytes(setup), *parts, available, sum(parts))
+    return DeviceMemory(*sizes, *parts, available, sum(parts))
 
 
 def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemory:
@@ -185,9 +197,10 @@ def _estimate_times(
     links = Links(list(devices.flat), figures)
     # Stages also compute while they wait for a microbatch, so their devices count for less.
     at_work = devices.size / setup.pipeline_slowdown
+    offloaded = state_bytes(setup)[-1]
     if topology.gpus:
-        return gpu_times(figures, links, found, flops.total / at_work)
+        return gpu_times(figures, links, found, flops.total / at_work, offloaded)
     fused = setup.model.config.attention != "xla"
     kernels = flops.attention_kernels / at_work if fused else 0
     assert cost.cycles is not None  # the TPU compiler gives them
-    return tpu_times(figures, links, cost.cycles, found, kernels)
+    return tpu_times(figures, links, cost.cycles, found, kernels, offloaded)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, StepTimes
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, ASSUMED_OF_HOSTS, StepTimes
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.runtime.console import align, format_count, say
 from t5x_diffeq.training.chips import GIB
@@ -42,6 +42,7 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
         "bytes": {
             "parameters": m.parameters,
             "optimizer moments": m.moments,
+            "in the host's memory": m.offloaded,
             "state and batch, padded": m.arguments,
             "outputs beside the state": m.outputs,
             "temporaries": m.temporaries,
@@ -65,6 +66,7 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "collectives waited for": 1e3 * t.waited,
             "their latency": 1e3 * t.latency,
             "collectives overlapped": 1e3 * t.overlapped,
+            "copies from and to the host": 1e3 * t.crossing,
             "step, low": 1e3 * t.low,
             "step, high": 1e3 * t.high,
         },
@@ -94,6 +96,8 @@ def print_plans(plans: dict[str, Plan]) -> None:
     gpus = next(iter(plans.values())).topology.gpus
     if any(plan.times for plan in plans.values()):
         say(*(ASSUMED_OF_GPUS if gpus else ASSUMED))
+        if any(plan.times and plan.times.crossing for plan in plans.values()):
+            say(*ASSUMED_OF_HOSTS)
 
 
 def _cell(value: float | None, unit: str) -> str:
@@ -135,7 +139,8 @@ def _step_range(times: StepTimes) -> str:
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.cpus else plan.traffic or {}
     lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    return [line for line in (*lines, _describe_replication(plan), memory_share(plan)) if line]
+    others = (_describe_replication(plan), _describe_offload(plan), memory_share(plan))
+    return [line for line in (*lines, *others) if line]
 
 
 def _describe_collectives(kind: str, moved: Traffic) -> str | None:
@@ -163,6 +168,18 @@ def _describe_replication(plan: Plan) -> str | None:
         f"mesh.data=1 with mesh.fsdp={sizes['data'] * sizes['fsdp']} would spare "
         f"{_cell(spared, 'bytes')} per device"
     )
+
+
+def _describe_offload(plan: Plan) -> str | None:
+    """What isn't known about the copies between host and device; None if there is nothing."""
+    if not plan.memory.offloaded:
+        return None
+    kind = plan.topology.kind
+    if plan.times and not plan.times.crossing:
+        return f"the times lack the copies from and to the host, whose link to a {kind} isn't known"
+    if plan.topology.gpus:
+        return "temporaries lack the moments that are on the device during the update"
+    return None
 
 
 def memory_share(plan: Plan) -> str | None:

@@ -76,6 +76,7 @@ def load_run(
         {
             **{f"model.{key}": value for key, value in of_adapters.items()},
             "train.trainable": (),
+            "optimizer.offload": False,  # of what isn't read
             "train.batch_size": batch_size,
             "mesh.stage": 1,
             "mesh.data": -1,

@@ -106,6 +106,7 @@ def may_change(key: str) -> bool:
             "data.read_threads",
             "optimizer.cooldown_steps",
             "optimizer.cooldown_shape",
+            "optimizer.offload",
         )
     )
 

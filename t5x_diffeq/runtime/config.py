@@ -226,6 +226,7 @@ class OptimizerKeys(_Section):
     epsilon: Positive
     momentum: BelowOne
     moments: Annotated[str, _one_of(*MOMENTS)]
+    offload: Switch
     weight_decay: NotNegative
     decay: Annotated[str, _one_of("embeddings", "kernels", "all")]
     schedule: Annotated[str, _one_of("cosine", "wsd")]

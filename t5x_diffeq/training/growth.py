@@ -36,6 +36,7 @@ from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.ode.contraction import project
 from t5x_diffeq.ode.weights import LeafPath
+from t5x_diffeq.training.host_memory import fetch
 from t5x_diffeq.training.optimizer import make_optimizer
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, declared_params
@@ -87,7 +88,8 @@ def _grow(setup: Setup, state: TrainState) -> TrainState:
     grown = copy_weights(setup.model, coarse_steps, state.params)
     averages = state.averages
     if averages is not None:
-        of_averages = copy_weights(setup.model, coarse_steps, state.averaged_params())
+        averages = fetch(averages, setup.abstract_state.averages)
+        of_averages = copy_weights(setup.model, coarse_steps, {**state.params, **averages})
         averages = {name: of_averages[name] for name in averages}
     fresh = setup.optimizer.init({name: grown[name] for name in grown if setup.trains(name)})
     return TrainState(

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from t5x_diffeq.runtime.console import write
 from t5x_diffeq.runtime.errors import InputError
@@ -32,6 +33,7 @@ from t5x_diffeq.runtime.files import (
     remove_folder,
 )
 from t5x_diffeq.training import checksums
+from t5x_diffeq.training.host_memory import shares_memory
 from t5x_diffeq.training.saves import FinishedSave, SaveTimes
 
 KEY = "train.local_checkpoints"
@@ -231,12 +233,8 @@ def _shards(leaf: jax.Array) -> list[Any]:
 
 
 def _host_copy(array: jax.Array) -> np.ndarray:
-    """A copy on the host; on CPU `np.asarray` would share the buffer that training donates."""
-    return np.array(array) if _is_on_cpu(array) else np.asarray(array)
-
-
-def _is_on_cpu(array: jax.Array) -> bool:
-    return next(iter(array.devices())).platform == "cpu"
+    """A copy on the host; of memory of the host, `np.asarray` would share what training donates."""
+    return np.array(array) if shares_memory(array) else np.asarray(array)
 
 
 def _write_in_chunks(file: Any, part: np.ndarray) -> None:
@@ -256,7 +254,11 @@ def _read_array(path: Path, leaf: Any) -> jax.Array:
     if start != len(content):
         raise ValueError(f"{path.name} has {len(content)} bytes instead of {start}")
     places = leaf.sharding.addressable_devices_indices_map(tuple(leaf.shape))
+    kind = leaf.sharding.memory_kind
     pieces = [
-        jax.device_put(values[_part(index, leaf.shape)], device) for device, index in places.items()
+        jax.device_put(
+            values[_part(index, leaf.shape)], SingleDeviceSharding(device, memory_kind=kind)
+        )
+        for device, index in places.items()
     ]
     return jax.make_array_from_single_device_arrays(tuple(leaf.shape), leaf.sharding, pieces)

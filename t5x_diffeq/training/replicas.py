@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.layers.mesh import axes_of
+from t5x_diffeq.training.host_memory import on_device, place
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Replicas:
         mesh = self.first
 
         def move(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            sharding = NamedSharding(mesh, x.sharding.spec)
+            sharding = NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         return jax.tree.map(move, arrays)
@@ -74,7 +75,11 @@ class Replicas:
         pieces = []
         for device in self.mesh.local_devices:
             with jax.set_mesh(Mesh([device], "one")):  # instead of a mesh around the call
-                piece = own[device][None] if device in own else jnp.zeros((1, *shape), array.dtype)
+                piece = (
+                    on_device(own[device])[None]
+                    if device in own
+                    else jnp.zeros((1, *shape), array.dtype)
+                )
                 pieces.append(jax.device_put(piece, device))
         if source is not None:
             source.delete()
@@ -82,7 +87,8 @@ class Replicas:
         whole = (self.mesh.size // self.first.size, *array.shape)
         stacked = jax.make_array_from_single_device_arrays(whole, by_replica, pieces)
         # One at a time: all at once would need the memory of a second state.
-        return jax.block_until_ready(_sum_of_bits(self.mesh, self.axes, spec)(stacked))
+        total = _sum_of_bits(self.mesh, self.axes, spec)(stacked)
+        return jax.block_until_ready(place(total, array.sharding))
 
 
 def replicas_of(arrays: Any) -> Replicas | None:

@@ -26,6 +26,7 @@ from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.jitter import check_jitter
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
@@ -135,7 +136,9 @@ class Setup:
         wanted = self.abstract_state
         if wanted.averages is not None and state.averages is None:
             averages = jax.tree.map(
-                jnp.copy, {name: state.params[name] for name in wanted.averages}
+                lambda x, param: place(jnp.copy(param), x.sharding),
+                wanted.averages,
+                {name: state.params[name] for name in wanted.averages},
             )
             state = replace(state, averages=averages)
         if wanted.recent is not None and state.recent is None:
@@ -221,11 +224,19 @@ def make_setup(
         mesh=mesh,
         rules=rules,
         batch_sharding=partitioning.batch_sharding(mesh, rules),
-        abstract_state=partitioning.shard_shapes(boxed, mesh, rules),
+        abstract_state=_place_state(config, partitioning.shard_shapes(boxed, mesh, rules)),
         init_key=init_key,
         dropout_key=dropout_key,
         attention_reason=attention_reason,
     )
+
+
+def _place_state(config: Config, state: TrainState) -> TrainState:
+    """The state's shapes with its shardings, some of them in the host's memory."""
+    if not config.optimizer.offload:
+        return state
+    check_host_memory(state.step.sharding.mesh.devices.flat[0])
+    return replace(state, opt_state=offload(state.opt_state), averages=offload(state.averages))
 
 
 def _check_grid(config: Config) -> None:
@@ -331,14 +342,9 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     Raises:
       InputError: if it hasn't; gives both numbers.
     """
-    c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
-    arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
-    arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
-    rows = max(1, batch_size // shards // setup.config.train.microbatches)
-    length = c.max_length // setup.mesh.shape["context"]
-    stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
-    needed = stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
-    there = _device_memory(setup.mesh.local_devices)
+    c, devices = setup.model.config, setup.mesh.local_devices
+    needed = least_memory(setup, batch_size, of_host=devices[0].platform == "cpu")
+    there = _device_memory(devices)
     if there is not None and needed > there:
         raise InputError(
             f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
@@ -346,6 +352,24 @@ def check_fits(setup: Setup, batch_size: int) -> None:
             f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
             f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
         )
+
+
+def least_memory(setup: Setup, batch_size: int, of_host: bool) -> int:
+    """The bytes that `check_fits` adds up.
+
+    Args:
+      setup: the setup.
+      batch_size: sequences in a global batch.
+      of_host: whether the host's memory is the device's, too.
+    """
+    c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
+    arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
+    arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
+    there = [x for x in arrays if of_host or not is_on_host(x)]
+    rows = max(1, batch_size // shards // setup.config.train.microbatches)
+    length = c.max_length // setup.mesh.shape["context"]
+    stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
+    return stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in there)
 
 
 def _device_memory(devices: Sequence[jax.Device]) -> int | None:

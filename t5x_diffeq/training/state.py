@@ -17,6 +17,7 @@ from t5x_diffeq.layers.mesh import mesh_axes
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.host_memory import on_device
 from t5x_diffeq.training.spikes import RecentSteps
 
 
@@ -47,8 +48,8 @@ class TrainState:
         return replace(self, recent=replace(self.recent, spikes=spikes))
 
     def averaged_params(self) -> Any:
-        """The parameters, with the averages of those that train."""
-        return {**self.params, **self.averages}
+        """The parameters, with the averages of those that train; all on the device."""
+        return {**self.params, **on_device(self.averages)}
 
 
 def declared_params(model: LanguageModel) -> dict:

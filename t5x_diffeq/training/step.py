@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import optax
 from clu import metrics as clu_metrics
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
@@ -18,9 +17,10 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.gradient import Batch, BatchGradient, Means, batch_losses, make_gradient
 from t5x_diffeq.training.growth import while_waiting
-from t5x_diffeq.training.leaves import merged, part_like, with_part
 from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.training.update import Rule, learning_part, update_unless, with_changes
 from t5x_diffeq.training.watch import watch_gradient
 
 
@@ -106,67 +106,32 @@ def _make_train_step(
         watch = watch_gradient(state.step + 1, keys.watch_every)
         of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch, waiting)
         found = of_batch(state.params, batch, dropout_key, *teacher_params)
-        training = part_like(state.params, found.gradient)
+        rejected, recent, of_spikes = _look_for_spike(state, found, keys.spike_deviations)
+        learns = partial(learning_part, like=found.gradient, optimizer=optimizer, waiting=waiting)
+        before, places = learns(state), learns(setup.abstract_state)
         with jax.named_scope("optimizer"):
-            own_state = state.opt_state
-            if waiting:
-                own_state = part_like(own_state, jax.eval_shape(optimizer.init, training))
-            updates, opt_state = optimizer.update(
-                found.gradient,
-                own_state,
-                training,
-                norm=found.norm,
-                embeddings=found.embeddings,
-                d_weights=found.d_weights,
-            )
-            params = merged(state.params, optax.apply_updates(training, updates))
-        opt_state = with_part(state.opt_state, opt_state) if waiting else opt_state
-        after = TrainState(state.step + 1, params, opt_state)
-        if keys.ema_decay:
-            after = replace(after, averages=_average(state, params, keys.ema_decay))
+            rule = Rule(optimizer, found, state.step, keys.ema_decay)
+            changed = update_unless(rejected, before, places, rule, setup)
+        after = replace(with_changes(state, changed), step=state.step + 1, recent=recent)
         values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
-        after, of_spikes = _reject_spike(after, state, found, keys.spike_deviations)
         metrics = _metrics_of(found.means, **values, **of_spikes)
         return (after, metrics, found.curves) if watch else (after, metrics)
 
     return train_step
 
 
-def _reject_spike(
-    after: TrainState, before: TrainState, found: BatchGradient, k: float
-) -> tuple[TrainState, dict[str, Array]]:
-    """The state after a step, or that before it if the step is a spike; and the spikes' metrics.
+def _look_for_spike(
+    before: TrainState, found: BatchGradient, k: float
+) -> tuple[Array, RecentSteps | None, dict[str, Array]]:
+    """Whether a step is a spike, the window of recent steps after it, and the spikes' metrics.
 
-    Without a window of recent steps, only what isn't finite is a spike.
+    Without a window, only what isn't finite is a spike.
     """
     loss, norm = found.means["loss"], found.norm
     if before.recent is None:
-        return _reject(~(jnp.isfinite(loss) & jnp.isfinite(norm)), after, before), {}
+        return ~(jnp.isfinite(loss) & jnp.isfinite(norm)), None, {}
     recent, is_spike = before.recent.take(before.step, loss, norm, k)
-    kept = _reject(is_spike, replace(after, recent=recent), before)
-    return kept, {"spike": is_spike, "spikes": recent.spikes}
-
-
-def _average(state: TrainState, params: dict, decay: float) -> dict:
-    """Exponential moving averages, with a shorter memory in a run's first steps."""
-    d = jnp.minimum(decay, (1.0 + state.step) / (10.0 + state.step))
-    trained = {name: params[name] for name in state.averages}
-    return jax.tree.map(lambda a, p: d * a + (1 - d) * p, state.averages, trained)
-
-
-def _reject(rejected: Array, after: TrainState, before: TrainState) -> TrainState:
-    """The state after a step; if it is rejected, that before it, except for what counts steps."""
-
-    def keep(new: object, old: object) -> object:
-        if isinstance(new, optax.ScaleByScheduleState):  # else the learning rate would lag
-            return new
-        return jax.tree.map(lambda n, o: jnp.where(rejected, o, n), new, old)
-
-    def counts_steps(node: object) -> bool:
-        return isinstance(node, optax.ScaleByScheduleState)
-
-    kept = jax.tree.map(keep, after, before, is_leaf=counts_steps)
-    return replace(kept, step=after.step, recent=after.recent)
+    return is_spike, recent, {"spike": is_spike, "spikes": recent.spikes}
 
 
 def lower_train_step(

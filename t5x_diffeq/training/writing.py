@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.runtime.errors import MachineryError, RunError, is_of_machinery
 from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
 from t5x_diffeq.training.checkpoint_folder import whole_steps
+from t5x_diffeq.training.host_memory import shares_memory
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.stored import parts_of
 
@@ -23,31 +25,33 @@ def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
     An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is
     compressed, written and read as a whole, by one thread.
     """
-    parts = parts_of(_copy_on_cpu(state))
+    parts = parts_of(_copy_shared(state))
     chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
     return ocp.args.Composite(
         state=ocp.args.StandardSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
     )
 
 
-def _copy_on_cpu(state: TrainState) -> TrainState:
-    """The state, or on CPU a copy of it.
+def _copy_shared(state: TrainState) -> TrainState:
+    """The state, with copies of the arrays whose memory a NumPy array shares.
 
-    There a host array shares the memory of the device array: Orbax would hold it until all is
-    written, and the next training step, which donates the state, would wait for that.
+    Orbax would hold these until all is written, and the next training step, which donates the
+    state, would wait for that. They are those on CPUs, and those in the memory of another device's
+    host.
     """
-    if jax.local_devices()[0].platform != "cpu":
-        return state
     leaves, tree = jax.tree.flatten(state)
-    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
+    shared = [leaf for leaf in leaves if shares_memory(leaf)]
+    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in shared]
     # Shard by shard: `device_put` of arrays of several processes would compile a program.
     places = [[shard.sharding for shard in each] for each in shards]
+    if jax.local_devices()[0].platform != "cpu":
+        shards = [[np.array(shard) for shard in each] for each in shards]
     copies = jax.block_until_ready(jax.device_put(shards, places, may_alias=False))
-    arrays = [
+    arrays = iter(
         jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, each)
-        for leaf, each in zip(leaves, copies, strict=True)
-    ]
-    return jax.tree.unflatten(tree, arrays)
+        for leaf, each in zip(shared, copies, strict=True)
+    )
+    return jax.tree.unflatten(tree, [next(arrays) if shares_memory(x) else x for x in leaves])
 
 
 @contextmanager

@@ -1,0 +1,269 @@
+"""The moments lie in the host's memory between updates, and nothing else changes by that.
+
+`several_processes` restore them in `restoring_test.py`.
+"""
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5x_diffeq.planner import planning, tables
+from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training import step as steps
+from t5x_diffeq.training import update as updates
+from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
+from t5x_diffeq.training.local_checkpoints import LocalCheckpoints
+from t5x_diffeq.training.replicas import Replicas
+from t5x_diffeq.training.saves import SaveTimes
+from t5x_diffeq.training.setup import least_memory
+from t5x_diffeq.training.stored import parts_of
+from t5x_diffeq.training.writing import items_of
+from t5x_diffeq.verbs.train import train
+
+EXACT = jax.devices()[0].platform == "cpu"
+
+
+def config_with(offload, **optimizer):
+    """A small model on eight devices, with averages and a window of recent steps."""
+    config = small_config("unused")
+    config.mesh.update({"data": 2, "fsdp": 2, "tensor": 2} if jax.device_count() > 7 else {})
+    config.train.update(ema_decay=0.9, on_spike="skip")
+    config.optimizer.update(offload=offload, **optimizer)
+    return config
+
+
+@cache
+def state_after(count, offload, **optimizer):
+    """The setup, and the state after some steps on random tokens."""
+    setup = setup_of(config_with(offload, **optimizer))
+    with setup.context():
+        step, state = steps.compile_train_step(setup, 8), setup.init_state()
+        for batch in batches(setup, count):
+            state, _ = step(state, batch)
+    return setup, state
+
+
+def batches(setup, count):
+    """Batches of random tokens."""
+    rng, shapes = np.random.default_rng(0), setup.abstract_batch(8)
+    for _ in range(count):
+        batch = {name: np.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        batch["mask"] += 1
+        for name in ("inputs", "targets"):
+            batch[name] = rng.integers(0, 200, shapes[name].shape, np.int32)
+        yield jax.device_put(batch, setup.batch_sharding)
+
+
+def places(state):
+    """The kinds of memory of the arrays of each part, without scalars."""
+    return {
+        name: {x.sharding.memory_kind for x in jax.tree.leaves(part) if x.ndim}
+        for name, part in parts_of(state).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                {"moments": "mean_bfloat16"},
+                {"moments": "bfloat16"},
+                {"moments": "int8"},
+                {"moments": "factored"},
+                {"name": "muon"},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_updates_are_those_without_it(optimizer):
+    """On CPU bit for bit; the moments and averages come from the host, and go back there."""
+    _, found = state_after(3, True, **optimizer)
+    _, expected = state_after(3, False, **optimizer)
+    expected_places = {"params": {"device"}, "opt_state": {HOST}, "averages": {HOST}}
+    assert places(found).items() >= expected_places.items()
+    assert HOST not in set.union(*places(expected).values())
+    compare = np.testing.assert_array_equal if EXACT else np.testing.assert_allclose
+    jax.tree.map(compare, found, expected)
+
+
+@pytest.mark.parametrize("optimizer", [{}, pytest.param({"name": "muon"}, marks=pytest.mark.slow)])
+def test_layer_by_layer(optimizer, monkeypatch):
+    """As on accelerators: the numbers but for rounding; and a rejected step changes nothing."""
+    monkeypatch.setattr(updates, "updates_by_layer", lambda setup: True)
+    setup = setup_of(config_with(True, **optimizer))
+    with setup.context():
+        step, state = steps.compile_train_step(setup, 8), setup.init_state()
+        for batch in batches(setup, 3):
+            state, _ = step(state, batch)
+        _, expected = state_after(3, False, **optimizer)
+        assert places(state).items() >= {"opt_state": {HOST}, "averages": {HOST}}.items()
+        for part in ("params", "averages"):
+            for a, b in zip(
+                jax.tree.leaves(getattr(state, part)),
+                jax.tree.leaves(getattr(expected, part)),
+                strict=True,
+            ):
+                np.testing.assert_allclose(a, b, atol=1e-4)
+        (batch,) = batches(setup, 1)
+        before = jax.tree.map(np.array, state)
+        after, metrics = step(state, {**batch, "mask": batch["mask"] * np.nan})
+    assert metrics.compute()["spike"]
+    for part in ("params", "averages"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, part), getattr(before, part))
+    pairs = zip(*map(jax.tree.leaves, (after.opt_state, before.opt_state)), strict=True)
+    changed = [(x, y) for x, y in pairs if not np.array_equal(x, y)]
+    assert [(int(x), int(y)) for x, y in changed] == [(4, 3)]  # the schedule's count
+
+
+def test_the_first_state_lies_there_too():
+    setup, state = state_after(0, True)
+    where = jax.tree.map(lambda x: x.sharding, (state, setup.abstract_state))
+    assert where[0] == where[1]
+    assert places(state)["opt_state"] == places(state)["averages"] == {HOST}
+
+
+def test_averages_that_begin_later_lie_there():
+    setup, state = state_after(0, True)
+    state = setup.complete(replace(state, averages=None))
+    assert places(state)["averages"] == {HOST}
+    averaged = state.averaged_params()
+    assert not any(map(is_on_host, jax.tree.leaves(averaged)))  # for the eval step
+    jax.tree.map(np.testing.assert_array_equal, averaged, state.params)
+
+
+def test_what_is_saved_is_a_copy():
+    """Orbax reads it while the next step writes to the arrays that it was given."""
+    _, state = state_after(0, True)
+    saved = items_of(state, {})["state"].item
+
+    def pointers(tree):
+        shards = (x.addressable_shards for x in jax.tree.leaves(tree))
+        return {shard.data.unsafe_buffer_pointer() for each in shards for shard in each}
+
+    assert not pointers(saved) & pointers(parts_of(state))
+    assert all(map(is_on_host, jax.tree.leaves(saved["averages"])))
+
+
+def test_local_checkpoints_are_read_into_either_memory(tmp_path):
+    with_it, state = state_after(3, True)
+    without, _ = state_after(3, False)
+    local = LocalCheckpoints(str(tmp_path / "local"), tmp_path, "run")
+    local.save(3, parts_of(state), {}, SaveTimes())
+    local.wait()
+    for setup, kind in ((with_it, HOST), (without, "device")):
+        found, _ = local.read(3, parts_of(setup.abstract_state))
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(found["averages"])} == {kind}
+        jax.tree.map(np.testing.assert_array_equal, found, parts_of(state))
+
+
+def test_a_replica_is_sent_into_the_hosts_memory():
+    mesh = auto_mesh(data=2, fsdp=4)
+    replicas = Replicas(mesh, ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"), memory_kind=HOST)
+    values = np.arange(24, dtype=np.float32).reshape(3, 8)
+    shapes = {"moment": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)}
+    first = replicas.on_first(shapes)
+    assert first["moment"].sharding.memory_kind == HOST
+    read = {"moment": jax.device_put(values, first["moment"].sharding)}
+    sent = replicas.broadcast(shapes, read)["moment"]
+    assert sent.sharding == sharding
+    np.testing.assert_array_equal(sent, values)
+
+
+def test_arrays_change_their_place():
+    mesh = auto_mesh(fsdp=8)
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
+    x = jax.device_put(np.arange(16), sharding)
+    there = place(x, sharding.with_memory_kind(HOST))
+    assert is_on_host(there) and not is_on_host(on_device(there))
+    assert place(x, sharding) is x
+    np.testing.assert_array_equal(on_device(there), x)
+
+
+# ---------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
+def test_the_key_may_change_between_runs(before, text, tmp_path, monkeypatch):
+    """Stopped with or without, resumed otherwise: the numbers are those of a run without."""
+    config = small_config(text)
+    config.mesh.update(data=2, fsdp=4)
+    config.train.update(
+        total_steps=6, ema_decay=0.9, eval_averages=True, eval_batches=2, on_spike="rollback"
+    )
+    assert train(Config.of(config), tmp_path / "whole") == 0
+    config.optimizer.offload = before
+    with monkeypatch.context() as patch:
+        send_after(patch, 15, steps=3)  # SIGTERM
+        assert train(Config.of(config), tmp_path / "stopped") == 42
+    config.optimizer.offload = not before
+    assert train(Config.of(config), tmp_path / "stopped") == 0
+    assert metrics_of(tmp_path / "stopped") == metrics_of(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------- bytes and refusals
+
+
+def test_bytes_on_the_host_are_not_the_devices():
+    with_it, without = (state_after(0, offload)[0] for offload in (True, False))
+    params, moments, offloaded = planning.state_bytes(with_it)
+    all_params, all_moments, none = planning.state_bytes(without)
+    averages = all_params
+    assert (params, none) == (all_params, 0)
+    assert moments < 100  # counters
+    assert moments + offloaded == all_moments + averages
+
+
+@pytest.mark.slow
+def test_a_plan_shows_both(capsys):
+    """For GPUs that aren't there: what is on the host is not needed on the device."""
+    config = Config.of(config_with(True))
+    topology = make_topology("h100:8")
+    plans = {}
+    for name, offload in (("host", True), ("device", False)):
+        own = config.with_values({"optimizer.offload": offload})
+        plans[name] = planning.plan_step(planning.plan_setup(own, 256, topology), 8, topology)
+    host, device = (plans[name].memory for name in ("host", "device"))
+    assert host.arguments + host.offloaded == device.arguments
+    assert plans["host"].times.crossing == 2 * host.offloaded / 64e9
+    assert plans["host"].times.low > plans["device"].times.low
+    tables.print_plans(plans)
+    told = capsys.readouterr().err
+    assert "in the host's memory" in told and "temporaries lack the moments" in told
+
+
+def test_what_must_fit():
+    """What lies in the host's memory counts only where that is the device's, as on CPUs."""
+    with_it, without = (state_after(0, offload)[0] for offload in (True, False))
+    least = {of_host: least_memory(with_it, 8, of_host) for of_host in (True, False)}
+    assert least[True] == least_memory(without, 8, False)
+    assert least[True] - least[False] == planning.state_bytes(with_it)[-1]
+
+
+def device(platform, *kinds):
+    memories = [SimpleNamespace(kind=kind) for kind in kinds]
+    return SimpleNamespace(
+        platform=platform, device_kind="X1", addressable_memories=lambda: memories
+    )
+
+
+def test_platforms_that_cannot():
+    with pytest.raises(InputError, match=r"offload needs .* pinned_host, and X1 has device; leave"):
+        check_host_memory(device("tpu", "device"))
+    with pytest.raises(InputError, match=r"jaxlib 0.11.0 computes wrong gradients on GPUs"):
+        check_host_memory(device("gpu", "device", HOST), "0.11.0")
+    check_host_memory(device("gpu", "device", HOST), "0.11.2")
+    check_host_memory(device("tpu", "device", HOST), "0.11.0")
