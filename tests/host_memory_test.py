@@ -3,6 +3,7 @@
 `several_processes` restore them in `restoring_test.py`.
 """
 
+import importlib.util
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.planner import planning, tables
+from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import step as steps
@@ -28,6 +31,7 @@ from t5x_diffeq.training.stored import parts_of
 from t5x_diffeq.training.writing import items_of
 from t5x_diffeq.verbs.train import train
 
+LIBTPU = importlib.util.find_spec("libtpu") is not None
 EXACT = jax.devices()[0].platform == "cpu"
 
 
@@ -267,3 +271,25 @@ def test_platforms_that_cannot():
         check_host_memory(device("gpu", "device", HOST), "0.11.0")
     check_host_memory(device("gpu", "device", HOST), "0.11.2")
     check_host_memory(device("tpu", "device", HOST), "0.11.0")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
+def test_a_tpu_copies_a_layer_when_it_is_updated():
+    """Not at the step's beginning; and nothing is copied from the host's memory into itself."""
+    config = config_with(True)
+    config.mesh.update(data=1, fsdp=4, tensor=1)
+    topology = make_topology("v5e:2x2")
+    setup = planning.plan_setup(Config.of(config), 256, topology)
+    with setup.context():
+        compiled = steps.lower_train_step(setup, 8).compile()
+    memory, program = compiled.memory_analysis(), read_program(compiled.as_text())
+    assert memory.host_argument_size_in_bytes >= planning.state_bytes(setup)[-1]
+    assert memory.host_alias_size_in_bytes == memory.host_argument_size_in_bytes
+    assert memory.host_temp_size_in_bytes == 0
+    moved = {
+        (execution.computation == program.entry, execution.times)
+        for execution in executions(program)
+        if execution.instruction.opcode == "copy-start" and "S(5)" in execution.instruction.type
+    }
+    assert moved == {(False, 1)}
