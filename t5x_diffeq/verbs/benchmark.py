@@ -98,7 +98,7 @@ class _Contestant:
     def _count_flops(self) -> int:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
-        # Outside its context, the program isn't sharded. Its text doesn't name the loops of an update
+        # Outside its context, the program isn't sharded. Its text doesn't name the loops of updates
         # from the host's memory, so that nobody knows how often they run.
         at_once = self.setup.config.with_values({"optimizer.offload": False})
         whole = replace(self.setup, model=plain, config=at_once)
