@@ -1,4 +1,4 @@
-"""The host's memory, in which only an optimizer's update needs what lies: `optimizer.offload`.
+"""The host's memory, for what only the update of an optimizer needs: `optimizer.offload`.
 
 The moments of the optimizer and the averages of the parameters are read and written once in a
 step, after the gradient is known. With the key they lie in the host's memory for the rest of it, so
