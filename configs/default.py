@@ -125,6 +125,12 @@ def get_config() -> ConfigDict:
     train.depths = ()  # the numbers of solver steps that training draws from (repeat one to draw it
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
+    train.depths_rule = "random"  # which of them a training step uses | sandwich: the largest, the
+    #   smallest, and others at random
+    train.depths_rows = "all"  # the sequences that each of them reads | every:k: the largest all,
+    #   the others every k-th | parts: each a part of its own
+    train.depths_distill = 0.0  # w: the loss of the smaller ones of a step is (1 - w) cross entropy
+    #   + w KL(largest || smaller)
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
     train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
     #   each step, what it was in the coarse step around it; train.depths then has one number, and
@@ -143,6 +149,8 @@ def get_config() -> ConfigDict:
     train.eval_all_at_end = False  # whether the last evaluation takes the whole split anyway
     train.eval_averages = False  # whether the averages of train.ema_decay are evaluated, too
     train.loss_chunk = 2048  # tokens per device whose logits are in memory at once
+    train.velocity_penalty = 0.0  # coefficient of the mean square of the velocity F(y; W(t)) over
+    #   depth, width and the tokens that have a loss
     train.z_loss = 0.0  # coefficient of the squared log of the softmax's normaliser in the loss
     train.ema_decay = 0.0  # of exponential moving averages of the parameters, such as 0.999, for
     #   `evaluate`, `generate` and `export` --averages; smaller in the first steps; 0: none

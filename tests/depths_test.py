@@ -6,13 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import setup_of
 
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
+from t5x_diffeq.training.depths import (
+    check_depths,
+    depths_of,
+    depths_to_come,
+    rows_of_depths,
+)
 from t5x_diffeq.verbs.train import train
+
+SEVERAL = {"train.depths": (2, 4), "train.depths_per_step": 2}
 
 
 def test_drawn_by_seed_and_step_alone(small):
@@ -29,6 +37,34 @@ def test_drawn_by_seed_and_step_alone(small):
     assert depths_of(Config.of(small), 7) == (1, 3)
     small.seed, small.train.depths_per_step = 1, 1
     assert drawn[:200] != [depths_of(Config.of(small), step) for step in range(1, 201)]
+
+
+def test_the_sandwich_has_the_largest_and_the_smallest(small):
+    small.train.update(
+        depths=(2, 4, 4, 6, 24), depths_per_step=3, depths_rule="sandwich", total_steps=300
+    )
+    drawn = Counter(depths_of(Config.of(small), step) for step in range(1, 301))
+    assert drawn.keys() == {(2, 4, 24), (2, 6, 24)}
+    assert 0.55 < drawn[2, 4, 24] / 300 < 0.78
+    assert depths_to_come(Config.of(small), 0) == [(2, 4, 24), (2, 6, 24)]
+    small.train.depths_per_step = 2
+    assert depths_of(Config.of(small), 1) == (2, 24)
+
+
+def test_the_rows_of_each_depth():
+    x = np.arange(12)
+    assert [rows.take(x).tolist() for rows in rows_of_depths("all", 2)] == [list(range(12))] * 2
+    assert [rows.take(x).tolist() for rows in rows_of_depths("parts", 3)] == [
+        [0, 3, 6, 9],
+        [1, 4, 7, 10],
+        [2, 5, 8, 11],
+    ]
+    assert [rows.take(x).tolist() for rows in rows_of_depths("every:6", 3)] == [
+        [0, 6],
+        [1, 7],
+        list(range(12)),
+    ]
+    assert [rows.take(x).tolist() for rows in rows_of_depths("every:6", 1)] == [list(range(12))]
 
 
 @pytest.mark.slow
@@ -55,6 +91,17 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     [
         ({"train.depths": (2, 2), "train.depths_per_step": 2}, "from 1 to the 1 different"),
         ({"train.depths": (2,), "model.weights": "per_layer"}, "set model.weights to"),
+        ({"train.depths_rule": "sandwich"}, "=sandwich is for several depths in one step"),
+        ({"train.depths": (2, 4), "train.depths_rows": "parts"}, "depths_rows=parts is for"),
+        ({"train.depths_distill": 0.5}, "depths_distill=0.5 is for several depths"),
+        (
+            {**SEVERAL, "train.depths_distill": 0.5, "train.depths_rows": "parts"},
+            "take all or every:k",
+        ),
+        (
+            {**SEVERAL, "train.depths_distill": 0.5, "train.distill_from": "DIR"},
+            "a depth has one teacher",
+        ),
     ],
     ids=str,
 )
@@ -62,3 +109,9 @@ def test_bad_depths(small, keys, message):
     small.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=message):
         check_depths(Config.of(small))
+
+
+def test_rows_that_do_not_divide(small):
+    small.train.update(depths=(2, 4), depths_per_step=2, depths_rows="every:3")
+    with pytest.raises(InputError, match=r"batch_size=8 is not divisible by 3 \(train.depths_rows"):
+        setup_of(small)

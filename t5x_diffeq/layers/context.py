@@ -46,8 +46,8 @@ def to_zigzag(y: State, places: Places) -> tuple[State, Places]:
     return _exchange(y), Places(_exchange(positions), segments, order)
 
 
-def from_zigzag(y: State) -> State:
-    """The state with the tokens of each row in their own order; the inverse of `to_zigzag`."""
+def from_zigzag(y: Float[Array, "B L *D"]) -> Float[Array, "B L *D"]:
+    """What tokens have, such as a state, in the order of the row; the inverse of `to_zigzag`."""
     return y if length_shards() == 1 else _exchange(y, back=True)
 
 

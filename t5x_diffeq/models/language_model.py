@@ -41,8 +41,9 @@ from t5x_diffeq.ode.cached import integrate_with_memory
 from t5x_diffeq.ode.early_exit import integrate_with_exits
 from t5x_diffeq.ode.integrate import integrate, trajectory, weights_by_step
 from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
-from t5x_diffeq.ode.running_cost import StateWithCost
+from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
 from t5x_diffeq.ode.schemes import find_scheme, grid
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.ode.weights import (
     Embeddings,
     HyperInit,
@@ -143,15 +144,16 @@ class LanguageModel(nn.Module):
         weights: Weights | None = None,
         places: Places | None = None,
         deterministic: bool = True,
-    ) -> tuple[State, Float[Array, "V D"], Float[Array, ""]]:
+        velocity: bool = False,
+    ) -> tuple[State, Float[Array, "V D"], RunningCosts]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        And the running cost, averaged over depth; 0 if the block has none. The weights of the
-        forward pass are made here unless they are given.
+        And the running costs; the tokens' velocities only if asked for. The weights of the forward
+        pass are made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
-        y, cost = self._hidden_and_cost(tokens, weights, places, deterministic)
-        return y, self.head_vectors(), cost
+        y, costs = self._hidden_and_costs(tokens, weights, places, deterministic, velocity)
+        return y, self.head_vectors(), costs
 
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
@@ -190,16 +192,21 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
     ) -> State:
         """The normalised state at t = 1, which the head reads."""
-        return self._hidden_and_cost(tokens, weights, places, deterministic)[0]
+        return self._hidden_and_costs(tokens, weights, places, deterministic)[0]
 
-    def _hidden_and_cost(
-        self, tokens: Tokens, weights: Weights, places: Places | None, deterministic: bool
-    ) -> tuple[State, Float[Array, ""]]:
+    def _hidden_and_costs(
+        self,
+        tokens: Tokens,
+        weights: Weights,
+        places: Places | None,
+        deterministic: bool,
+        velocity: bool = False,
+    ) -> tuple[State, RunningCosts]:
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        y, cost = self.integrate(y, places, weights, deterministic)
-        return self.normalise(y), cost
+        y, costs = self.integrate(y, places, weights, deterministic, velocity)
+        return self.normalise(y), costs
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
@@ -259,22 +266,28 @@ class LanguageModel(nn.Module):
         places: Places,
         weights: Weights,
         deterministic: bool = True,
-    ) -> tuple[State, Float[Array, ""]]:
-        """The state at t = 1 from the state at t = 0, and the running cost, averaged over depth.
+        velocity: bool = False,
+    ) -> tuple[State, RunningCosts]:
+        """The state at t = 1 from the state at t = 0, and the running costs.
 
         On a mesh with stages, each takes its own steps, unless there are too few rows for all of
         them, or the steps aren't divisible; then every device takes all steps with its rows.
         """
         if self.config.exit_tolerance:
-            return self._integrate_with_exits(y, places, weights), jnp.zeros(())
+            return self._integrate_with_exits(y, places, weights), RunningCosts(jnp.zeros(()), None)
         c, stages = self.config, num_stages()
         microbatches = c.pipeline_microbatches or stages
         pipelined = can_pipeline(len(y), c.num_steps, microbatches)
         y, places = to_zigzag(y, places)
 
         def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
+            of_key = vector_field(c, places, deterministic)
+
+            def charged(key: Array | None) -> VectorField:
+                return charge_velocity(of_key(key))
+
             return integrate(
-                vector_field(c, places, deterministic),
+                charged if velocity else of_key,
                 weights,
                 y,
                 scheme=c.solver,
@@ -289,10 +302,16 @@ class LanguageModel(nn.Module):
         in_stages = partial(integrate_in_stages, take_steps, microbatches=microbatches)
         solve = in_stages if pipelined else take_steps
         key = None if deterministic else self.make_rng("dropout")
-        if not has_cost(c):
-            return from_zigzag(solve(weights, y, places, key)), jnp.zeros(())
-        end = solve(weights, StateWithCost.at_start(y), places, key)
-        return from_zigzag(end.y), end.cost / (c.dt * c.num_steps)
+        start: Vector = StateWithCost.at_start(y) if has_cost(c) else y
+        if velocity:
+            start = StateWithCost.at_start(start, y.shape[:2])
+        end, time = solve(weights, start, places, key), c.dt * c.num_steps
+        of_block, of_tokens = jnp.zeros(()), None
+        if velocity:
+            end, of_tokens = end.y, from_zigzag(end.cost) / time
+        if has_cost(c):
+            end, of_block = end.y, end.cost / time
+        return from_zigzag(end), RunningCosts(of_block, of_tokens)
 
     def _integrate_with_exits(self, y: State, places: Places, weights: Weights) -> State:
         c = self.config

@@ -41,7 +41,7 @@ def integrate(
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
 ) -> Vector:
-    """y(1) from y(0); with a running cost, if y is a `StateWithCost`.
+    """y(1) from y(0); with running costs, if y is a `StateWithCost`.
 
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all
@@ -149,7 +149,12 @@ def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
 
     The weights and activations of f and g are then never in memory together.
     """
-    return lambda key: VectorField(*(jax.checkpoint(sub_field) for sub_field in field(key)))
+
+    def in_turn(key: Array | None) -> VectorField:
+        f_and_g = field(key)
+        return type(f_and_g)(*map(jax.checkpoint, f_and_g))
+
+    return in_turn
 
 
 def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -> StepInputs:

@@ -77,6 +77,8 @@ def load_run(
             **{f"model.{key}": value for key, value in of_adapters.items()},
             "train.trainable": (),
             "optimizer.offload": False,  # of what isn't read
+            "train.depths": (),  # by which, as by microbatches, a batch here needn't be divisible
+            "train.microbatches": 1,
             "train.batch_size": batch_size,
             "mesh.stage": 1,
             "mesh.data": -1,

@@ -161,6 +161,9 @@ class TrainKeys(_Section):
     ]
     depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
     depths_per_step: Size
+    depths_rule: Annotated[str, _one_of("random", "sandwich")]
+    depths_rows: Annotated[str, _one_of("all", "every:k", "parts")]
+    depths_distill: Fraction
     depths_until: Fraction
     growth: Annotated[str, _one_of("jump", "copy")]
     jitter: Fraction
@@ -173,6 +176,7 @@ class TrainKeys(_Section):
     eval_all_at_end: Switch
     eval_averages: Switch
     loss_chunk: Size
+    velocity_penalty: NotNegative
     z_loss: NotNegative
     ema_decay: BelowOne
     on_spike: Annotated[str, _one_of("nothing", "skip", "rollback")]

@@ -2,29 +2,73 @@
 
 Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
 optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
-the number of steps becomes a dial. If the subset is all of them, or includes the largest and the
-smallest, this is the sandwich rule of Yu and Huang (2019) for networks of many widths.
+the number of steps becomes a dial. With `train.depths_rule=sandwich`, the subset includes the
+largest and the smallest, and with `train.depths_distill` the smaller ones learn what the largest
+predicts: both as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says which
+rows of a batch each depth reads, and so what this costs.
 """
 
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
+from jax import Array
 
 from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 
 _DRAW = 0xDE97  # distinguishes this use of the seed from others
+
+
+class Rows(NamedTuple):
+    """Every k-th row of a batch.
+
+    Attributes:
+      first: the first one.
+      every: k, by which the rows of each device are divisible.
+    """
+
+    first: int
+    every: int
+
+    def take(self, x: Array) -> Array:
+        """These rows of `[B, ...]`, `[B / k, ...]`; every device keeps its own."""
+        if self.every == 1:
+            return x
+        return x.reshape(-1, self.every, *x.shape[1:])[:, self.first]
+
+
+def rows_of_depths(rule: str, count: int) -> list[Rows]:
+    """The rows that each of `count` depths of a step reads, the largest depth last.
+
+    Args:
+      rule: `train.depths_rows`.
+      count: the number of depths.
+    """
+    if rule == "parts":
+        return [Rows(i, count) for i in range(count)]
+    every = least_rows(rule, count)
+    return [Rows(i % every, every) for i in range(count - 1)] + [Rows(0, 1)]
+
+
+def least_rows(rule: str, count: int) -> int:
+    """The number by which the rows of each device must be divisible; as in `rows_of_depths`."""
+    if count == 1 or rule == "all":
+        return 1
+    return count if rule == "parts" else int(rule.removeprefix("every:"))
 
 
 def check_depths(config: Config) -> None:
     """Checks that `train.depths` can be drawn from.
 
     Raises:
-      InputError: if there are too few depths, or the weights exist only on their own grid.
+      InputError: if there are too few depths, the weights exist only on their own grid, or the
+        rule, the rows and the distillation don't go together.
     """
     train = config.train
     depths = tuple(train.depths)
+    _check_rule(train)
     if depths and train.depths_per_step > len(set(depths)):
         raise InputError(
             f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
@@ -68,23 +112,53 @@ def growth_step(config: Config) -> int | None:
     return int(train.depths_until * train.total_steps) + 1 if train.growth == "copy" else None
 
 
+def _check_rule(train: TrainKeys) -> None:
+    """Checks what needs several depths in one step, and what those need."""
+    several = {
+        "train.depths_rule=sandwich": train.depths_rule == "sandwich",
+        f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
+        f"train.depths_distill={train.depths_distill}": train.depths_distill > 0,
+    }
+    for setting, given in several.items():
+        if given and (train.depths_per_step < 2 or not train.depths):
+            raise InputError(
+                f"{setting} is for several depths in one step; set train.depths, and "
+                "train.depths_per_step to at least 2"
+            )
+    if train.depths_distill and train.depths_rows == "parts":
+        raise InputError(
+            f"train.depths_distill={train.depths_distill} with train.depths_rows=parts: the "
+            "largest depth doesn't read the rows of the others; take all or every:k"
+        )
+    if train.depths_distill and train.distill_from:
+        raise InputError(
+            f"train.depths_distill={train.depths_distill} and train.distill_from="
+            f"{train.distill_from}: a depth has one teacher; leave one of them out"
+        )
+
+
 def depths_of(config: Config, step: int) -> tuple[int, ...]:
     """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
     Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
-    ones from `train.depths`, determined by the seed and the step; after that, and without depths,
+    ones from `train.depths`, determined by rule, seed and step; after that, and without depths,
     `model.num_steps`.
     """
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
     draw = np.random.default_rng((_DRAW, config.seed, step))
-    left: list[int] = list(train.depths)
-    drawn: list[int] = []
+    drawn = _always(train)
+    left: list[int] = [n for n in train.depths if n not in drawn]
     while len(drawn) < train.depths_per_step:
         drawn.append(left[int(draw.integers(len(left)))])
         left = [n for n in left if n != drawn[-1]]
     return tuple(sorted(drawn))
+
+
+def _always(train: TrainKeys) -> list[int]:
+    """The depths that every step takes."""
+    return [min(train.depths), max(train.depths)] if train.depths_rule == "sandwich" else []
 
 
 def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
@@ -92,7 +166,8 @@ def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
     train, last = config.train, config.train.total_steps
     if not train.depths:
         return [depths_of(config, last)]
-    possible = comb(len(set(train.depths)), train.depths_per_step)
+    always = len(_always(train))
+    possible = comb(len(set(train.depths)) - always, train.depths_per_step - always)
     drawn = set()
     for step in range(start + 1, int(train.depths_until * last) + 1):
         drawn.add(depths_of(config, step))

@@ -8,8 +8,8 @@ from jaxtyping import Array
 
 from t5x_diffeq.models.adaptive import Adaptive, solve
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.gradient import Batch, places_of
 from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.objective import Batch, places_of
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import EvalMetrics
 

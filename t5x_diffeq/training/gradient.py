@@ -18,10 +18,10 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Places, State, Times, Weights
+from t5x_diffeq.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.models.language_model import DEPTHS, LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import block_of_shapes, has_cost
+from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.weights import (
     Embeddings,
     LeafPath,
@@ -32,12 +32,19 @@ from t5x_diffeq.ode.weights import (
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.jitter import move_grid, stretch_steps
 from t5x_diffeq.training.leaves import merged, without
-from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
+from t5x_diffeq.training.losses import StateAndHead
+from t5x_diffeq.training.objective import (
+    Batch,
+    Means,
+    Params,
+    count_tokens,
+    end_of_pass,
+    objective,
+    passes_of,
+    split_rows,
+)
 
-Batch = dict[str, jax.Array]
-Params = dict
 Curves = dict[str, Float[Array, " n"]]
-Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
 _Gradients = tuple[tuple[Params, Weights], Means]  # of the rest and of the weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
@@ -77,9 +84,9 @@ def make_gradient(
     The gradient is of the parts that train. With a teacher, the function's fourth argument is the
     teacher's parameters.
 
-    Each mean is the sum over all tokens of the batch over their number, whatever the number of
-    microbatches: the cross entropy `loss`, the KL divergence from a teacher `distillation`, and the
-    block's `running_cost`.
+    The means are those of `objective`: the cross entropy `loss`, the KL divergence from a teacher
+    or from the largest depth `distillation`, the mean square of the `velocity` if it has a penalty,
+    and the block's `running_cost`.
 
     Args:
       model: the language model.
@@ -91,7 +98,8 @@ def make_gradient(
         on other grids alone.
       waiting: the paths of parameters that don't train yet (`training.growth`).
     """
-    models = [model.at_depth(n) for n in depths or (None,)]
+    passes = passes_of(model, depths, keys)
+    models = [each.model for each in passes]
     times = [nodes(each.config) for each in models]
     grid = nodes(model.config).reshape(model.config.num_steps, -1)
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
@@ -116,25 +124,17 @@ def make_gradient(
 
         read = _make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
-        def loss(
-            rest: Params, weights: Weights, tokens: Array, batch: Batch, key: Array
-        ) -> tuple[Array, Means]:
-            merged, weights = {**params, **rest}, {**fixed, **weights}
-            theirs = read(batch) if read else None
-            means: Means = {}
-            z = jnp.zeros(())
-            for each, part in zip(models, parts, strict=True):
-                own = jax.tree.map(lambda w, part=part: w[part], weights)
-                own = stretch_steps(own, moved.stretch, declared) if moved else own
-                found = batch_losses(each, merged, batch, keys.loss_chunk, own, key, theirs)
-                of_each = _means_of(found, batch["mask"], tokens, keys.microbatches)
-                z += of_each.pop("z") / len(models)
-                means = {k: means.get(k, 0) + x / len(models) for k, x in of_each.items()}
-            return _objective(means, keys) + keys.z_loss * z, means
+        tokens = count_tokens(passes, batch["mask"], keys.microbatches)
 
-        tokens = jnp.maximum(batch["mask"].sum(), 1)  # a batch of prompts alone has no loss
+        def loss(rest: Params, weights: Weights, batch: Batch, key: Array) -> tuple[Array, Means]:
+            merged, weights = {**params, **rest}, {**fixed, **weights}
+            own = [jax.tree.map(lambda w, part=part: w[part], weights) for part in parts]
+            own = [stretch_steps(each, moved.stretch, declared) for each in own] if moved else own
+            theirs = read(batch) if read else None
+            return objective(passes, merged, own, batch, tokens, keys, key, theirs)
+
         of_part: Callable[[Batch, Array], _Gradients] = partial(
-            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights, tokens
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, weights
         )
         (d_rest, d_weights), means = (
             of_part(batch, key)
@@ -196,18 +196,15 @@ def _maker_of(name: str) -> str:
 def _accumulate(
     of_part: Callable[[Batch, Array], _Gradients], batch: Batch, key: Array, parts: int
 ) -> _Gradients:
-    """Sums over the microbatches, in float32; each has its own dropout.
-
-    Row r goes to microbatch r modulo `parts`, so that every device keeps its own rows.
-    """
-
-    def split(leaf: Array) -> Array:
-        return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
+    """Sums over the microbatches, in float32; each has its own dropout."""
 
     def add(total: _Gradients, part: tuple[Batch, Array]) -> tuple[_Gradients, None]:
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, of_part(*part)), None
 
-    inputs = jax.tree.map(split, batch), jax.random.split(key, parts)
+    inputs = (
+        jax.tree.map(partial(split_rows, microbatches=parts), batch),
+        jax.random.split(key, parts),
+    )
     shapes = jax.eval_shape(of_part, *jax.tree.map(lambda x: x[0], inputs))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
     return jax.lax.scan(add, zeros, inputs)[0]
@@ -220,112 +217,7 @@ def _norm(gradient: Params, squares: dict[LeafPath, Float[Array, ""]]) -> Float[
     return jnp.sqrt(known + sum(jnp.square(leaf).sum() for leaf in others))
 
 
-class BatchLosses(NamedTuple):
-    """What a batch costs.
-
-    Attributes:
-      losses: -log p of each target.
-      normalisers: log of the softmax's normaliser at each token.
-      divergences: KL divergence from the teacher's prediction; None without a teacher.
-      cost: the block's running cost, averaged over depth; None if it has none.
-      steps: the solver steps that each token took; None if all take all.
-    """
-
-    losses: Float[Array, "B L"]
-    normalisers: Float[Array, "B L"]
-    divergences: Float[Array, "B L"] | None
-    cost: Float[Array, ""] | None
-    steps: Int[Array, "B L"] | None = None
-
-
-def _means_of(found: BatchLosses, mask: Array, tokens: Array, microbatches: int) -> Means:
-    """The batch's (or microbatch's) part of the means over the whole batch."""
-
-    def mean(of_tokens: Array) -> Array:
-        return (of_tokens * mask).sum() / tokens
-
-    means = {"loss": mean(found.losses), "z": mean(jnp.square(found.normalisers))}
-    if found.divergences is not None:
-        means["distillation"] = mean(found.divergences)
-    if found.cost is not None:
-        means["running_cost"] = found.cost / microbatches
-    return means
-
-
-def _objective(means: Means, keys: TrainKeys) -> Array:
-    """What is minimised, but for the term of the normalisers."""
-    cost = means.get("running_cost", 0)
-    if "distillation" not in means:
-        return means["loss"] + cost
-    share = keys.distill_weight
-    return (1 - share) * means["loss"] + share * means["distillation"] + cost
-
-
-def places_of(batch: Batch) -> Places | None:
-    """The positions of a batch's tokens; None if each row is one document."""
-    return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
-
-
-def batch_losses(
-    model: LanguageModel,
-    params: Params,
-    batch: Batch,
-    chunk: int,
-    weights: Weights | None = None,
-    key: Array | None = None,
-    teacher: StateAndHead | None = None,
-) -> BatchLosses:
-    """The losses of a batch; with dropout, if a key is given.
-
-    With a teacher, also the KL divergence of the model's prediction from the teacher's.
-
-    Args:
-      model: the model.
-      params: its parameters; if weights are given, the source's are not needed.
-      batch: the batch.
-      chunk: tokens per device whose logits exist at once.
-      weights: the weights of the pass; None: made from the parameters.
-      key: the dropout key.
-      teacher: the teacher's last state of this batch and its head.
-    """
-    y, head, running_cost, steps = _state_and_head(model, params, batch, weights, key)
-    cost = running_cost if has_cost(model.config) else None
-    sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-    with jax.named_scope("loss"):
-        if teacher is None:
-            return BatchLosses(*token_losses(y, head, batch["targets"], **sizes), None, cost, steps)
-        found = distillation_losses((y, head), teacher, batch["targets"], **sizes)
-        return BatchLosses(*found, cost, steps)
-
-
 def _make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:
     """The function from a batch to the teacher's last state and head; its weights are made here."""
     weights: Weights = nn.apply(LanguageModel.weights, teacher)({"params": params})
-    return lambda batch: _state_and_head(teacher, params, batch, weights)[:2]
-
-
-def _state_and_head(
-    model: LanguageModel,
-    params: Params,
-    batch: Batch,
-    weights: Weights | None = None,
-    key: Array | None = None,
-) -> tuple[State, Float[Array, "V D"], Float[Array, ""], Int[Array, "B L"] | None]:
-    """The model's last state of a batch, normalised, its head, the running cost, and the steps.
-
-    The steps are those of each token, if tokens can stop early.
-    """
-    rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    read = nn.apply(LanguageModel.state_and_head, model, mutable=[DEPTHS])
-    (y, head, cost), sown = read(
-        {"params": params},
-        batch["inputs"],
-        weights,
-        places_of(batch),
-        deterministic=rngs is None,
-        rngs=rngs,
-    )
-    # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
-    y, head = jax.lax.optimization_barrier((y, head))
-    (steps,) = sown[DEPTHS]["steps"] if sown else (None,)
-    return y, head, cost, steps
+    return lambda batch: end_of_pass(teacher, params, batch, weights)[:2]

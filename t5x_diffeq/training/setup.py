@@ -26,6 +26,7 @@ from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import GIB
+from t5x_diffeq.training.depths import least_rows
 from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.jitter import check_jitter
 from t5x_diffeq.training.spikes import RecentSteps
@@ -386,11 +387,18 @@ def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
       InputError: if they can't; gives both numbers.
     """
     shards = partitioning.batch_shards(mesh.shape)
+    where = f"on each of {shards} devices ({partitioning.describe_batch_axes(mesh.shape)})"
     if train.batch_size % (shards * train.microbatches):
         raise InputError(
             f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
-            f"{train.microbatches} on each of {shards} devices "
-            f"({partitioning.describe_batch_axes(mesh.shape)}); change one of them"
+            f"{train.microbatches} {where}; change one of them"
+        )
+    every = _rows_of_depths(train)
+    if train.batch_size % (shards * train.microbatches * every):
+        raise InputError(
+            f"train.batch_size={train.batch_size} is not divisible by {every} (train.depths_rows="
+            f"{train.depths_rows}) in each of train.microbatches={train.microbatches} {where}; "
+            "change one of them"
         )
 
 
@@ -432,15 +440,25 @@ def check_stages(config: Config, mesh: Mesh) -> None:
             f"model.pipeline_microbatches={microbatches} is not divisible by mesh.stage={stages}; "
             f"set it to a multiple, or to None for {stages}"
         )
-    rows = partitioning.batch_shards(mesh.shape) * train.microbatches
+    rows = partitioning.batch_shards(mesh.shape) * train.microbatches * _rows_of_depths(train)
     if train.batch_size % (rows * microbatches):
         raise InputError(
             f"train.batch_size={train.batch_size} is not divisible by {rows * microbatches}: "
             f"{microbatches} microbatches of {stages} stages (model.pipeline_microbatches) on each "
-            f"of {rows // train.microbatches} devices "
+            f"of {partitioning.batch_shards(mesh.shape)} devices "
             f"({partitioning.describe_batch_axes(mesh.shape)}), times train.microbatches="
-            f"{train.microbatches}; change one of them"
+            f"{train.microbatches}{_times_rows(train)}; change one of them"
         )
+
+
+def _rows_of_depths(train: TrainKeys) -> int:
+    """The number by which `train.depths_rows` divides the rows."""
+    return least_rows(train.depths_rows, train.depths_per_step) if train.depths else 1
+
+
+def _times_rows(train: TrainKeys) -> str:
+    every = _rows_of_depths(train)
+    return "" if every == 1 else f", times {every} (train.depths_rows={train.depths_rows})"
 
 
 def _depths(train: TrainKeys) -> list[tuple[str, int]]:

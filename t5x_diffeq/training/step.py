@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.gradient import Batch, BatchGradient, Means, batch_losses, make_gradient
+from t5x_diffeq.training.gradient import BatchGradient, make_gradient
 from t5x_diffeq.training.growth import while_waiting
+from t5x_diffeq.training.objective import Batch, Means, batch_losses
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState
@@ -38,7 +39,7 @@ StepMetrics: TypeAlias = clu_metrics.Collection  # these and perhaps more
 
 
 def _metrics_of(means: Means, **values: jax.Array) -> StepMetrics:
-    """The metrics of a step: also the KL divergence from a teacher, a running cost, and spikes."""
+    """The metrics of a step: also divergences, velocity, a running cost, and spikes."""
     # Of a subclass, clu would compute only its own fields.
     own = TrainMetrics.__annotations__
     further = {

@@ -38,7 +38,7 @@ from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
 from t5x_diffeq.ode.weights import Embeddings, layer_name
-from t5x_diffeq.training.gradient import Batch, Params, places_of
+from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.update_shares import Makers, makers_of, update_shares

@@ -46,8 +46,8 @@ from t5x_diffeq.training.depths import (
 )
 from t5x_diffeq.training.diagnosis import find_cause
 from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.gradient import Batch
 from t5x_diffeq.training.growth import make_grow
+from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
