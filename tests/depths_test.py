@@ -52,7 +52,7 @@ def test_the_sandwich_has_the_largest_and_the_smallest(small):
 
 
 def test_the_rows_of_each_depth():
-    x = np.arange(12)
+    x = jnp.arange(12)
     assert [rows.take(x).tolist() for rows in rows_of_depths("all", 2)] == [list(range(12))] * 2
     assert [rows.take(x).tolist() for rows in rows_of_depths("parts", 3)] == [
         [0, 3, 6, 9],

@@ -15,6 +15,7 @@ from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.running_cost import StateWithCost, charge_velocity
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.gradient import make_gradient
@@ -72,6 +73,7 @@ def plain(model, rows_of):
     def whole(params):
         objectives, means = [], {"loss": [], "distillation": [], "velocity": []}
         theirs = jax.lax.stop_gradient(probabilities(largest, params))
+        read = sum(map(len, rows_of.values()))
         for depth, rows in rows_of.items():
             at_depth, mask = model.at_depth(depth), BATCH["mask"][rows]
 
@@ -93,9 +95,10 @@ def plain(model, rows_of):
             if depth < max(rows_of):
                 means["distillation"].append(divergence)
                 share = SHARE
-            objectives.append((1 - share) * loss + share * divergence + PENALTY * velocity)
+            objective = (1 - share) * loss + share * divergence + PENALTY * velocity
+            objectives.append(len(rows) / read * objective)
         means = {name: jnp.stack(x).mean() for name, x in means.items()}
-        return jnp.stack(objectives).mean(), means
+        return sum(objectives), means
 
     return jax.jit(jax.grad(whole, has_aux=True))(random_params(model))
 
@@ -240,6 +243,7 @@ def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path
         depths_rows="every:4",
         depths_distill=0.5,
         velocity_penalty=0.1,
+        microbatches=2,
         total_steps=4,
         eval_every=4,
     )
@@ -249,3 +253,4 @@ def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path
     assert last["train/velocity"] > 0 and last["train/distillation"] > 0
     assert last["train/num_steps"] == 2.5
     assert "eval/velocity" not in lines[-1]
+    load_run(tmp_path, 256, batch_size=1)  # which is not divisible by microbatches or rows

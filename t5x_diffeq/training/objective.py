@@ -1,7 +1,9 @@
 """What an optimizer step minimises: the mean over its depths of losses, divergences and penalties.
 
-Each is a mean over all tokens that have a loss in the rows that a depth reads, whatever the number
-of microbatches; only a block's running cost is a mean of the microbatches' own.
+Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
+with the weight of many would make the gradient noisy. What is reported is the plain mean over the
+depths. Both are of means over the tokens that have a loss in a depth's rows, whatever the number of
+microbatches; only a block's running cost is a mean of the microbatches' own.
 """
 
 from typing import NamedTuple
@@ -30,11 +32,13 @@ class Pass(NamedTuple):
     Attributes:
       model: the model on the pass's grid.
       rows: the rows of a batch, or of each microbatch, that it reads.
+      share: its share in what is minimised.
       learns: the weight of what the largest depth predicts; 0: it doesn't learn from that.
     """
 
     model: LanguageModel
     rows: Rows
+    share: float
     learns: float
 
 
@@ -77,8 +81,10 @@ def passes_of(model: LanguageModel, depths: tuple[int, ...] | None, keys: TrainK
     """
     models = [model.at_depth(n) for n in sorted(depths or ())] or [model]
     rows = rows_of_depths(keys.depths_rows, len(models))
+    read = sum(1 / each.every for each in rows)
+    shares = [1 / each.every / read for each in rows]
     learn = [keys.depths_distill] * (len(models) - 1) + [0.0]
-    return [Pass(*each) for each in zip(models, rows, learn, strict=True)]
+    return [Pass(*each) for each in zip(models, rows, shares, learn, strict=True)]
 
 
 def count_tokens(
@@ -130,7 +136,7 @@ def objective(
 
     largest = run(-1)
     total, reported = jnp.zeros(()), dict[str, list[Array]]()
-    for i, (model, rows, learns) in enumerate(passes):
+    for i, (model, rows, share, learns) in enumerate(passes):
         end = largest if i == len(passes) - 1 else run(i)
         theirs = (largest.y, largest.head) if learns else teacher
         theirs = theirs and (rows.take(theirs[0]), theirs[1])
@@ -138,7 +144,7 @@ def objective(
         means = _means_of(found, end.costs, batches[i]["mask"], tokens[i])
         if has_cost(model.config):
             means["running_cost"] = end.costs.block / keys.microbatches
-        total += _minimised(means, learns or keys.distill_weight, keys) / len(passes)
+        total += share * _minimised(means, learns or keys.distill_weight, keys)
         for name, mean in means.items():
             reported.setdefault(name, []).append(mean)
     del reported["z"]
@@ -158,11 +164,11 @@ def _means_of(
     return {name: (x * mask).sum() / tokens for name, x in of_tokens.items() if x is not None}
 
 
-def _minimised(means: Means, share: float, keys: TrainKeys) -> Float[Array, ""]:
-    """What is minimised; `share` is the weight of a teacher, if there is one."""
+def _minimised(means: Means, learns: float, keys: TrainKeys) -> Float[Array, ""]:
+    """What is minimised of a pass; `learns` is the weight of its teacher, if it has one."""
     loss = means["loss"]
     if "distillation" in means:
-        loss = (1 - share) * loss + share * means["distillation"]
+        loss = (1 - learns) * loss + learns * means["distillation"]
     penalties = keys.z_loss * means["z"] + keys.velocity_penalty * means.get("velocity", 0)
     return loss + means.get("running_cost", 0) + penalties
 
