@@ -34,7 +34,7 @@ MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 RULES = (
     ("batch", "fsdp"),
     ("length", "context"),
-    ("embed", ("fsdp", "stage")),
+    ("embed", "fsdp"),
     ("vocab", "tensor"),
     ("mlp", "tensor"),
 )
