@@ -1,5 +1,6 @@
 """Late growth: the fine model begins with the coarse model's weights, and then learns to differ."""
 
+import re
 import shutil
 from functools import partial
 
@@ -15,6 +16,7 @@ from small_models import TOKENS, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.depths import check_depths, growth_step
@@ -178,3 +180,16 @@ def test_what_can_not_grow(growing, keys, message):
     growing.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=message):
         check_depths(Config.of(growing))
+
+
+def test_a_longer_run_has_to_grow_where_it_did(growing, tmp_path):
+    config = Config.of(growing)  # of 6 steps, which grows at the fourth
+    save_config(config, tmp_path)
+    longer = config.with_values({"train.total_steps": 1000})
+    with pytest.raises(InputError, match=r"from step 4 to 501; add train.depths_until=") as error:
+        check_config(longer, tmp_path)
+    kept = float(re.search(r"depths_until=([\d.]+)", str(error.value))[1])
+    assert not check_config(longer.with_values({"train.depths_until": kept}), tmp_path)
+    elsewhere = config.with_values({"train.depths_until": 0.9})
+    with pytest.raises(InputError, match=r"train.depths_until was 0.5, is 0.9"):
+        check_config(elsewhere, tmp_path)
