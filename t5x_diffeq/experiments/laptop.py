@@ -7,6 +7,7 @@ configs/laptop.py.
 from t5x_diffeq.experiments.analyses import Analyses, SpectraStudy
 from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
+from t5x_diffeq.experiments.controls import controls
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.equal_time import EqualTime
@@ -33,6 +34,7 @@ LAPTOP: dict[str, Experiment] = {
         config="workstation.py",
         models={variant: SweptModel(variant, (2e-3, 4e-3)) for variant in _VARIANTS},
     ),
+    "controls": Sweep(models=controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3))),
     "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
     "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),
     "figure2": Analyses(kinds=("spectra", "clustering"), variants={"ode": {}}, seeds=1),

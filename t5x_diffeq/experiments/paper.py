@@ -9,6 +9,7 @@ trains each model once; `--seeds=3` gives standard errors.
 from t5x_diffeq.experiments.analyses import GROWTH_TABLES, Analyses
 from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
+from t5x_diffeq.experiments.controls import controls
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.equal_time import EqualTime
@@ -16,7 +17,7 @@ from t5x_diffeq.experiments.experiment import Experiment, Keys
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
-from t5x_diffeq.experiments.sweep import SweptModel
+from t5x_diffeq.experiments.sweep import Sweep, SweptModel
 
 _OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 _LARGE: dict[str, Keys] = {"gpt_large.py": {}}
@@ -54,6 +55,11 @@ PAPER: dict[str, Experiment] = {
     "equal_time": EqualTime(
         config="gpt_small.py",
         models={variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3)) for variant in _OWN},
+        seeds=1,
+    ),  # not in the paper
+    "controls": Sweep(
+        config="gpt_small.py",
+        models=controls(baseline=(3e-4, 6e-4, 1.2e-3), ode=(3e-4, 6e-4, 1.2e-3)),
         seeds=1,
     ),  # not in the paper
     "table4": TaskScores(config="gpt_large.py", variants=("baseline", "ode"), seeds=1),

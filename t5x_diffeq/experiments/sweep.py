@@ -10,6 +10,7 @@ from t5x_diffeq.experiments.comparison import laptop_config, make_training
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.runtime.config_files import values_of
 
 RATE = "optimizer.learning_rate"
 RATE_NAME = "learning_rate"  # in tables
@@ -23,7 +24,7 @@ class SweptModel:
     Attributes:
       variant: variant of the config.
       rates: the learning rates to begin with.
-      keys: further keys of the config that it sets.
+      keys: further keys of the config that it sets; in a text, `{num_steps}` is the config's own.
     """
 
     variant: str
@@ -102,8 +103,13 @@ class Sweep(Experiment):
         text, name = group
         model = self.models[name]
         config = self.config or laptop_config(text)
-        keys = {**model.keys, **choice}
-        return make_training(config, text, texts[text], model.variant, keys, seed, name)
+        steps = values_of(config, model.variant)["model.num_steps"]
+        keys = {
+            key: value.format(num_steps=steps) if isinstance(value, str) else value
+            for key, value in model.keys.items()
+        }
+        own = {**keys, **choice}
+        return make_training(config, text, texts[text], model.variant, own, seed, name)
 
 
 def _next_rates(losses: dict[float, float]) -> list[float]:

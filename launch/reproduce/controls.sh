@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Where the ODE's lead comes from: models between it and the baseline, each at its best learning rate
+# (t5x_diffeq/experiments/controls.py says which).
+#
+#   launch/reproduce/controls.sh --text=stdlib [--output=DIR] [--part=0/4]
+#   launch/reproduce/controls.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are those
+# of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce controls "$@"
