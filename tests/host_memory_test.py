@@ -22,11 +22,11 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import step as steps
 from t5x_diffeq.training import update as updates
+from t5x_diffeq.training.device_memory import least_memory
 from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
 from t5x_diffeq.training.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.training.replicas import Replicas
 from t5x_diffeq.training.saves import SaveTimes
-from t5x_diffeq.training.setup import least_memory
 from t5x_diffeq.training.stored import parts_of
 from t5x_diffeq.training.writing import items_of
 from t5x_diffeq.verbs.train import train

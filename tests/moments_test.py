@@ -15,13 +15,14 @@ from t5x_diffeq.runs.workdir import check_config, read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
+from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.function_space import FunctionSpace, mean_squares
 from t5x_diffeq.training.moments import (
     random_bits,
     round_to_bfloat16,
     scale_by_moments,
 )
-from t5x_diffeq.training.setup import check_new, make_setup
+from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs.train import train
 
 RNG = np.random.default_rng(0)

@@ -26,7 +26,7 @@ from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.planner.search import with_remats
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.setup import check_new
+from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.watch import sizes
 
 MCCALLUM_FOSTER = "reversible:midpoint"

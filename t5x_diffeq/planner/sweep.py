@@ -22,7 +22,7 @@ from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_duration, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.setup import check_microbatches
+from t5x_diffeq.training.mesh_checks import check_microbatches
 
 _BEST_MESHES = 2  # on which the other remat policies are tried
 

@@ -10,8 +10,9 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
+from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.partitioning import shard_shapes
-from t5x_diffeq.training.setup import Setup, check_context
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import declared_params
 from t5x_diffeq.training.step import Teacher
 from t5x_diffeq.training.trained_params import find_step, restore_params

@@ -1,11 +1,10 @@
 """What a config stands for: model, optimizer, mesh and the sharded shapes of the train state."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, log10, prod
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +13,17 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
 from t5x_diffeq.layers.mesh import STAGE, axes_of
-from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import kernels_not_quantized, make_block
-from t5x_diffeq.ode.schemes import is_reversible
-from t5x_diffeq.runtime.config import Config, TrainKeys
-from t5x_diffeq.runtime.config_keys import REVERSIBLE
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin
+from t5x_diffeq.models.sub_fields import kernels_not_quantized
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.chips import GIB
-from t5x_diffeq.training.depths import least_rows
-from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
-from t5x_diffeq.training.jitter import check_jitter
+from t5x_diffeq.training.config_checks import check_grid
+from t5x_diffeq.training.host_memory import check_host_memory, offload, place
+from t5x_diffeq.training.mesh_checks import check_context, check_microbatches, check_stages
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
-
-_LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +200,7 @@ def make_setup(
     declared = declared_params(model)
     trains = trainable_parts(config.train.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
-    _check_grid(config)
+    check_grid(config)
     num_nodes = len({*nodes(model_config).tolist()})
     optimizer = optimizers.make_optimizer(config.optimizer, training, schedule, num_nodes)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
@@ -238,228 +229,3 @@ def _place_state(config: Config, state: TrainState) -> TrainState:
         return state
     check_host_memory(state.step.sharding.mesh.devices.flat[0])
     return replace(state, opt_state=offload(state.opt_state), averages=offload(state.averages))
-
-
-def _check_grid(config: Config) -> None:
-    """Checks that all steps have the nodes at which the optimizer keeps gradients."""
-    if config.optimizer.moments == "factored" and config.train.depths:
-        raise InputError(
-            f"optimizer.moments=factored keeps gradients at the nodes of model.num_steps="
-            f"{config.model.num_steps}, and train.depths={config.train.depths} has other grids; "
-            "take int8, or leave train.depths out"
-        )
-
-
-def check_new(config: Config) -> None:
-    """Checks that the keys of a new run don't contradict each other.
-
-    Runs that began before this check existed may continue.
-
-    Raises:
-      InputError: if they do; gives both values.
-    """
-    model = config.model
-    name, _, every = model.remat.partition(":")
-    if name == "every" and int(every) > model.num_steps:
-        raise InputError(
-            f"model.remat={model.remat} keeps no state of model.num_steps={model.num_steps} steps; "
-            f"give every:k with k of at most {model.num_steps}, or another one"
-        )
-    if model.scan_unroll > model.num_steps:
-        raise InputError(
-            f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
-            f"{model.num_steps}; give at most {model.num_steps}"
-        )
-    steps = max(model.num_steps, *config.train.depths, 1)
-    if model.scheme.startswith(REVERSIBLE) and model.remat == "full":
-        _check_reconstruction(model.reversibility, steps)
-    if model.adapter_rank > model.embed_dim:
-        raise InputError(
-            f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
-            f"{model.embed_dim}, the rank that a kernel can have; lower it"
-        )
-    _check_moments(config)
-    check_jitter(config)
-
-
-def _check_moments(config: Config) -> None:
-    """Checks that there are parameters whose moments `optimizer.moments` is for."""
-    coded = ("time_dependent", "per_layer")
-    weights = {"factored": ("time_dependent",), "int8": coded, "int4": coded}
-    moments, trainable = config.optimizer.moments, config.train.trainable
-    if moments not in weights or is_plugin(config.optimizer.name):
-        return
-    if config.model.weights not in weights[moments]:
-        raise InputError(
-            f"optimizer.moments={moments} is for model.weights={' or '.join(weights[moments])}, "
-            f"and model.weights is {config.model.weights}; take bfloat16"
-        )
-    if trainable and "source" not in trainable:
-        raise InputError(
-            f"optimizer.moments={moments} is for the kernels of the source, and train.trainable="
-            f"{trainable} leaves it out; take bfloat16"
-        )
-
-
-def check_context(model: ModelConfig, mesh: Mesh) -> None:
-    """Checks that sequences can be split over `mesh.context`.
-
-    Raises:
-      InputError: if they can't; names the block, or gives both numbers.
-    """
-    shards = mesh.shape["context"]
-    if shards == 1:
-        return
-    if not can_split_length(type(make_block(model))):
-        raise InputError(
-            f"mesh.context={shards} splits sequences, and the block of model.block={model.block} "
-            "needs whole ones (it doesn't say `splits_length = True`); set mesh.context=1"
-        )
-    if model.max_length % (2 * shards):
-        raise InputError(
-            f"data.sequence_length={model.max_length} is not divisible by {2 * shards}, the number "
-            f"of chunks into which mesh.context={shards} cuts a sequence; change one of them"
-        )
-
-
-def _check_reconstruction(coupling: float, steps: int) -> None:
-    """Checks that the states come back in float32 with at least four digits."""
-    growth = -steps * log10(coupling)  # of rounding errors, in digits
-    if growth > _LOST_DIGITS:
-        raise InputError(
-            f"model.reversibility={coupling} with {steps} solver steps magnifies rounding errors "
-            f"of the reconstructed states up to 10^{growth:.0f} times; raise it to at least "
-            f"{ceil(1e5 * 10 ** (-_LOST_DIGITS / steps)) / 1e5}, or set model.remat=none, which "
-            "stores the states"
-        )
-
-
-def check_fits(setup: Setup, batch_size: int) -> None:
-    """Checks that a device has enough memory for the least that training needs; allocates nothing.
-
-    This is its part of the train state, of the gradient, of the batch and of one state of the
-    residual stream. An optimizer step needs more: `plan` says how much.
-
-    Raises:
-      InputError: if it hasn't; gives both numbers.
-    """
-    c, devices = setup.model.config, setup.mesh.local_devices
-    needed = least_memory(setup, batch_size, of_host=devices[0].platform == "cpu")
-    there = _device_memory(devices)
-    if there is not None and needed > there:
-        raise InputError(
-            f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
-            f"{there / GIB:,.0f}: model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
-            f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
-            f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
-        )
-
-
-def least_memory(setup: Setup, batch_size: int, of_host: bool) -> int:
-    """The bytes that `check_fits` adds up.
-
-    Args:
-      setup: the setup.
-      batch_size: sequences in a global batch.
-      of_host: whether the host's memory is the device's, too.
-    """
-    c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
-    arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
-    arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
-    there = [x for x in arrays if of_host or not is_on_host(x)]
-    rows = max(1, batch_size // shards // setup.config.train.microbatches)
-    length = c.max_length // setup.mesh.shape["context"]
-    stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
-    return stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in there)
-
-
-def _device_memory(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory."""
-    if devices[0].platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
-    return (devices[0].memory_stats() or {}).get("bytes_limit")
-
-
-def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
-    """Checks that every device's rows can be divided into the microbatches.
-
-    Raises:
-      InputError: if they can't; gives both numbers.
-    """
-    shards = partitioning.batch_shards(mesh.shape)
-    where = f"on each of {shards} devices ({partitioning.describe_batch_axes(mesh.shape)})"
-    if train.batch_size % (shards * train.microbatches):
-        raise InputError(
-            f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
-            f"{train.microbatches} {where}; change one of them"
-        )
-    every = _rows_of_depths(train)
-    if train.batch_size % (shards * train.microbatches * every):
-        raise InputError(
-            f"train.batch_size={train.batch_size} is not divisible by {every} (train.depths_rows="
-            f"{train.depths_rows}) in each of train.microbatches={train.microbatches} {where}; "
-            "change one of them"
-        )
-
-
-def check_stages(config: Config, mesh: Mesh) -> None:
-    """Checks that the stages of the mesh can share the solver steps and the rows of a batch.
-
-    Raises:
-      InputError: if they can't; gives both numbers.
-    """
-    model, train, stages = config.model, config.train, mesh.shape[STAGE]
-    if stages == 1:
-        return
-    if mesh.shape["context"] > 1:
-        raise InputError(
-            f"mesh.stage={stages} and mesh.context={mesh.shape['context']}: a mesh splits the "
-            "solver steps or the sequences, not both; set one of them to 1"
-        )
-    if is_reversible(model.scheme):
-        raise InputError(
-            f"model.scheme={model.scheme} carries two states, and mesh.stage={stages} hands on "
-            "one; take a one-step scheme, or set mesh.stage=1"
-        )
-    for key, steps in (("model.num_steps", model.num_steps), *_depths(train)):
-        if steps % stages:
-            raise InputError(
-                f"{key}={steps} is not divisible by mesh.stage={stages}, each of which takes "
-                "equally many solver steps; change one of them"
-            )
-    name, _, every = model.remat.partition(":")
-    if name == "every" and int(every) > model.num_steps // stages:
-        raise InputError(
-            f"model.remat={model.remat}: each of mesh.stage={stages} has "
-            f"{model.num_steps // stages} of model.num_steps={model.num_steps}; give every:k with "
-            "k of at most that, or another one"
-        )
-    microbatches = partitioning.pipeline_microbatches(model.pipeline_microbatches, mesh.shape)
-    if microbatches % stages:
-        raise InputError(
-            f"model.pipeline_microbatches={microbatches} is not divisible by mesh.stage={stages}; "
-            f"set it to a multiple, or to None for {stages}"
-        )
-    rows = partitioning.batch_shards(mesh.shape) * train.microbatches * _rows_of_depths(train)
-    if train.batch_size % (rows * microbatches):
-        raise InputError(
-            f"train.batch_size={train.batch_size} is not divisible by {rows * microbatches}: "
-            f"{microbatches} microbatches of {stages} stages (model.pipeline_microbatches) on each "
-            f"of {partitioning.batch_shards(mesh.shape)} devices "
-            f"({partitioning.describe_batch_axes(mesh.shape)}), times train.microbatches="
-            f"{train.microbatches}{_times_rows(train)}; change one of them"
-        )
-
-
-def _rows_of_depths(train: TrainKeys) -> int:
-    """The number by which `train.depths_rows` divides the rows."""
-    return least_rows(train.depths_rows, train.depths_per_step) if train.depths else 1
-
-
-def _times_rows(train: TrainKeys) -> str:
-    every = _rows_of_depths(train)
-    return "" if every == 1 else f", times {every} (train.depths_rows={train.depths_rows})"
-
-
-def _depths(train: TrainKeys) -> list[tuple[str, int]]:
-    return [("an entry of train.depths", steps) for steps in train.depths]

@@ -21,11 +21,11 @@ from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths
+from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.setup import (
     Setup,
-    check_fits,
-    check_new,
     expected_vocab_size,
     make_setup,
 )

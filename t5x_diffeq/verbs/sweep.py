@@ -23,8 +23,9 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.runtime.grid import points
+from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths
-from t5x_diffeq.training.setup import check_new, expected_vocab_size
+from t5x_diffeq.training.setup import expected_vocab_size
 
 
 def sweep(plan: GridSweep, output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:

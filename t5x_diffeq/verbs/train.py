@@ -38,17 +38,19 @@ from t5x_diffeq.tracking.jsonl import warn_if_lost
 from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.tracking.trackers import check_trackers, open_writer
 from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition, RestoredCheckpoint
+from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import (
     check_depths,
     depths_of,
     depths_to_come,
     growth_step,
 )
+from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.diagnosis import find_cause
 from t5x_diffeq.training.evaluation import evaluate_loss
 from t5x_diffeq.training.growth import make_grow
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.setup import Setup, check_fits, check_new, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.step import (
     StepMetrics,

@@ -1,0 +1,88 @@
+"""Checks that the values of a config go together, which need no mesh and no model."""
+
+from math import ceil, log10
+
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_keys import REVERSIBLE
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import is_plugin
+from t5x_diffeq.training.jitter import check_jitter
+
+_LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most
+
+
+def check_new(config: Config) -> None:
+    """Checks that the keys of a new run don't contradict each other.
+
+    Runs that began before this check existed may continue.
+
+    Raises:
+      InputError: if they do; gives both values.
+    """
+    model = config.model
+    name, _, every = model.remat.partition(":")
+    if name == "every" and int(every) > model.num_steps:
+        raise InputError(
+            f"model.remat={model.remat} keeps no state of model.num_steps={model.num_steps} steps; "
+            f"give every:k with k of at most {model.num_steps}, or another one"
+        )
+    if model.scan_unroll > model.num_steps:
+        raise InputError(
+            f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
+            f"{model.num_steps}; give at most {model.num_steps}"
+        )
+    steps = max(model.num_steps, *config.train.depths, 1)
+    if model.scheme.startswith(REVERSIBLE) and model.remat == "full":
+        _check_reconstruction(model.reversibility, steps)
+    if model.adapter_rank > model.embed_dim:
+        raise InputError(
+            f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
+            f"{model.embed_dim}, the rank that a kernel can have; lower it"
+        )
+    _check_moments(config)
+    check_jitter(config)
+
+
+def _check_reconstruction(coupling: float, steps: int) -> None:
+    """Checks that the states come back in float32 with at least four digits."""
+    growth = -steps * log10(coupling)  # of rounding errors, in digits
+    if growth > _LOST_DIGITS:
+        raise InputError(
+            f"model.reversibility={coupling} with {steps} solver steps magnifies rounding errors "
+            f"of the reconstructed states up to 10^{growth:.0f} times; raise it to at least "
+            f"{ceil(1e5 * 10 ** (-_LOST_DIGITS / steps)) / 1e5}, or set model.remat=none, which "
+            "stores the states"
+        )
+
+
+def _check_moments(config: Config) -> None:
+    """Checks that there are parameters whose moments `optimizer.moments` is for."""
+    coded = ("time_dependent", "per_layer")
+    weights = {"factored": ("time_dependent",), "int8": coded, "int4": coded}
+    moments, trainable = config.optimizer.moments, config.train.trainable
+    if moments not in weights or is_plugin(config.optimizer.name):
+        return
+    if config.model.weights not in weights[moments]:
+        raise InputError(
+            f"optimizer.moments={moments} is for model.weights={' or '.join(weights[moments])}, "
+            f"and model.weights is {config.model.weights}; take bfloat16"
+        )
+    if trainable and "source" not in trainable:
+        raise InputError(
+            f"optimizer.moments={moments} is for the kernels of the source, and train.trainable="
+            f"{trainable} leaves it out; take bfloat16"
+        )
+
+
+def check_grid(config: Config) -> None:
+    """Checks that all steps have the nodes at which the optimizer keeps gradients.
+
+    Raises:
+      InputError: if they haven't; gives both values.
+    """
+    if config.optimizer.moments == "factored" and config.train.depths:
+        raise InputError(
+            f"optimizer.moments=factored keeps gradients at the nodes of model.num_steps="
+            f"{config.model.num_steps}, and train.depths={config.train.depths} has other grids; "
+            "take int8, or leave train.depths out"
+        )
