@@ -18,32 +18,26 @@ from t5x_diffeq.array_types import (
     States,
     Times,
     Tokens,
-    Vector,
     Weights,
 )
-from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.embedding import Embedding
 from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.forward_pass import solve, solve_with_exits
 from t5x_diffeq.models.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
-    has_cost,
     make_block,
     need_hooks,
     vector_field,
 )
 from t5x_diffeq.ode.cached import integrate_with_memory
-from t5x_diffeq.ode.early_exit import integrate_with_exits
-from t5x_diffeq.ode.integrate import integrate, trajectory, weights_by_step
-from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
-from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
+from t5x_diffeq.ode.integrate import trajectory, weights_by_step
+from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.ode.schemes import find_scheme, grid
-from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.ode.weights import (
     Embeddings,
     HyperInit,
@@ -268,64 +262,13 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         velocity: bool = False,
     ) -> tuple[State, RunningCosts]:
-        """The state at t = 1 from the state at t = 0, and the running costs.
-
-        On a mesh with stages, each takes its own steps, unless there are too few rows for all of
-        them, or the steps aren't divisible; then every device takes all steps with its rows.
-        """
+        """The state at t = 1 from the state at t = 0, and the running costs; see `forward_pass`."""
         if self.config.exit_tolerance:
-            return self._integrate_with_exits(y, places, weights), RunningCosts(jnp.zeros(()), None)
-        c, stages = self.config, num_stages()
-        microbatches = c.pipeline_microbatches or stages
-        pipelined = can_pipeline(len(y), c.num_steps, microbatches)
-        y, places = to_zigzag(y, places)
-
-        def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
-            of_key = vector_field(c, places, deterministic)
-
-            def charged(key: Array | None) -> VectorField:
-                return charge_velocity(of_key(key))
-
-            return integrate(
-                charged if velocity else of_key,
-                weights,
-                y,
-                scheme=c.solver,
-                num_steps=c.num_steps // stages if pipelined else c.num_steps,
-                step_size=c.dt,
-                remat=c.remat,
-                unroll=c.scan_unroll,
-                kept_dtype=c.compute_dtype,
-                key=key,
-            )
-
-        in_stages = partial(integrate_in_stages, take_steps, microbatches=microbatches)
-        solve = in_stages if pipelined else take_steps
+            y, steps = solve_with_exits(self.config, weights, y, places)
+            self.sow(DEPTHS, "steps", steps)
+            return y, RunningCosts(jnp.zeros(()), None)
         key = None if deterministic else self.make_rng("dropout")
-        start: Vector = StateWithCost.at_start(y) if has_cost(c) else y
-        if velocity:
-            start = StateWithCost.at_start(start, y.shape[:2])
-        end, time = solve(weights, start, places, key), c.dt * c.num_steps
-        of_block, of_tokens = jnp.zeros(()), None
-        if velocity:
-            end, of_tokens = end.y, from_zigzag(end.cost) / time
-        if has_cost(c):
-            end, of_block = end.y, end.cost / time
-        return from_zigzag(end), RunningCosts(of_block, of_tokens)
-
-    def _integrate_with_exits(self, y: State, places: Places, weights: Weights) -> State:
-        c = self.config
-        y, steps = integrate_with_exits(
-            vector_field(c, places, deterministic=True),
-            weights,
-            y,
-            scheme=c.solver,
-            num_steps=c.num_steps,
-            step_size=c.dt,
-            tolerance=c.exit_tolerance,
-        )
-        self.sow(DEPTHS, "steps", steps)
-        return y
+        return solve(self.config, weights, y, places, key, velocity)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""

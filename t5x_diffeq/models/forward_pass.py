@@ -1,0 +1,91 @@
+"""One pass of the residual stream through a model's field, from t = 0 to t = 1."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from t5x_diffeq.array_types import Places, State, Vector, Weights
+from t5x_diffeq.layers.context import from_zigzag, to_zigzag
+from t5x_diffeq.layers.mesh import num_stages
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import has_cost, vector_field
+from t5x_diffeq.ode.early_exit import integrate_with_exits
+from t5x_diffeq.ode.integrate import integrate
+from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
+from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
+from t5x_diffeq.ode.solvers import VectorField
+
+
+def solve(
+    config: ModelConfig,
+    weights: Weights,
+    y: State,
+    places: Places,
+    key: Array | None,
+    velocity: bool = False,
+) -> tuple[State, RunningCosts]:
+    """The state at t = 1 from the state at t = 0, and the running costs.
+
+    On a mesh with stages, each takes its own steps, unless there are too few rows for all of them,
+    or the steps aren't divisible; then every device takes all steps with its rows.
+
+    Args:
+      config: the model's config.
+      weights: the weights of the pass, leaves `[nodes, ...]`.
+      y: the state at t = 0.
+      places: where its tokens stand.
+      key: the dropout key; None: no dropout.
+      velocity: whether tokens are charged for their velocity.
+    """
+    c, stages = config, num_stages()
+    microbatches = c.pipeline_microbatches or stages
+    pipelined = can_pipeline(len(y), c.num_steps, microbatches)
+    deterministic = key is None
+    y, places = to_zigzag(y, places)
+
+    def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
+        of_key = vector_field(c, places, deterministic)
+
+        def charged(key: Array | None) -> VectorField:
+            return charge_velocity(of_key(key))
+
+        return integrate(
+            charged if velocity else of_key,
+            weights,
+            y,
+            scheme=c.solver,
+            num_steps=c.num_steps // stages if pipelined else c.num_steps,
+            step_size=c.dt,
+            remat=c.remat,
+            unroll=c.scan_unroll,
+            kept_dtype=c.compute_dtype,
+            key=key,
+        )
+
+    in_stages = partial(integrate_in_stages, take_steps, microbatches=microbatches)
+    start: Vector = StateWithCost.at_start(y) if has_cost(c) else y
+    if velocity:
+        start = StateWithCost.at_start(start, y.shape[:2])
+    end = (in_stages if pipelined else take_steps)(weights, start, places, key)
+    time, of_block, of_tokens = c.dt * c.num_steps, jnp.zeros(()), None
+    if velocity:
+        end, of_tokens = end.y, from_zigzag(end.cost) / time
+    if has_cost(c):
+        end, of_block = end.y, end.cost / time
+    return from_zigzag(end), RunningCosts(of_block, of_tokens)
+
+
+def solve_with_exits(
+    config: ModelConfig, weights: Weights, y: State, places: Places
+) -> tuple[State, Int[Array, "B L"]]:
+    """The state at t = 1 of tokens that stop at `config.exit_tolerance`, and their steps."""
+    return integrate_with_exits(
+        vector_field(config, places, deterministic=True),
+        weights,
+        y,
+        scheme=config.solver,
+        num_steps=config.num_steps,
+        step_size=config.dt,
+        tolerance=config.exit_tolerance,
+    )
