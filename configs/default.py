@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     model.num_frequencies = 64  # S, frequencies of the sinusoids
     model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all
-    model.init = "invariant"  # scales of the hypernetwork | paper; see t5x_diffeq/ode/weights.py
+    model.init = "invariant"  # scales of the hypernetwork | paper; t5x_diffeq/ode/hyper_init.py
     model.norm_eps = 1e-5  # epsilon of the block's norms
     model.final_norm_eps = 1e-5  # epsilon of the norm before the logits
     model.norm_shift = False  # llama: whether block norms have a shift (gpt's always do)

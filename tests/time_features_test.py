@@ -12,8 +12,8 @@ from small_models import SMALL, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.models.language_model import nodes
+from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.ode.time_features import TimeFeatures
-from t5x_diffeq.ode.weights import HyperInit
 from t5x_diffeq.runtime.errors import InputError
 
 TIMES = np.linspace(0, 1, 61)

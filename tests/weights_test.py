@@ -13,8 +13,9 @@ from helpers import auto_mesh
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
+from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.ode.time_features import TimeFeatures
-from t5x_diffeq.ode.weights import HyperInit, LayerWeights, SharedWeights, TimeDependentWeights
+from t5x_diffeq.ode.weights import LayerWeights, SharedWeights, TimeDependentWeights
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 
