@@ -98,10 +98,17 @@ def auto_mesh(**sizes: int) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 
 
+def parse(verb, arguments: Sequence[str]) -> None:
+    """Parses a verb's command line, as if for the first time: a process defines overrides once."""
+    for override in [name for name in verb.FLAGS if "." in name]:
+        delattr(verb.FLAGS, override)
+    verb.FLAGS.unparse_flags()
+    command_line.parse(list(arguments), verb.FLAGS)
+
+
 def call(verb, *arguments: str):
     """Runs a verb's `main` with these arguments of the command line."""
-    verb.FLAGS.unparse_flags()
-    command_line.parse(["verb", *arguments], verb.FLAGS)
+    parse(verb, ["verb", *arguments])
     return verb.main()
 
 

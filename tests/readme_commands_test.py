@@ -8,10 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers import READMES, ROOT
+from helpers import READMES, ROOT, parse
 from process_runs import write_text
-
-from t5x_diffeq.runtime import command_line
 
 MARK = "<!-- tested -->\n\n"
 PYTHON = re.compile(r"(?:\.venv/bin/)?python -m t5x_diffeq\.(\w+) (.*)")
@@ -66,12 +64,9 @@ def test_commands_are_understood(verb, arguments, monkeypatch):
     given = [argument for argument in arguments if argument.startswith("--")]
     if verb == "convert":  # which has a config of its own accord
         given.insert(0, "--config=configs/default.py")
-    for override in [name for name in module.FLAGS if "." in name]:
-        delattr(module.FLAGS, override)  # a process has them once
-    module.FLAGS.unparse_flags()
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [verb, *given])  # config_flags finds the overrides there
-    command_line.parse(sys.argv, module.FLAGS)
+    parse(module, sys.argv)
 
 
 @pytest.mark.slow
