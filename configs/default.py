@@ -34,10 +34,13 @@ def get_config() -> ConfigDict:
     model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; as in the official
     #   code) | relu (as in the paper's text); llama, whose MLP is gated: silu (None) | gelu
     model.time_embed_dim = 48  # T, width of each time embedding
+    model.attention_time_embed_dim = placeholder(int)  # T of attention and its norm; None: T
     model.time_basis = "sinusoids"  # what a time embedding reads: sinusoids of t, through two
     #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
     #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).
     #   legendre:1 is constant in t (t5x_diffeq/ode/time_features.py)
+    model.time_table = "normal"  # the columns of table:K at first: normal: random | cosines |
+    #   legendre: the first T of these functions at the knots
     model.num_frequencies = 64  # S, frequencies of the sinusoids
     model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all

@@ -3,7 +3,8 @@
     launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
 
 8192 bytes per optimizer step are few for a model of this width, and enough that the making of W(t)
-is a small part of it: the weights of a step are made once for all of its tokens.
+is a small part of it: the weights of a step are made once for all of its tokens. They are computed
+in eight microbatches, for the caches of a CPU and for 0.6 GB in place of 3.6.
 
 Variants: `:ode` (default), `:baseline`, `:shared`.
 """
@@ -14,7 +15,7 @@ from configs import default
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
-    """400 steps of 64 sequences of 128 bytes."""
+    """200 steps of 64 sequences of 128 bytes."""
     config = default.get_config()
     config.model.embed_dim = 192
     config.model.num_heads = 6
@@ -22,12 +23,13 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.model.remat = "none"
     config.data.tokenizer = "bytes"
     config.data.sequence_length = 128
-    config.train.total_steps = 400
+    config.train.total_steps = 200
     config.train.batch_size = 64
+    config.train.microbatches = 8
     config.train.eval_batch_size = 64
-    config.train.eval_batches = 32
+    config.train.eval_batches = 8
     config.train.log_every = 10
-    config.train.eval_every = 100
+    config.train.eval_every = 50
     config.train.checkpoint_every = 50
     config.optimizer.learning_rate = 2e-3 if variant == "baseline" else 4e-3
     config.optimizer.beta2 = 0.99

@@ -33,7 +33,7 @@ def count(setup):
     ("variant", "model"),
     [
         ("ode", {"architecture": "llama", "num_kv_heads": 2}),
-        ("ode", {"architecture": "gpt", "scheme": "heun"}),
+        ("ode", {"architecture": "gpt", "scheme": "heun", "attention_time_embed_dim": 5}),
         ("ode", {"time_basis": "splines:16", "time_embedding": "shared"}),
         ("baseline", {"architecture": "gpt"}),
         ("baseline", {**EVERY_OPTION, "head_dim": 64}),

@@ -18,7 +18,8 @@ class EqualTime(Sweep):
     """A sweep of the learning rate, then each model at its best in the time of the baseline.
 
     The steps of each model are timed in turns with the baseline's. A model whose step takes r times
-    as long then trains for 1 / r of the steps, with a schedule of that length.
+    as long, r > 1, then trains for 1 / r of the steps, with a schedule of that length. If r is at
+    most 1, equal steps are no more than equal time, and stand for it.
 
     Attributes:
       config: the config's file.
@@ -44,7 +45,8 @@ class EqualTime(Sweep):
             return made
         steps = values_of(self.config, _BASELINE)["train.total_steps"]
         for (text, name), rate in best.items():
-            fewer = round(steps / done[timed[name].name][_RATIO]) if name in timed else steps
+            ratio = done[timed[name].name][_RATIO] if name in timed else 1.0
+            fewer = round(steps / max(ratio, 1.0))
             choice = {RATE: rate, "train.total_steps": fewer}
             again = [self.training(texts, (text, name), choice, seed) for seed in seeds]
             made += _with_budget(again, "equal time") if fewer != steps else []

@@ -12,7 +12,8 @@ from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.early_exit import check_exits
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
-from t5x_diffeq.ode.time_features import TimeFeatures
+from t5x_diffeq.ode.time_features import TimeFeatures, table_columns
+from t5x_diffeq.ode.weights import of_attention
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
@@ -157,6 +158,7 @@ class ModelConfig(ModelKeys):
                 "architecture's own block, and another places its norms itself; leave one out"
             )
         _ = self.time_features  # which checks its number
+        self._check_time_embedding()
         check_scaling(self.rotary_scaling)
         check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
@@ -167,6 +169,22 @@ class ModelConfig(ModelKeys):
                 f"model.state_dtype=bfloat16 with model.scheme={self.scheme}: states can't be "
                 "reconstructed in 16 bits; leave model.state_dtype out, or take another scheme"
             )
+
+    def _check_time_embedding(self):
+        if self.attention_time_embed_dim is not None and self.time_embedding == "shared":
+            raise InputError(
+                f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "
+                "model.time_embedding=shared: one embedding has one width; leave one of them out"
+            )
+        if self.time_table == "normal":
+            return
+        if not self.time_basis.startswith("table"):
+            raise InputError(
+                f"model.time_table={self.time_table} with model.time_basis={self.time_basis}: the "
+                f"key is of a table; set model.time_basis=table:{self.num_steps}, or leave it out"
+            )
+        widths = self.time_embed_dim, self.attention_time_embed_dim or 0
+        table_columns(self.time_table, self.time_features.count, max(widths))
 
     def _check_adapters(self):
         if self.adapter_rank and self.weights != "per_layer":
@@ -242,6 +260,11 @@ class ModelConfig(ModelKeys):
     def time_features(self) -> TimeFeatures:
         """The functions of time that a time embedding reads."""
         return TimeFeatures(self.time_basis, self.num_frequencies, self.time_scale)
+
+    def time_width(self, layer: str) -> int:
+        """T of a linear or norm, by its name in the source's parameters."""
+        own = self.attention_time_embed_dim if of_attention(layer) else None
+        return own or self.time_embed_dim
 
     @property
     def num_nodes(self) -> int:

@@ -44,11 +44,13 @@ class HyperInit:
       init: "paper" or "invariant".
       T: width of the time embedding.
       features: what the time embedding reads.
+      columns: what the columns of a table are at first, "normal" for random ones.
     """
 
     init: str
     T: int
     features: TimeFeatures
+    columns: str = "normal"
 
     @property
     def single(self) -> float:
@@ -69,23 +71,22 @@ class HyperInit:
     def embedding(self, **module: Any) -> TimeEmbedding | LinearTimeEmbedding:
         """A time embedding at these scales; `module` holds Linen's own arguments."""
         of_sinusoids = self.features.basis == SINUSOIDS
-        if self.init == "paper":
-            kind = TimeEmbedding if of_sinusoids else LinearTimeEmbedding
-            return kind(self.T, name="time_embedding", **module)
+        module = {"width": self.T, "name": "time_embedding", **module}
         if not of_sinusoids:
-            return LinearTimeEmbedding(
-                self.T,
-                std=sqrt(1 / self.features.mean_square),
-                step_multiplier=1 / self.features.mean_sum,
-                name="time_embedding",
-                **module,
-            )
+            return LinearTimeEmbedding(columns=self.columns, **self._linear_scales, **module)
+        if self.init == "paper":
+            return TimeEmbedding(**module)
         return TimeEmbedding(
-            self.T,
             hidden_std=sqrt(1 / self.features.mean_square),
             output_std=sqrt(1 / (_SILU_SECOND_MOMENT * self.T)),
             step_multiplier=self.single,
             output_multiplier=5 * self.summed,
-            name="time_embedding",
             **module,
         )
+
+    @property
+    def _linear_scales(self) -> dict[str, Any]:
+        if self.init == "paper":
+            return {}
+        std, multiplier = sqrt(1 / self.features.mean_square), 1 / self.features.mean_sum
+        return {"std": std, "step_multiplier": multiplier}

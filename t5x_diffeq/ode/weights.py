@@ -11,6 +11,7 @@ before the solver's loop and never inside it.
 `hyper_init` has the initial scales of the hypernetwork's parameters.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -119,6 +120,7 @@ class TimeDependentWeights(nn.Module):
       block: the block whose weights are generated.
       inputs: shapes of the block's inputs, for reading its parameters.
       scales: T, the features of time, and the parameters' initial scales and step multipliers.
+      attention_width: T of the layers of attention and of its norm; None for that of `scales`.
       shared_embedding: one time embedding for all linears and norms (paper, appendix D.2),
         instead of one each.
       dtype: dtype of the generated kernels and biases.
@@ -127,6 +129,7 @@ class TimeDependentWeights(nn.Module):
     block: nn.Module
     inputs: tuple
     scales: HyperInit
+    attention_width: int | None = None
     shared_embedding: bool = False
     dtype: DTypeLike = jnp.float32
 
@@ -143,7 +146,7 @@ class TimeDependentWeights(nn.Module):
         generated, embeddings = {}, {}
         for path, leaves in self._layers():
             name = layer_name(path)
-            layer = GeneratedLayer(leaves, self.scales, self.dtype, name=name)
+            layer = GeneratedLayer(leaves, self._scales_of(name), self.dtype, name=name)
             generated[path], embeddings[name] = layer(features, shared)
         return unflatten_dict(generated), embeddings
 
@@ -151,27 +154,32 @@ class TimeDependentWeights(nn.Module):
         """dW/dt = P e'(t) at `times`: each leaf `[nodes, ...]`, float32."""
         params = self.variables["params"]
 
-        def rate(of_layer: dict) -> Float[Array, "nodes T"]:
+        def rate(name: str) -> Float[Array, "nodes T"]:
             """e'(t), from one product with the time embedding's derivative."""
-            own = (params if self.shared_embedding else of_layer)["time_embedding"]
-            e = partial(self._embed, own)
+            own = (params if self.shared_embedding else params[name])["time_embedding"]
+            e = partial(self._embed, own, self._scales_of(name))
             return jax.jvp(e, (times,), (jnp.ones_like(times),))[1]
 
         rates = {}
         for path, leaves in self._layers():
-            of_layer = params[layer_name(path)]
-            de = rate(of_layer)
+            layer = layer_name(path)
+            de = rate(layer)
             rates[path] = {
-                name: contract(de, of_layer[name], leaf.names, jnp.float32)
+                name: contract(de, params[layer][name], leaf.names, jnp.float32)
                 for name, leaf in leaves.items()
             }
         return unflatten_dict(rates)
 
-    def _embed(self, params: dict, times: Times) -> Float[Array, "nodes T"]:
+    def _embed(self, params: dict, scales: HyperInit, times: Times) -> Float[Array, "nodes T"]:
         """e(t) of one layer's time embedding."""
-        embedding = self.scales.embedding(parent=None)
+        embedding = scales.embedding(parent=None)
         embed = nn.apply(type(embedding).__call__, embedding)
-        return embed({"params": params}, self.scales.features(times))
+        return embed({"params": params}, scales.features(times))
+
+    def _scales_of(self, layer: str) -> HyperInit:
+        if self.attention_width is None or not of_attention(layer):
+            return self.scales
+        return replace(self.scales, T=self.attention_width)
 
     def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())
@@ -182,6 +190,11 @@ class TimeDependentWeights(nn.Module):
 def layer_name(path: LeafPath) -> str:
     """The name, in the source's parameters, of the block's linear or norm at `path`."""
     return ".".join(path)
+
+
+def of_attention(layer: str) -> bool:
+    """Whether a linear or norm is attention's, by its name in the source's parameters."""
+    return layer.startswith("attention")
 
 
 def offset_path(path: LeafPath) -> LeafPath:

@@ -199,7 +199,7 @@ def _describe_slices(mesh: Mesh) -> str:
 
 def _describe_model(c: ModelConfig) -> str:
     source = {
-        "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}",
+        "time_dependent": f"W(t) = W0 + P e(t), T = {_describe_widths(c)}",
         "per_layer": "one set of weights per layer",
         "shared": "one set of weights for all steps",
     }[c.weights]
@@ -209,6 +209,11 @@ def _describe_model(c: ModelConfig) -> str:
         f"{c.architecture}{block}, {source}; {c.scheme}, {c.num_steps} steps of "
         f"dt = {c.step_size}; width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
     )
+
+
+def _describe_widths(c: ModelConfig) -> str:
+    own = c.attention_time_embed_dim
+    return f"{c.time_embed_dim}" if own is None else f"{c.time_embed_dim}, of attention {own}"
 
 
 def write_overview(params: dict, workdir: AnyPath) -> None:

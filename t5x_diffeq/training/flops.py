@@ -19,7 +19,7 @@ from t5x_diffeq.models.sub_fields import block_of_shapes, need_hooks
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.time_features import SINUSOIDS
-from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.ode.weights import block_parameters, layer_name
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,11 @@ def kernel_entries(config: ModelConfig) -> int:
 def _hypernetwork_flops(config: ModelConfig) -> float:
     if config.weights != "time_dependent":
         return 0
-    T, features = config.time_embed_dim, config.time_features
-    leaves = _generated_leaves(config)
-    layers = 1 if config.time_embedding == "shared" else len({path[:-1] for path in leaves})
-    products = sum(prod(leaf.value.shape) for leaf in leaves.values())
-    embedding = features.count * T + (T * T if features.basis == SINUSOIDS else 0)
-    return 2 * config.num_nodes * (T * products + layers * embedding)
+    features, leaves = config.time_features, _generated_leaves(config)
+    widths = {path: config.time_width(layer_name(path[:-1])) for path in leaves}
+    products = sum(widths[path] * prod(leaf.value.shape) for path, leaf in leaves.items())
+    of_layers = {path[:-1]: T for path, T in widths.items()}.values()
+    embeddings = [config.time_embed_dim] if config.time_embedding == "shared" else of_layers
+    second = features.basis == SINUSOIDS
+    embedding = sum(features.count * T + second * T * T for T in embeddings)
+    return 2 * config.num_nodes * (products + embedding)
