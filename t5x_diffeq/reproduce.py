@@ -16,6 +16,7 @@ EXPERIMENTS = (
     "budgets",
     "equal_time",
     "controls",
+    "update_sources",
     "table4",
     "table5",
     "figure2",

@@ -13,10 +13,12 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.analysis.curves import figure_of_curves
+from t5x_diffeq.experiments.update_sources import UpdateSources
 from t5x_diffeq.models.language_model import in_one_document, nodes
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.runs.watcher import Watcher
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.tracking.jsonl import JsonlWriter
 from t5x_diffeq.training.step import compile_train_step, lower_train_step
 from t5x_diffeq.verbs.train import train
 
@@ -153,7 +155,7 @@ def test_against_the_definitions(watched):
     np.testing.assert_allclose(curves["g"], rms(g, (1, 2, 3)), rtol=1e-4)
 
 
-def test_where_an_update_comes_from(watched):
+def test_where_an_update_comes_from(watched, tmp_path):
     """The update with one kind of parameters as they were before the step, and with all."""
     setup, curves, before, after, _ = watched
 
@@ -176,6 +178,7 @@ def test_where_an_update_comes_from(watched):
     with_P, with_both = weights_with(P=True), weights_with(W0=True, P=True)
     parts = {"P": added(old, with_P), "W0": added(with_P, with_both), "e": added(with_both, new)}
     whole = added(old, new)
+    of_all = {}
     for part, change in parts.items():
         products, squares = {}, {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(whole):
@@ -191,6 +194,17 @@ def test_where_an_update_comes_from(watched):
         for layer, share in shares.items():
             np.testing.assert_allclose(found[layer], share, atol=2e-3, err_msg=f"{part} {layer}")
         assert max(abs(share).max() for share in shares.values()) > 0.1
+        of_all[part] = sum(map(np.sum, products.values())) / sum(map(np.sum, squares.values()))
+
+    (tmp_path / "run").mkdir()
+    writer = JsonlWriter(tmp_path / "run", 0)
+    writer.write_summaries(1, {f"watch/{name}": 0 * curve for name, curve in curves.items()})
+    writer.write_summaries(2, {f"watch/{name}": curve for name, curve in curves.items()})
+    writer.flush()
+    outcome = {"run": "run", "text": "stdlib", "time_basis": "table:12"}
+    charts = UpdateSources(variants={}).charts([outcome], tmp_path)
+    for part, line in charts["stdlib_table"].lines.items():
+        assert line == [(2, pytest.approx(of_all[part], abs=2e-3), None)]
 
 
 def rms(x, axes):

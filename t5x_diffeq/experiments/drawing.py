@@ -3,21 +3,20 @@
 import importlib
 import json
 from collections.abc import Sequence
-from statistics import mean, stdev
 from types import ModuleType
 
 from t5x_diffeq.experiments.present import (
+    Chart,
+    Line,
     TableSpec,
     best_choice,
     cells,
     group_outcomes,
+    mean_and_error,
     order_columns,
 )
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
-
-# For each point its horizontal coordinate, the mean, and the standard error or None.
-Line = Sequence[tuple[float | str, float, float | None]]
 
 
 def draw(
@@ -37,24 +36,35 @@ def draw(
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
     caveat = "" if comparable else " (not comparable with the paper's)"
-    try:
-        plots = importlib.import_module("t5x_diffeq.analysis.plots")
-    except ImportError:
-        say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
-        return
     if lines := _lines_of_table(outcomes, table):
-        _write_figure(plots, lines, table.column, table.value + caveat, table.log, path)
+        draw_chart(Chart(table.column, table.value + caveat, lines), path, table.log)
     if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
         over = path.with_name(f"{path.name}_over_steps")
-        _write_figure(plots, lines, "optimizer steps", f"validation loss{caveat}", False, over)
+        draw_chart(Chart("optimizer steps", f"validation loss{caveat}", lines), over)
 
 
-def _write_figure(
-    plots: ModuleType, lines: dict[str, Line], across: str, up: str, log: bool, path: AnyPath
-) -> None:
-    figure = plots.means_with_errors(lines, across, up, log)
+def draw_chart(chart: Chart, path: AnyPath, log: bool = False) -> None:
+    """Writes a chart as .png and .pdf, if matplotlib is installed.
+
+    Args:
+      chart: the chart.
+      path: path of its files without suffix.
+      log: whether the horizontal axis is logarithmic.
+    """
+    plots = _find_plots()
+    if plots is None:
+        say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
+        return
+    figure = plots.means_with_errors(chart.lines, chart.across, chart.up, log)
     for kind in ("png", "pdf"):
         write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
+
+
+def _find_plots() -> ModuleType | None:
+    try:
+        return importlib.import_module("t5x_diffeq.analysis.plots")
+    except ImportError:
+        return None
 
 
 def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
@@ -85,7 +95,7 @@ def losses_over_steps(
             of_runs = [_losses(output / each["run"]) for each in best]
             steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
             lines[", ".join(map(str, (*row, column)))] = [
-                (step, *_mean_and_error([run[step] for run in of_runs])) for step in steps
+                (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
             ]
     return {name: line for name, line in lines.items() if line}
 
@@ -95,8 +105,3 @@ def _losses(workdir: AnyPath) -> dict[int, float]:
     path = workdir / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
-
-
-def _mean_and_error(values: list[float]) -> tuple[float, float | None]:
-    n = len(values)
-    return mean(values), stdev(values) / n**0.5 if n > 1 else None

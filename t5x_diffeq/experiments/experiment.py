@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.present import Chart, TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
@@ -48,6 +48,10 @@ class Experiment:
           output: the folder of the runs.
         """
         return []
+
+    def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
+        """Further figures, by the name of their file; the arguments are those of `notes`."""
+        return {}
 
 
 def need_text(texts: Texts) -> None:

@@ -16,6 +16,7 @@ from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
 from t5x_diffeq.experiments.sweep import Sweep, SweptModel
+from t5x_diffeq.experiments.update_sources import UpdateSources
 
 _SWEPT = {
     "baseline": SweptModel("baseline", (4e-3, 8e-3)),
@@ -35,6 +36,14 @@ LAPTOP: dict[str, Experiment] = {
         models={variant: SweptModel(variant, (2e-3, 4e-3)) for variant in _VARIANTS},
     ),
     "controls": Sweep(models=controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3))),
+    "update_sources": UpdateSources(
+        models={"laptop.py": {}},
+        variants={
+            "ode": {"model.time_basis": ("sinusoids", "table:12"), "train.watch_every": (50,)}
+        },
+        tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
+        seeds=1,
+    ),
     "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
     "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),
     "figure2": Analyses(kinds=("spectra", "clustering"), variants={"ode": {}}, seeds=1),

@@ -18,6 +18,7 @@ from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
 from t5x_diffeq.experiments.sweep import Sweep, SweptModel
+from t5x_diffeq.experiments.update_sources import UpdateSources
 
 _OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 _LARGE: dict[str, Keys] = {"gpt_large.py": {}}
@@ -60,6 +61,14 @@ PAPER: dict[str, Experiment] = {
     "controls": Sweep(
         config="gpt_small.py",
         models=controls(baseline=(3e-4, 6e-4, 1.2e-3), ode=(3e-4, 6e-4, 1.2e-3)),
+        seeds=1,
+    ),  # not in the paper
+    "update_sources": UpdateSources(
+        models={"gpt_small.py": {}},
+        variants={
+            "ode": {"model.time_basis": ("sinusoids", "table:12"), "train.watch_every": (500,)}
+        },
+        tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
         seeds=1,
     ),  # not in the paper
     "table4": TaskScores(config="gpt_large.py", variants=("baseline", "ode"), seeds=1),

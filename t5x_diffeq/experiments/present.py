@@ -7,6 +7,9 @@ from statistics import mean, stdev
 
 from t5x_diffeq.experiments.runs import Label
 
+# For each point its horizontal coordinate, the mean, and the standard error or None.
+Line = Sequence[tuple[float | str, float, float | None]]
+
 
 @dataclass(frozen=True)
 class TableSpec:
@@ -28,6 +31,21 @@ class TableSpec:
     best_of: str | None = None
     log: bool = False
     over_steps: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure that isn't a table's.
+
+    Attributes:
+      across: label of the horizontal axis.
+      up: label of the vertical axis.
+      lines: by name.
+    """
+
+    across: str
+    up: str
+    lines: dict[str, Line]
 
 
 @dataclass(frozen=True)
@@ -54,8 +72,7 @@ class Cell:
     @property
     def error(self) -> float | None:
         """The standard error of the mean; None for a single seed."""
-        n = len(self.values)
-        return stdev(self.values) / sqrt(n) if n > 1 else None
+        return mean_and_error(self.values)[1]
 
     def __str__(self) -> str:
         text = f"{self.mean:.4g}" if self.error is None else f"{self.mean:.4f} ± {self.error:.4f}"
@@ -64,6 +81,12 @@ class Cell:
         if self.at is None:
             return text
         return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and its standard error; None for a single value."""
+    n = len(values)
+    return mean(values), stdev(values) / sqrt(n) if n > 1 else None
 
 
 def add_task_scores(outcomes: Sequence[dict]) -> list[dict]:
