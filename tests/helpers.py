@@ -21,7 +21,10 @@ from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = sorted(
-    path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)
+    path
+    for name in ("README.md", "findings.md")
+    for path in ROOT.rglob(name)
+    if not {".venv", "workdirs"} & set(path.parts)
 )
 LENGTH_OF_LINES = 160  # of the model of `run_on_lines`; the harness pads sequences to 128 or 160
 
