@@ -172,6 +172,7 @@ def test_a_run_resumed_at_its_growth_equals_an_undisturbed_one(growing, tmp_path
         ({"optimizer.name": "muon"}, "optimizer.name=muon; take adam"),
         ({"model.scheme": "heun"}, "model.scheme=heun, which reads W several times"),
         ({"model.time_embed_dim": 2}, "model.time_embed_dim=2; raise it to at least"),
+        ({"model.attention_time_embed_dim": 2}, "model.attention_time_embed_dim=2; raise it"),
     ],
     ids=str,
 )

@@ -86,7 +86,10 @@ def check_depths(config: Config) -> None:
 def _check_growth(config: Config) -> None:
     """Checks that W(t) of a coarse grid can be copied to that of `model.num_steps`."""
     model, train, optimizer = config.model, config.train, config.optimizer
-    width = min(model.time_embed_dim, model.attention_time_embed_dim or model.time_embed_dim)
+    widths = {"model.time_embed_dim": model.time_embed_dim}
+    if model.attention_time_embed_dim:
+        widths["model.attention_time_embed_dim"] = model.attention_time_embed_dim
+    name, width = min(widths.items(), key=lambda item: item[1])
     faults = {
         f"train.depths={train.depths}; give one number below model.num_steps={model.num_steps}": (
             len(set(train.depths)) != 1 or max(train.depths) >= model.num_steps
@@ -100,8 +103,8 @@ def _check_growth(config: Config) -> None:
         f"optimizer.name={optimizer.name}; take adam": optimizer.name != "adam",
         f"model.scheme={model.scheme}, which reads W several times a step; take euler, lie_trotter "
         "or strang": grid(model.scheme, 1).size > 1,
-        f"T={width} (model.time_embed_dim, model.attention_time_embed_dim); raise it to at least "
-        f"model.num_steps={model.num_steps}, or set train.growth=jump": width < model.num_steps,
+        f"{name}={width}; raise it to at least model.num_steps={model.num_steps}, or set "
+        "train.growth=jump": width < model.num_steps,
     }
     if fault := next((what for what, there in faults.items() if there), None):
         raise InputError(f"train.growth=copy can't be used with {fault}")
