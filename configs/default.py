@@ -34,7 +34,8 @@ def get_config() -> ConfigDict:
     model.activation = placeholder(str)  # of the MLP; gpt: gelu (None; as in the official
     #   code) | relu (as in the paper's text); llama, whose MLP is gated: silu (None) | gelu
     model.time_embed_dim = 48  # T, width of each time embedding
-    model.attention_time_embed_dim = placeholder(int)  # T of attention and its norm; None: T
+    model.attention_time_embed_dim = placeholder(int)  # T of the layers that are named
+    #   attention, with the norm before them; None: time_embed_dim
     model.time_basis = "sinusoids"  # what a time embedding reads: sinusoids of t, through two
     #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
     #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).

@@ -151,3 +151,9 @@ def test_bad_bases(basis, message):
 def test_bad_tables_and_widths(changes, message):
     with pytest.raises(InputError, match=message):
         dataclasses.replace(SMALL, **changes)
+
+
+def test_a_block_without_attention_has_no_width_of_it():
+    linear = "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"
+    with pytest.raises(InputError, match="attention_time_embed_dim=2: the block has no layer"):
+        random_params(small_model(block=linear, attention_time_embed_dim=2))

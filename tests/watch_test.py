@@ -202,7 +202,9 @@ def test_where_an_update_comes_from(watched, tmp_path):
     writer.write_summaries(2, {f"watch/{name}": curve for name, curve in curves.items()})
     writer.flush()
     outcome = {"run": "run", "text": "stdlib", "time_basis": "table:12"}
-    charts = UpdateSources(variants={}).charts([outcome], tmp_path)
+    gone = {**outcome, "run": "gone", "text": "other"}
+    charts = UpdateSources(variants={}).charts([outcome, gone], tmp_path)
+    assert list(charts) == ["stdlib_table"]
     for part, line in charts["stdlib_table"].lines.items():
         assert line == [(2, pytest.approx(of_all[part], abs=2e-3), None)]
 

@@ -11,6 +11,7 @@ from t5x_diffeq.experiments.present import Chart, Line, mean_and_error
 from t5x_diffeq.runtime.files import AnyPath
 
 PARTS = ("W0", "P", "e")
+_CURVES = "curves.jsonl"
 _BY, _ALL = "watch/update_by", "watch/update"
 
 
@@ -26,7 +27,8 @@ class UpdateSources(Comparison):
         """The figures."""
         of_models: dict[str, list[dict]] = defaultdict(list)
         for each in outcomes:
-            of_models[f"{each['text']}_{each['time_basis'].partition(':')[0]}"].append(each)
+            if (output / each["run"] / _CURVES).exists():  # the workdir may be gone
+                of_models[f"{each['text']}_{each['time_basis'].partition(':')[0]}"].append(each)
         return {name: _chart(runs, output) for name, runs in of_models.items()}
 
 
@@ -46,7 +48,7 @@ def shares(workdir: AnyPath) -> dict[int, dict[str, float]]:
     The share at a node of a layer is <part, D W> / |D W|^2; that of all is the mean of these,
     weighted by |D W|^2.
     """
-    lines = map(json.loads, (workdir / "curves.jsonl").read_text().splitlines())
+    lines = map(json.loads, (workdir / _CURVES).read_text().splitlines())
     of_steps = {line["step"]: _shares_of_step(line) for line in lines}
     return {step: found for step, found in of_steps.items() if found}
 

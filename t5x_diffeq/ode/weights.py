@@ -184,7 +184,13 @@ class TimeDependentWeights(nn.Module):
     def _layers(self) -> list[tuple[LeafPath, dict[str, Parameter]]]:
         leaves = sorted(block_parameters(self.block, self.inputs).items())
         groups = groupby(leaves, key=lambda item: item[0][:-1])
-        return [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
+        layers = [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
+        if self.attention_width and not any(of_attention(layer_name(path)) for path, _ in layers):
+            raise InputError(
+                f"model.attention_time_embed_dim={self.attention_width}: the block has no layer "
+                "whose name begins with attention; leave the key out"
+            )
+        return layers
 
 
 def layer_name(path: LeafPath) -> str:
