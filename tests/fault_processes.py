@@ -48,9 +48,12 @@ class FaultyRun:
       more: arguments that only the victim has.
       silence: seconds that a process may be silent.
       number: in the loop, the step before which it stops.
+      pause: seconds for which it stops.
     """
 
-    def __init__(self, arguments, folder, victim=None, phase=None, more=(), silence=10, number=3):
+    def __init__(
+        self, arguments, folder, victim=None, phase=None, more=(), silence=10, number=3, pause=PAUSE
+    ):
         self.folder = folder
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -68,7 +71,8 @@ class FaultyRun:
             }
             own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
             process = FORKS.Process(
-                target=train, args=(own, environment, self.log(index), stop, self.mark, number)
+                target=train,
+                args=(own, environment, self.log(index), stop, self.mark, number, pause),
             )
             process.start()
             self.processes.append(process)
@@ -101,7 +105,7 @@ class FaultyRun:
             process.kill()
 
 
-def train(arguments, environment, log, phase, mark, number):
+def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq import train as verb
     from t5x_diffeq.runtime import command_line
@@ -123,7 +127,7 @@ def train(arguments, environment, log, phase, mark, number):
             calls.append(name)
             if phase == wanted and len(calls) == number:
                 Path(mark).touch()
-                time.sleep(PAUSE)
+                time.sleep(pause)
             return function(*args, **kwargs)
 
         setattr(module, name, stop_then_call)
