@@ -17,6 +17,7 @@ EXPERIMENTS = (
     "equal_time",
     "controls",
     "update_sources",
+    "depth_transfer",
     "table4",
     "table5",
     "figure2",

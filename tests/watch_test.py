@@ -205,7 +205,7 @@ def test_where_an_update_comes_from(watched, tmp_path):
     gone = {**outcome, "run": "gone", "text": "other"}
     charts = UpdateSources(variants={}).charts([outcome, gone], tmp_path)
     assert list(charts) == ["stdlib_table"]
-    for part, line in charts["stdlib_table"].lines.items():
+    for part, line in charts["stdlib_table"].panels[""].items():
         assert line == [(2, pytest.approx(of_all[part], abs=2e-3), None)]
 
 

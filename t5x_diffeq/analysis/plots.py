@@ -1,7 +1,7 @@
 """Print-quality figures: the only module that needs matplotlib."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -292,22 +292,40 @@ def perplexity_over_depth(
     return figure
 
 
+_Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]
+
+
 def means_with_errors(
-    rows: dict[str, Sequence[tuple[float | str, float, float | None]]],
-    across: str,
-    up: str,
-    log: bool = False,
+    panels: Mapping[str, _Lines], across: str, up: str, log: bool = False
 ) -> Figure:
     """A line per row of a table, or only points if the horizontal coordinates aren't numbers.
 
     Args:
-      rows: by name, lists of (horizontal coordinate, mean, standard error or None).
+      panels: by title, lines by name: lists of (horizontal coordinate, mean, standard error or
+        None). All panels have the same axes.
       across: label of the horizontal axis.
       up: label of the vertical axis.
       log: whether the horizontal axis is logarithmic.
     """
-    figure = _make_figure(3.0)
-    axes, form = figure.subplots(), "o-"
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = _make_figure(3.0 if rows == 1 else 2.2 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+        _draw_means(axes, lines)
+        axes.set_title(title, fontsize=8)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set(xlabel=across, **({"xscale": "log"} if log else {}))
+    for axes in grid[:, 0]:
+        axes.set(ylabel=up)
+    grid.flat[0].legend(fontsize=6)
+    return figure
+
+
+def _draw_means(axes: Axes, rows: _Lines) -> None:
+    form = "o-"
     words = list(dict.fromkeys(point[0] for points in rows.values() for point in points))
     if isinstance(words[0], str):
         form = "o"
@@ -320,9 +338,6 @@ def means_with_errors(
             ]
         shown = [error or 0 for error in errors]
         axes.errorbar(positions, means, yerr=shown, fmt=form, markersize=3, capsize=2, label=name)
-    axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
-    axes.legend(fontsize=6)
-    return figure
 
 
 def weight_paths(found: WeightPaths) -> Figure:

@@ -36,26 +36,25 @@ def draw(
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
     caveat = "" if comparable else " (not comparable with the paper's)"
-    if lines := _lines_of_table(outcomes, table):
-        draw_chart(Chart(table.column, table.value + caveat, lines), path, table.log)
+    if panels := _panels_of_table(outcomes, table):
+        draw_chart(Chart(table.column, table.value + caveat, panels, table.log), path)
     if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
         over = path.with_name(f"{path.name}_over_steps")
-        draw_chart(Chart("optimizer steps", f"validation loss{caveat}", lines), over)
+        draw_chart(Chart("optimizer steps", f"validation loss{caveat}", {"": lines}), over)
 
 
-def draw_chart(chart: Chart, path: AnyPath, log: bool = False) -> None:
+def draw_chart(chart: Chart, path: AnyPath) -> None:
     """Writes a chart as .png and .pdf, if matplotlib is installed.
 
     Args:
       chart: the chart.
       path: path of its files without suffix.
-      log: whether the horizontal axis is logarithmic.
     """
     plots = _find_plots()
     if plots is None:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
-    figure = plots.means_with_errors(chart.lines, chart.across, chart.up, log)
+    figure = plots.means_with_errors(chart.panels, chart.across, chart.up, chart.log)
     for kind in ("png", "pdf"):
         write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
 
@@ -67,15 +66,16 @@ def _find_plots() -> ModuleType | None:
         return None
 
 
-def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
+def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, dict[str, Line]]:
     found = cells(outcomes, table)
-    columns = order_columns(found)
-    return {
-        ", ".join(map(str, row)): [
+    columns, first = order_columns(found), table.panels
+    panels: dict[str, dict[str, Line]] = {}
+    for row, of in found.items():
+        title, name = (", ".join(map(str, part)) for part in (row[:first], row[first:]))
+        panels.setdefault(title, {})[name] = [
             (column, of[column].mean, of[column].error) for column in columns if column in of
         ]
-        for row, of in found.items()
-    }
+    return panels
 
 
 def losses_over_steps(

@@ -9,6 +9,7 @@ from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.controls import controls
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
+from t5x_diffeq.experiments.depth_transfer import DepthTransfer
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.equal_time import EqualTime
 from t5x_diffeq.experiments.experiment import Experiment
@@ -43,6 +44,19 @@ LAPTOP: dict[str, Experiment] = {
         },
         tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
         seeds=1,
+    ),
+    "depth_transfer": DepthTransfer(
+        config="laptop.py",
+        rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
+        keys={
+            "model.embed_dim": 64,
+            "model.mlp_dim": 256,
+            "model.time_embed_dim": 16,
+            "train.total_steps": 200,
+            "train.batch_size": 4,
+            "train.eval_every": 200,
+            "train.eval_batches": 16,
+        },
     ),
     "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
     "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),

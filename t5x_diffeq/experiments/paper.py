@@ -11,6 +11,7 @@ from t5x_diffeq.experiments.budgets import Budgets
 from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.controls import controls
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
+from t5x_diffeq.experiments.depth_transfer import DepthTransfer
 from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.equal_time import EqualTime
 from t5x_diffeq.experiments.experiment import Experiment, Keys
@@ -70,6 +71,17 @@ PAPER: dict[str, Experiment] = {
         },
         tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
         seeds=1,
+    ),  # not in the paper
+    "depth_transfer": DepthTransfer(
+        config="gpt_small.py",
+        rates=(3e-4, 6e-4, 1.2e-3, 2.4e-3),
+        keys={
+            "model.embed_dim": 256,
+            "model.num_heads": 4,
+            "model.mlp_dim": 1024,
+            "train.total_steps": 2000,
+            "train.batch_size": 64,
+        },
     ),  # not in the paper
     "table4": TaskScores(config="gpt_large.py", variants=("baseline", "ode"), seeds=1),
     "table5": TaskScores(config="llama1b.py", variants=("baseline", "ode"), seeds=1),

@@ -23,6 +23,7 @@ class TableSpec:
         values with the most seeds; or None.
       log: whether the figure's axis is logarithmic.
       over_steps: whether a second figure shows the validation loss over optimizer steps.
+      panels: how many of the row's labels select a panel of the figure, from the first on.
     """
 
     row: tuple[str, ...]
@@ -31,6 +32,7 @@ class TableSpec:
     best_of: str | None = None
     log: bool = False
     over_steps: bool = False
+    panels: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Chart:
     Attributes:
       across: label of the horizontal axis.
       up: label of the vertical axis.
-      lines: by name.
+      panels: by title, the lines of each panel by name.
+      log: whether the horizontal axis is logarithmic.
     """
 
     across: str
     up: str
-    lines: dict[str, Line]
+    panels: dict[str, dict[str, Line]]
+    log: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def _chart(runs: Sequence[dict], output: AnyPath) -> Chart:
         part: [(step, *mean_and_error([of_run[step][part] for of_run in found])) for step in steps]
         for part in PARTS
     }
-    return Chart("optimizer steps", "share of the change of W(t)", lines)
+    return Chart("optimizer steps", "share of the change of W(t)", {"": lines})
 
 
 def shares(workdir: AnyPath) -> dict[int, dict[str, float]]:

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Loss against learning rate at 4, 8, 16 and 32 steps or layers: does one rate suit them all?
+#
+#   launch/reproduce/depth_transfer.sh --text=stdlib [--output=DIR]
+#   launch/reproduce/depth_transfer.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#
+# Each run is done once: the same command again goes on where it was stopped. Other flags are those
+# of t5x_diffeq.reproduce.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+reproduce depth_transfer "$@"
