@@ -266,6 +266,12 @@ VARIANTS = {
         "scheme": "euler",
         "step_size": "1/N",
     },
+    "compact": {  # and what _set_compact sets
+        "weights": "time_dependent",
+        "scheme": "euler",
+        "step_size": "1/N",
+        "init": "invariant",
+    },
     "shared": {
         "weights": "shared",
         "scheme": "euler",
@@ -282,10 +288,26 @@ VARIANTS = {
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
     """Sets weights, scheme and step size together; returns the config.
 
+    Of `compact`, sizes of the time embeddings follow from `model.num_steps`.
+
     Raises:
       ValueError: if there is no such variant.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} is unknown; there are {', '.join(VARIANTS)}")
     config.model.update(VARIANTS[variant])
+    if variant == "compact":
+        _set_compact(config)
     return config
+
+
+def _set_compact(config: ConfigDict) -> None:
+    """Fewer functions of time than steps, in tables that learn fast: an ODE of a baseline's size.
+
+    launch/reproduce/findings.md, "Fewer functions of time than layers", has what was measured.
+    """
+    steps = config.model.num_steps
+    config.model.time_basis = f"table:{steps}"
+    config.model.time_embed_dim = max(steps - 1, 1)
+    config.model.attention_time_embed_dim = max(steps // 3, 1)
+    config.optimizer.role_multipliers = (("time_embedding", 30.0),)

@@ -7,12 +7,12 @@ Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step
 2048. Its learning rate, 3e-4, was not tuned for the ODE. With T = 96 the ODE has 20B parameters,
 from which it makes as many weights as the baseline has, 6.5B.
 
-Variants: `:ode` (default), `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict
 
-from configs import llama1b
+from configs import llama1b, paper
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -24,4 +24,4 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.model.mlp_dim = 11008
     config.train.batch_size = 2048
     config.train.eval_batch_size = 2048
-    return config
+    return paper.set_variant(config, variant)

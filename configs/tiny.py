@@ -1,6 +1,6 @@
 """The first run: a small ODE transformer on the standard library's source text, in minutes.
 
-    launch/local.sh configs/tiny.py             # also :baseline, :shared
+    launch/local.sh configs/tiny.py             # also :compact, :baseline, :shared
 
 Two CPU cores train it in a few minutes. The README says what to expect.
 """
@@ -12,7 +12,7 @@ from configs import default
 
 def get_config(variant: str = "ode") -> ConfigDict:
     """6 Euler steps, width 128; or a baseline of as many layers, or of shared weights."""
-    config = default.set_variant(default.get_config(), variant)
+    config = default.get_config()
     config.model.num_steps = 6
     config.model.embed_dim = 128
     config.model.mlp_dim = 512
@@ -30,4 +30,4 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.log_every = 20
     config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_fraction = 0.1
-    return config
+    return default.set_variant(config, variant)

@@ -24,11 +24,14 @@ EXPERIMENTS = [p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in 
 BILLIONS = {  # parameters, embeddings and the padding of the vocabulary included
     ("gpt_small", "ode"): 0.188,
     ("gpt_small", "baseline"): 0.124,
+    ("gpt_small", "compact"): 0.108,
     ("gpt_medium", "baseline"): 0.355,
     ("gpt_large", "baseline"): 0.774,
     ("llama1b", "ode"): 6.6,
+    ("llama1b", "compact"): 1.04,
     ("llama1b", "baseline"): 1.21,
     ("llama7b", "ode"): 19.9,
+    ("llama7b", "compact"): 5.44,
     ("llama7b", "baseline"): 6.74,
 }
 
@@ -37,7 +40,9 @@ def variants():
     for name in EXPERIMENTS:
         get_config = importlib.import_module(f"configs.{name}").get_config
         takes_variant = inspect.signature(get_config).parameters
-        for variant in ("ode", "baseline", "shared") if takes_variant else (None,):
+        for variant in (
+            importlib.import_module("configs.default").VARIANTS if takes_variant else (None,)
+        ):
             yield name, variant
 
 
