@@ -12,7 +12,7 @@ Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
 
 from ml_collections import ConfigDict
 
-from configs import llama1b, paper
+from configs import default, llama1b
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -24,4 +24,4 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.model.mlp_dim = 11008
     config.train.batch_size = 2048
     config.train.eval_batch_size = 2048
-    return paper.set_variant(config, variant)
+    return default.set_variant(config, variant)
