@@ -62,7 +62,7 @@ def get_config() -> ConfigDict:
     model.tied_head = False  # llama: whether the head is the embedding table (gpt's always is)
     model.embedding_scale = 1.0  # factor on the token embeddings; Gemma has sqrt(embed_dim)
     model.position_scale = 1.0  # gpt: factor on the position embeddings. With both factors at 8,
-    #   the loss depends little on the number of solver steps (launch/reproduce/findings.md)
+    #   the loss depends little on the number of solver steps (launch/reproduce/depth.md)
     model.dropout_rate = 0.0  # on embeddings and on the output of attention and MLP
     model.adapter_rank = 0  # rank of the LoRA branches of per_layer kernels; 0: no branches
     model.adapter_alpha = 16.0  # a branch is scaled by alpha / rank

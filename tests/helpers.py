@@ -22,7 +22,7 @@ from t5x_diffeq.verbs import train
 ROOT = Path(__file__).resolve().parents[1]
 READMES = sorted(
     path
-    for name in ("README.md", "findings.md")
+    for name in ("README.md", "findings.md", "depth.md")
     for path in ROOT.rglob(name)
     if not {".venv", "workdirs"} & set(path.parts)
 )
