@@ -33,17 +33,23 @@ def weights_of(model, params):
     return nn.apply(LanguageModel.weights, model)({"params": params})
 
 
+FEW = {"time_basis": "table:6", "time_embed_dim": 4}  # functions of time
+
+
 @pytest.mark.parametrize(
-    ("coarse_steps", "keys"),
+    ("coarse_steps", "keys", "moves_table"),
     [
-        (1, {}),
-        (2, {"architecture": "llama", "time_embedding": "shared"}),
-        (4, {"scheme": "lie_trotter"}),  # which doesn't divide 6
+        (1, {}, ()),
+        (2, {"architecture": "llama", "time_embedding": "shared"}, ()),
+        (4, {"scheme": "lie_trotter"}, ()),  # which doesn't divide 6
+        (4, FEW, ("attention", "mlp")),
+        (2, {**FEW, "time_embedding": "shared", "scheme": "strang"}, ("",)),
+        (1, {**FEW, "time_embed_dim": 8, "attention_time_embed_dim": 2}, ("attention",)),
     ],
     ids=str,
 )
-def test_each_step_has_the_weights_of_its_coarse_step(coarse_steps, keys):
-    model = small_model(num_steps=6, time_embed_dim=8, **keys)
+def test_each_step_has_the_weights_of_its_coarse_step(coarse_steps, keys, moves_table):
+    model = small_model(num_steps=6, **{"time_embed_dim": 8, **keys})
     params = random_params(model)
     grown = copy_weights(model, coarse_steps, params)
     coarse = weights_of(model.at_depth(coarse_steps), params)
@@ -56,10 +62,10 @@ def test_each_step_has_the_weights_of_its_coarse_step(coarse_steps, keys):
     before, after = flatten_dict(params), flatten_dict(grown)
     declared = flatten_dict(declared_params(model), is_leaf=lambda _, x: hasattr(x, "role"))
     changed = {path for path in before if not np.array_equal(before[path], after[path])}
+    has_e = {p: x for p, x in declared.items() if "time_embed" in x.names}
+    of_table = {p for p in has_e if p[1].startswith(moves_table)}
     assert changed == {
-        path
-        for path, leaf in declared.items()
-        if leaf.names[0] == "time_embed" and leaf.role != "time_embedding"
+        p for p, x in has_e.items() if (p in of_table) == (x.role == "time_embedding")
     }
 
 
@@ -173,6 +179,10 @@ def test_a_run_resumed_at_its_growth_equals_an_undisturbed_one(growing, tmp_path
         ({"model.scheme": "heun"}, "model.scheme=heun, which reads W several times"),
         ({"model.time_embed_dim": 2}, "model.time_embed_dim=2; raise it to at least"),
         ({"model.attention_time_embed_dim": 2}, "model.attention_time_embed_dim=2; raise it"),
+        (
+            {"model.time_embed_dim": 2, "model.time_basis": "table:4"},
+            "model.time_embed_dim=2; raise .* or set model.time_basis=table:3",
+        ),
     ],
     ids=str,
 )

@@ -104,7 +104,9 @@ def _check_growth(config: Config) -> None:
         f"model.scheme={model.scheme}, which reads W several times a step; take euler, lie_trotter "
         "or strang": grid(model.scheme, 1).size > 1,
         f"{name}={width}; raise it to at least model.num_steps={model.num_steps}, or set "
-        "train.growth=jump": width < model.num_steps,
+        f"model.time_basis=table:{model.num_steps}, or train.growth=jump": (
+            width < model.num_steps and model.time_basis != f"table:{model.num_steps}"
+        ),
     }
     if fault := next((what for what, there in faults.items() if there), None):
         raise InputError(f"train.growth=copy can't be used with {fault}")

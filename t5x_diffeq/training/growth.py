@@ -10,9 +10,11 @@ the Frobenius norm, with which W(t_n) is what W was in that coarse step, makes E
 
     P <- P + E^+ (C - E) P,    E^+ the pseudo-inverse of E.
 
-It exists if the rows of E are independent. So the fine model integrates the piecewise constant
-field of the coarse one with smaller steps, and from there on P and e(t) learn, too. As P has no
-moments yet, the optimizer begins anew; the schedule of the learning rate goes on.
+It exists if the rows of E are independent. With fewer functions of time than steps, T < N, they are
+not; then e must be a table with a row for each fine node, which takes the values of C, and P stays.
+So the fine model integrates the piecewise constant field of the coarse one with smaller steps, and
+from there on P and e(t) learn, too. As P has no moments yet, the optimizer begins anew; the
+schedule of the learning rate goes on.
 
 At initialisation with 12 nodes and T = 48, the condition number of E is 6, and P changes by 0.6 of
 its norm. A smooth e(t) can't jump between neighbouring nodes: with `model.time_scale=10` it is
@@ -109,18 +111,31 @@ def copy_weights(model: LanguageModel, coarse_steps: int, params: dict) -> dict:
     coarse = nodes(model.at_depth(coarse_steps).config)[coarse_step_of(len(fine), coarse_steps)]
     make = nn.apply(LanguageModel.weights_and_embeddings, model)
     _, embeddings = make({"params": params}, jnp.asarray(np.concatenate((fine, coarse))))
-    changes = {name: _change(*jnp.split(e, 2)) for name, e in embeddings.items()}
+    rows = {name: jnp.split(e, 2) for name, e in embeddings.items()}  # E and C
     leaves = flatten_dict(params)
     for path, leaf in _leaves(declared_params(model)).items():
         if _is_projection(leaf):
-            change = project(changes[path[1]].T, leaves[path], leaf.names[1:])
-            leaves[path] = leaves[path] + change
+            E, C = rows[path[1]]
+            if _independent(E):
+                change = project(_change(E, C).T, leaves[path], leaf.names[1:])
+                leaves[path] = leaves[path] + change
+        elif leaf.role == "time_embedding":
+            E, C = rows.get(path[1]) or next(
+                iter(rows.values())
+            )  # its own linear's, or all have it
+            if not _independent(E):
+                leaves[path] = C
     return unflatten_dict(leaves)
 
 
 def coarse_step_of(fine_steps: int, coarse_steps: int) -> np.ndarray:
     """The coarse step in which each fine step begins: `[fine_steps]`."""
     return np.arange(fine_steps) * coarse_steps // fine_steps
+
+
+def _independent(E: Float[Array, "N T"]) -> bool:
+    """Whether there are as many functions of time as steps."""
+    return E.shape[0] <= E.shape[1]
 
 
 def _change(E: Float[Array, "N T"], C: Float[Array, "N T"]) -> Float[Array, "T T"]:
