@@ -11,7 +11,7 @@ from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
 from t5x_diffeq import analyze
-from t5x_diffeq.analysis import clustering_section, plots, report
+from t5x_diffeq.analysis import clustering_section, plots, prompt_plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.runtime.errors import InputError
@@ -147,9 +147,9 @@ def test_attention_rollout_equals_numpy(changes):
 
 
 def test_lines_of_a_prompt():
-    assert plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
-    np.testing.assert_allclose(plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
-    np.testing.assert_allclose(plots.scale_to_unit(np.full(2, np.nan)), 0)
+    assert prompt_plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
+    np.testing.assert_allclose(prompt_plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
+    np.testing.assert_allclose(prompt_plots.scale_to_unit(np.full(2, np.nan)), 0)
 
 
 def test_products_are_typeset_as_in_the_figures():

@@ -6,9 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from t5x_diffeq.analysis import plots
 from t5x_diffeq.analysis.lyapunov import Exponents, kaplan_yorke_dimension, lyapunov_exponents
 from t5x_diffeq.analysis.plots import make_drawing
+from t5x_diffeq.analysis.prompt_plots import (
+    escape_piece,
+    exponents_over_depth,
+    scale_to_unit,
+    shaded_prompt,
+)
 from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.array_types import Tokens
@@ -106,17 +111,17 @@ def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndar
     words = [f"token {k}: {value:.3g}" for k, value in enumerate(values)]
     span = f"{np.nanmin(values):.3g} (white) to {np.nanmax(values):.3g}"
     heading = f"Prompt {p + 1}, {title}, from {span}"
-    return prompt_markup(heading, text, plots.scale_to_unit(values), words, len(text) - 1)
+    return prompt_markup(heading, text, scale_to_unit(values), words, len(text) - 1)
 
 
 def _prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
 ) -> dict[str, Drawing]:
-    figure = plots.shaded_prompt(text, shown)
+    figure = shaded_prompt(text, shown)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
     drawings = {f"prompt{p + 1}": make_drawing(figure, caption)}
     if found.by_step is not None:
-        figure = plots.exponents_over_depth(found.by_step[:, p, : len(text)], text)
+        figure = exponents_over_depth(found.by_step[:, p, : len(text)], text)
         caption = f"Prompt {p + 1}: sums of log |diag R| of its six most sensitive tokens."
         drawings[f"depth{p + 1}"] = make_drawing(figure, caption)
     return drawings
@@ -130,8 +135,8 @@ def _prompt_findings(p: int, text: Sequence[str], largest: Float[np.ndarray, " L
     most, least = int(np.nanargmax(others)), int(np.nanargmin(others))
     return (
         f"Prompt {p + 1}: of the tokens before the last, its output is most sensitive to token "
-        f"{most}, {plots.escape_piece(text[most])!r} (largest exponent {others[most]:.3g}), and "
-        f"least to token {least}, {plots.escape_piece(text[least])!r} ({others[least]:.3g})."
+        f"{most}, {escape_piece(text[most])!r} (largest exponent {others[most]:.3g}), and "
+        f"least to token {least}, {escape_piece(text[least])!r} ({others[least]:.3g})."
     )
 
 
@@ -142,7 +147,7 @@ def _prompt_rows(
         each = found.exponents[p, k]
         numbers = [each.max(), each.mean(), kaplan_yorke_dimension(each)]
         numbers += [] if flow is None else [flow[p, k]]
-        yield (f"{p + 1}.{k} {plots.escape_piece(piece)!r}", *map(float, numbers))
+        yield (f"{p + 1}.{k} {escape_piece(piece)!r}", *map(float, numbers))
 
 
 def _arrays_of(

@@ -1,4 +1,4 @@
-"""Print-quality figures: the only module that needs matplotlib."""
+"""Print-quality figures. Only this module and `prompt_plots` need matplotlib."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from t5x_diffeq.analysis import spectra
@@ -30,14 +29,10 @@ _STYLE = {
     "pdf.fonttype": 42,
 }
 matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # the stub lists every key
-_SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
+SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
 _HEADS_PER_ROW = 4
 _MOST_TICKS = 8  # on an axis that labels every number of steps
-_WIDTH = 7.0  # width of a page's text, in inches
-_FONT, _LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches
-_COLUMNS = int(
-    0.98 * _WIDTH * 72 / (0.602 * _FONT)
-)  # a letter of DejaVu Sans Mono is 0.602 em wide
+WIDTH = 7.0  # width of a page's text, in inches
 
 
 def render_image(figure: Figure, kind: str = "png") -> bytes:
@@ -52,16 +47,16 @@ def make_drawing(figure: Figure, caption: str) -> Drawing:
     return Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
 
 
-def _make_figure(height: float) -> Figure:
+def make_figure(height: float) -> Figure:
     """An empty figure as wide as the text; `height` is in inches."""
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def _make_panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
     """A figure of `count` panels, in rows of at most `_HEADS_PER_ROW`."""
     columns = min(count, _HEADS_PER_ROW)
     rows = -(-count // columns)
-    figure = _make_figure(height * rows + 0.4)
+    figure = make_figure(height * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for spare in grid.flat[count:]:
         spare.set_axis_off()
@@ -92,7 +87,7 @@ def eigenvalues_over_depth(
     indices = range(len(axes)) if heads is None else heads
     for head, ax in enumerate(axes):
         curves = _sorted_part(values[:, head], part)
-        colours = _SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
+        colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
         for curve, colour in zip(curves.T, colours, strict=True):
             ax.plot(times, curve, color=colour, linewidth=0.5 if nodes else 0.7)
         dots = (
@@ -114,7 +109,7 @@ def _sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.
 
 def heat_maps(found: spectra.Spectra, labels: Sequence[str], depth: str) -> Figure:
     """Mean |lambda| and the share of positive real parts, by head and time or layer."""
-    figure = _make_figure(1.8 * len(found))
+    figure = make_figure(1.8 * len(found))
     axes = figure.subplots(len(found), 2, sharex=True, sharey="row", squeeze=False)
     for row, (kind, values) in enumerate(found.items()):
         name = spectra.title_of(kind)
@@ -142,88 +137,12 @@ def tex(name: str) -> str:
     return name
 
 
-def shaded_prompt(pieces: Sequence[str], rows: dict[str, Float[np.ndarray, " L"]]) -> Figure:
-    """The prompt as text with each token's background shaded, once per row (figure 3)."""
-    lines = break_lines(pieces, _COLUMNS)
-    height = _LINE * (len(lines) + 2)
-    figure = Figure(figsize=(_WIDTH, height * len(rows)))
-    for number, (title, values) in enumerate(rows.items()):
-        bottom = 1 - (number + 1) / len(rows)
-        ax = figure.add_axes((0.01, bottom, 0.98, 1 / len(rows)))
-        ax.set(xlim=(0, _COLUMNS), ylim=(-len(lines) - 0.5, 1.5))
-        ax.set_axis_off()
-        ax.text(0, 0.5, title, fontsize=8, va="center")
-        shades = _SHADES(0.85 * scale_to_unit(values))
-        for row, line in enumerate(lines):
-            _write_tokens(ax, -row - 0.5, line, pieces, shades)
-    return figure
-
-
-def _write_tokens(
-    ax: Axes,
-    height: float,
-    line: list[int],
-    pieces: Sequence[str],
-    shades: Float[np.ndarray, "L 4"],
-) -> None:
-    """Writes a line of tokens, one column per character."""
-    column = 0
-    for token in line:
-        text = escape_piece(pieces[token])
-        width = len(pieces[token])
-        ax.add_patch(Rectangle((column, height - 0.45), width, 0.9, color=shades[token], lw=0))
-        ax.text(column, height, text, family="monospace", fontsize=_FONT, va="center")
-        column += width
-
-
-def break_lines(pieces: Sequence[str], width: int) -> list[list[int]]:
-    """Token indices by line, of at most `width` characters; a newline in the text ends a line."""
-    lines: list[list[int]] = [[]]
-    used = 0
-    for token, piece in enumerate(pieces):
-        if lines[-1] and (used + len(piece) > width or "\n" in pieces[lines[-1][-1]]):
-            lines, used = [*lines, []], 0
-        lines[-1].append(token)
-        used += len(piece)
-    return lines
-
-
-def escape_piece(piece: str) -> str:
-    """A token's text on one line, with matplotlib's math delimiter escaped."""
-    return piece.replace("\n", "\u21b5").replace("\t", "\u2192").replace("$", r"\$")
-
-
-def scale_to_unit(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
-    """The values scaled to [0, 1], from smallest to largest; those that aren't finite become 0."""
-    finite = np.isfinite(values)
-    if not finite.any():
-        return np.zeros(len(values))
-    low, high = values[finite].min(), values[finite].max()
-    return np.where(finite, (np.where(finite, values, low) - low) / max(high - low, 1e-12), 0)
-
-
-def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[str]) -> Figure:
-    """Cumulative log |diag R| over depth for the most sensitive tokens: largest and mean."""
-    total = np.concatenate((np.zeros_like(by_step[:1]), np.cumsum(by_step, axis=0)))
-    x = np.arange(len(total)) / (len(total) - 1)
-    order = np.argsort(-np.nan_to_num(total[-1].max(-1), nan=-np.inf))[:6]
-    figure = _make_figure(2.4)
-    for ax, what in zip(figure.subplots(1, 2), ("largest", "mean"), strict=True):
-        for token in order:
-            curve = total[:, token].max(-1) if what == "largest" else total[:, token].mean(-1)
-            ax.plot(x, curve, marker=".", label=f"{token}: {escape_piece(pieces[token])!r}")
-        ax.axhline(0, color="grey", linewidth=0.4)
-        ax.set(xlabel="depth", ylabel=f"{what} of the {by_step.shape[-1]} sums so far")
-    ax.legend(fontsize=6)
-    return figure
-
-
 def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
     """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
 
     Each panel is scaled by its own largest |x| at the end.
     """
-    figure = _make_figure(2.1 * -(-len(found) // 3))
+    figure = make_figure(2.1 * -(-len(found) // 3))
     axes = figure.subplots(-(-len(found) // 3), min(len(found), 3), subplot_kw={"projection": "3d"})
     for ax in np.ravel(axes):
         ax.set_axis_off()
@@ -244,7 +163,7 @@ def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
 
 def clustering_over_time(found: dict[str, Clustering]) -> Figure:
     """Clusters, spread and distance: medians over the seeds, with the middle half shaded."""
-    figure = _make_figure(2.3)
+    figure = make_figure(2.3)
     columns = ("clusters", "spread", "distance")
     axes = figure.subplots(1, len(columns))
     for ax, column in zip(axes, columns, strict=True):
@@ -267,7 +186,7 @@ def perplexity_over_depth(
         `flops_per_token`.
       trained: scheme and number of solver steps of the training, marked by a ring.
     """
-    figure = _make_figure(2.4)
+    figure = make_figure(2.4)
     names = {"num_steps": "steps", "flops_per_token": "forward FLOPs per token"}
     names = {key: label for key, label in names.items() if all(key in row for row in results)}
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -309,7 +228,7 @@ def means_with_errors(
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure = _make_figure(3.0 if rows == 1 else 2.2 * rows)
+    figure = make_figure(3.0 if rows == 1 else 2.2 * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
         _draw_means(axes, lines)
@@ -347,7 +266,7 @@ def weight_paths(found: WeightPaths) -> Figure:
     size; |W(t)| divided by its mean over the nodes; the cosine between W(t) and W at the first
     node.
     """
-    figure = _make_figure(2.6)
+    figure = make_figure(2.6)
     plane, size, turn = figure.subplots(1, 3)
     for name, centred in found.centred.items():
         inner = found.inner[name]
@@ -378,7 +297,7 @@ def product_spectra(found: WeightPaths, product: str) -> Figure:
 
 def errors_by_iteration(curves: dict[str, Float[np.ndarray, " iterates"]]) -> Figure:
     """Relative errors against the number of iterations, on a logarithmic axis."""
-    figure = _make_figure(2.4)
+    figure = make_figure(2.4)
     ax = figure.subplots()
     for label, curve in curves.items():
         shown = np.where(curve > 0, curve, np.nan)
