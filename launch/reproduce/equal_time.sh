@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ODE, baseline and shared weights at their best learning rates, after equal steps and in equal time,
-# with a batch at which a step of the ODE takes about the baseline's time (configs/workstation.py).
+# ODE, compact ODE, baseline and shared weights at their best learning rates, with and without a
+# penalty on the velocity, after equal steps and in equal time, with a batch at which a step of the
+# ODE takes about the baseline's time (configs/workstation.py).
 #
 #   launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
 #   launch/reproduce/equal_time.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE

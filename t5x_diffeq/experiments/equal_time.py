@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from t5x_diffeq.experiments.experiment import Texts
 from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.experiments.sweep import RATE, RATE_NAME, Sweep
 from t5x_diffeq.runtime.config_files import values_of
 
@@ -17,9 +17,9 @@ _RATIO = "model / baseline: step_ms"
 class EqualTime(Sweep):
     """A sweep of the learning rate, then each model at its best in the time of the baseline.
 
-    The steps of each model are timed in turns with the baseline's. A model whose step takes r times
-    as long, r > 1, then trains for 1 / r of the steps, with a schedule of that length. If r is at
-    most 1, equal steps are no more than equal time, and stand for it.
+    The steps of each model are timed in turns with those of a baseline that has its keys. A model
+    whose step takes r times as long, r > 1, then trains for 1 / r of the steps, with a schedule of
+    that length. If r is at most 1, equal steps are no more than equal time, and stand for it.
 
     Attributes:
       config: the config's file.
@@ -38,7 +38,7 @@ class EqualTime(Sweep):
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
     ) -> list[ExperimentRun]:
         """The runs that the outcomes so far determine."""
-        timed = {name: self._timing(name) for name in self.models if name != _BASELINE}
+        timed = {name: self._timing(name) for name in self.models if not self._is_baseline(name)}
         swept, best = self.progress(texts, seeds, done)
         made = [*timed.values(), *_with_budget(swept, "equal steps")]
         if not best or any(run.name not in done for run in timed.values()):
@@ -52,12 +52,17 @@ class EqualTime(Sweep):
             made += _with_budget(again, "equal time") if fewer != steps else []
         return made
 
+    def _is_baseline(self, name: str) -> bool:
+        return self.models[name].variant == _BASELINE
+
     def _timing(self, name: str) -> ExperimentRun:
-        config = f"configs/{self.config}:{self.models[name].variant}"
+        """The times of a model and of the baseline with the same keys."""
+        model = self.models[name]
+        config = f"configs/{self.config}:{model.variant}"
         return ExperimentRun(
-            f"timing-{self.config.removesuffix('.py')}-{name}",
+            "-".join(("timing", self.config.removesuffix(".py"), *name.split())),
             "benchmark",
-            (f"--config={config}", f"--rounds={self.rounds}"),
+            (f"--config={config}", f"--rounds={self.rounds}", *format_flags(model.keys)),
         )
 
 

@@ -27,6 +27,7 @@ _SWEPT = {
 _OVER_STEPS = (TableSpec(("text",), "model", "loss", over_steps=True),)
 _OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
 _VARIANTS = ("baseline", "ode", "shared")
+_PENALTY = {"train.velocity_penalty": 0.1}
 
 LAPTOP: dict[str, Experiment] = {
     "table1": Sweep(models=_SWEPT),
@@ -34,7 +35,11 @@ LAPTOP: dict[str, Experiment] = {
     "budgets": Budgets(),
     "equal_time": EqualTime(
         config="workstation.py",
-        models={variant: SweptModel(variant, (2e-3, 4e-3)) for variant in _VARIANTS},
+        models={
+            **{variant: SweptModel(variant, (2e-3, 4e-3)) for variant in (*_VARIANTS, "compact")},
+            "baseline with penalty": SweptModel("baseline", (1e-3, 2e-3), _PENALTY),
+            "compact with penalty": SweptModel("compact", (2e-3, 4e-3), _PENALTY),
+        },
     ),
     "controls": Sweep(models=controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3))),
     "update_sources": UpdateSources(

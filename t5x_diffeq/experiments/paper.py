@@ -56,7 +56,9 @@ PAPER: dict[str, Experiment] = {
     "budgets": Budgets(config="gpt_small.py", seeds=1),  # not in the paper
     "equal_time": EqualTime(
         config="gpt_small.py",
-        models={variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3)) for variant in _OWN},
+        models={
+            variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3)) for variant in (*_OWN, "compact")
+        },
         seeds=1,
     ),  # not in the paper
     "controls": Sweep(
