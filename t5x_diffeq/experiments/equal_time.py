@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from t5x_diffeq.experiments.drawing import losses_over_steps
 from t5x_diffeq.experiments.experiment import Texts
-from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.present import Chart, Line, TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.experiments.sweep import RATE, RATE_NAME, Sweep
 from t5x_diffeq.runtime.config_files import values_of
+from t5x_diffeq.runtime.files import AnyPath
 
 _BASELINE = "baseline"
 _RATIO = "model / baseline: step_ms"
+_EQUAL_STEPS = "equal steps"
+_BY_MODEL = TableSpec((), "model", "loss", RATE_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class EqualTime(Sweep):
         """The runs that the outcomes so far determine."""
         timed = {name: self._timing(name) for name in self.models if not self._is_baseline(name)}
         swept, best = self.progress(texts, seeds, done)
-        made = [*timed.values(), *_with_budget(swept, "equal steps")]
+        made = [*timed.values(), *_with_budget(swept, _EQUAL_STEPS)]
         if not best or any(run.name not in done for run in timed.values()):
             return made
         steps = values_of(self.config, _BASELINE)["train.total_steps"]
@@ -51,6 +55,26 @@ class EqualTime(Sweep):
             again = [self.training(texts, (text, name), choice, seed) for seed in seeds]
             made += _with_budget(again, "equal time") if fewer != steps else []
         return made
+
+    def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
+        """The loss of each model at its best rate over time: a panel for each text."""
+        ratios = {each["run"]: each[_RATIO] for each in outcomes if _RATIO in each}
+        of_texts: dict[str, list[dict]] = {}
+        for each in outcomes:
+            if each.get("budget") == _EQUAL_STEPS:
+                of_texts.setdefault(each["text"], []).append(each)
+
+        def over_time(text: str) -> dict[str, Line]:
+            lines = losses_over_steps(of_texts[text], _BY_MODEL, output)
+            scale = {name: ratios.get(self._timing(name).name, 1.0) for name in lines}
+            return {
+                name: [(step * scale[name], *loss) for step, *loss in line if step]
+                for name, line in lines.items()
+            }
+
+        panels = {text: over_time(text) for text in of_texts}
+        across = "time, in optimizer steps of the baseline"
+        return {"loss_over_time": Chart(across, "validation loss", panels)} if panels else {}
 
     def _is_baseline(self, name: str) -> bool:
         return self.models[name].variant == _BASELINE
