@@ -260,18 +260,14 @@ def get_config() -> ConfigDict:
 
 
 # The keys that the variant after the colon of a config file sets.
+_ODE = {
+    "weights": "time_dependent",
+    "scheme": "euler",
+    "step_size": "1/N",
+}
 VARIANTS = {
-    "ode": {
-        "weights": "time_dependent",
-        "scheme": "euler",
-        "step_size": "1/N",
-    },
-    "compact": {  # and what _set_compact sets
-        "weights": "time_dependent",
-        "scheme": "euler",
-        "step_size": "1/N",
-        "init": "invariant",
-    },
+    "ode": _ODE,
+    "compact": _ODE,  # and what _set_compact sets
     "shared": {
         "weights": "shared",
         "scheme": "euler",
@@ -307,6 +303,7 @@ def _set_compact(config: ConfigDict) -> None:
     launch/reproduce/findings.md, "Fewer functions of time than layers", has what was measured.
     """
     steps = config.model.num_steps
+    config.model.init = "invariant"
     config.model.time_basis = f"table:{steps}"
     config.model.time_embed_dim = max(steps - 1, 1)
     config.model.attention_time_embed_dim = max(steps // 3, 1)

@@ -58,6 +58,14 @@ def test_makes_a_model(name, variant):
         assert count / 1e9 == pytest.approx(BILLIONS[name, variant], rel=0.02)
 
 
+def test_a_compact_ode_has_fewer_functions_of_time_than_steps():
+    config = importlib.import_module("configs.gpt_medium").get_config("compact")
+    model = config.model
+    assert (model.num_steps, model.time_basis, model.init) == (24, "table:24", "invariant")
+    assert (model.attention_time_embed_dim, model.time_embed_dim) == (8, 23)
+    assert config.optimizer.role_multipliers == (("time_embedding", 30.0),)
+
+
 def test_unknown_variant():
     with pytest.raises(ValueError, match="variant 'odd' is unknown; there are ode"):
         importlib.import_module("configs.gpt_small").get_config("odd")

@@ -64,7 +64,7 @@ class DepthTransfer(Experiment):
             "model.step_size": step_size,
             "optimizer.learning_rate": rate,
         }
-        if model == "per layer, dt = 4/N":
+        if variant == "baseline" and step_size != "1":
             epsilon = values_of(config, variant)["optimizer.epsilon"]
             choice["optimizer.epsilon"] = epsilon * 4 / steps
         return make_training(config, text, texts[text], variant, choice, seed, model)
