@@ -25,6 +25,7 @@ def final_state(model, params):
     return model.apply({"params": params}, TOKENS, weights, method="trajectory")[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["time_dependent", "shared"])
 def test_equals_fine_fixed_steps(weights):
     model = LanguageModel(dataclasses.replace(SMOOTH, weights=weights))
@@ -49,6 +50,7 @@ def test_gradients():
         np.testing.assert_allclose(a, b, atol=2e-3 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.slow
 def test_giving_up_is_one_clear_line():
     model = LanguageModel(dataclasses.replace(SMALL, scheme="euler"))
     setup = dataclasses.replace(setup_of(default.get_config()), model=model)

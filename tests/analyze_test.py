@@ -95,6 +95,7 @@ def test_bad_arguments(arguments, message):
         call(analyze, *arguments)
 
 
+@pytest.mark.slow
 def test_bad_arguments_of_a_run(workdir, tmp_path):
     with pytest.raises(InputError, match="--prompt has 18 tokens; the model takes 1 to 16"):
         call(analyze, "--what=lyapunov", f"--workdir={workdir}", f"--prompt={'ab' * 9}")
@@ -109,6 +110,7 @@ def test_what_may_come_first():
     assert analyze.name_what(["a"]) == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
 def test_attention_rollout_equals_numpy(changes):
     model = small(num_steps=1, **changes)

@@ -34,6 +34,7 @@ def qkv(heads, kv_heads, head_dim):
     return [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "copies"), [(2, 2, 128, 8), (4, 2, 16, 8), (2, 2, 16, 0)]
 )
@@ -87,6 +88,7 @@ def test_a_model_with_splash_is_lowered_for_a_tpu(weights):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "kernels"),
     [("full", 3), ("keep:mlp", 3), ("keep:attention", 2), ("keep:attention,qkv,mlp", 2)],
@@ -238,6 +240,7 @@ def test_triton_keeps_to_segments_on_a_mesh():
     assert not np.allclose(found, causal_attention(q, k, v, "xla"), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_model_with_triton_is_lowered_for_a_gpu():
     """Without one: forward, forward again, and backward with its sums; and no mask [L, L]."""
     changes = {"architecture": "llama", "num_kv_heads": 2, "dtype": "bfloat16", "remat": "full"}

@@ -117,6 +117,7 @@ def setup_of(config, vocab_size):
     return SETUPS[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_key(end, config_file, tmp_path, monkeypatch, section):
     """Through the command line; what it can't say, through Python."""
@@ -233,6 +234,7 @@ def bad_values(flag, paths):
     yield paths["empty"], False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb):
     module = importlib.import_module(f"t5x_diffeq.{verb}")

@@ -116,6 +116,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "source"), MODELS)
 def test_every_leaf_of_the_gradient(architecture, source):
     expected = gradients("float32", architecture, source)
@@ -169,6 +170,7 @@ def test_a_bias_counts_each_token():
     np.testing.assert_array_equal(gradient["params"]["bias"], 1001)
 
 
+@pytest.mark.slow
 def test_shared_weights_count_each_step():
     model = small(weights="shared", dtype="bfloat16")
     params = unbox(model.init(jax.random.key(0), TOKENS)["params"])
@@ -206,6 +208,7 @@ def test_splash_rounds_queries_once():
     assert error(q) < 0.9 * error(q.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [pytest.param("gpt", marks=slow), "llama"])
 def test_small_steps_are_not_lost(architecture):
     """y(1) - y(0) over 36 steps, against float32: a bfloat16 state rounds most of it away."""

@@ -57,6 +57,7 @@ def test_linear_attention_is_the_recurrence(monkeypatch):
     np.testing.assert_allclose(after, S, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_the_sum_over_each_tokens_experts():
     model = small(block=MIXTURE, weights="shared")
     block = make_block(model.config)
@@ -92,6 +93,7 @@ def gradient_of(model, params, batch, microbatches=1):
     return gradient, means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, BASELINE, {"scheme": "midpoint"}, {"scheme": "leapfrog"}])
 def test_the_running_cost_is_the_mean_over_depth(changes, monkeypatch):
     """A constant rate is its own mean, for any step size and scheme."""
@@ -101,6 +103,7 @@ def test_the_running_cost_is_the_mean_over_depth(changes, monkeypatch):
     assert costs.block == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"fsdp": 2, "expert": 2}])
 def test_a_mixture_is_initialised_on_a_mesh(mesh, tmp_path):
     config = small_config(tmp_path)
@@ -136,6 +139,7 @@ def batch_of(rows=8):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", (LINEAR, MIXTURE), ids=["linear", "mixture"])
 def test_a_mesh_computes_what_one_device_does(block):
     """Loss and every gradient, with the experts on an axis of their own."""
@@ -152,6 +156,7 @@ def test_a_mesh_computes_what_one_device_does(block):
     )
 
 
+@pytest.mark.slow
 def test_the_running_cost_is_in_the_gradient_and_not_in_the_loss():
     """It is the mean over depth, whatever the step size, and over microbatches."""
     of_router = {}
@@ -168,6 +173,7 @@ def test_the_running_cost_is_in_the_gradient_and_not_in_the_loss():
     assert 0.5 <= means["running_cost"] <= 0.5 * 4  # the imbalance of four experts is from 1 to 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("changes", [{}, BASELINE], ids=["ode", "baseline"])
 def test_generation_with_a_cache_continues_the_sequence(block, changes):
@@ -182,6 +188,7 @@ def test_generation_with_a_cache_continues_the_sequence(block, changes):
         np.testing.assert_array_equal(logits.argmax(-1), added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_token_sees_no_later_token_and_no_other_document(block):
     model = small(block=block)

@@ -41,6 +41,7 @@ def params_of(workdir, step=None, averages=False):
     return load_run(workdir, 256, batch_size=1, checkpoint=step, averages=averages).params
 
 
+@pytest.mark.slow
 def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
     """Parameters, averages, data and metrics go on exactly; so does the history."""
     assert branch_off(stable, tmp_path, step=2, optimizer__cooldown_steps=1) == 0
@@ -53,6 +54,7 @@ def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
     assert not (tmp_path / "data").exists()  # the tokens stay where they are
 
 
+@pytest.mark.slow
 def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
     """Each takes all of its branch's steps; the same command again resumes."""
     more = {"train__total_steps": 10}
@@ -77,6 +79,7 @@ def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
         branch_off(stable, tmp_path / "a", step=2, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "values", "message"),
     [
@@ -93,6 +96,7 @@ def test_what_a_branch_can_not_be(stable, tmp_path, step, values, message):
     assert not (tmp_path / "new" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line(stable, tmp_path, monkeypatch):
     """Without --config, the config is the run's, but for the keys that are given."""
     arguments = [
@@ -109,6 +113,7 @@ def test_the_command_line(stable, tmp_path, monkeypatch):
     assert (made[0].train.total_steps, made[0].optimizer.cooldown_steps) == (5, 1)
 
 
+@pytest.mark.slow
 def test_factors_of_roles_may_be_new(stable, tmp_path):
     """They are no part of the optimizer's state."""
     factors = (("kernel", 0.5),)
@@ -116,6 +121,7 @@ def test_factors_of_roles_may_be_new(stable, tmp_path):
     assert branch_off(stable, tmp_path, 4, **values) == 0
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_cut_off_is_made_again(stable, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("cut off")
@@ -131,6 +137,7 @@ def test_a_copy_that_was_cut_off_is_made_again(stable, tmp_path, monkeypatch):
     assert metrics_of(tmp_path)[: len(metrics_of(stable[1])) - 1] == metrics_of(stable[1])[:-1]
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_left_alone(stable, tmp_path):
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     with pytest.raises(InputError, match="holds checkpoints that were not copied by --branch_from"):

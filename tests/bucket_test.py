@@ -107,6 +107,7 @@ def lease(path):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [503, 502])
 @pytest.mark.parametrize(
     ("use", "what"),
@@ -268,6 +269,7 @@ def test_copies_are_checked_and_bounded(store, monkeypatch):
         staging.stage([parse_path("gs://bucket/9.txt", "it")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gib", ["1", "0"])  # copied; read by ArrayRecord where they are
 def test_shards(small, store, monkeypatch, gib):
     """Text, shards and the workdir in a bucket; the same tokens as from this machine."""

@@ -359,6 +359,7 @@ def is_time_embedding_sum(collective, shape, num_nodes=3, width=12):
     return collective.kind in ("all-reduce", "reduce-scatter") and dims in sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "mesh",

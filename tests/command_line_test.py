@@ -27,6 +27,7 @@ def run(*arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,6 +46,7 @@ def variants():
             yield name, variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), variants())
 def test_makes_a_model(name, variant):
     get_config = importlib.import_module(f"configs.{name}").get_config

@@ -33,7 +33,7 @@ from t5x_diffeq.verbs import train
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also train and kill whole processes")
+    parser.addoption("--slow", action="store_true", help="all tests")
     parser.addoption("--whole", action="store_true", help="every fault of a table, not a sample")
 
 

@@ -67,6 +67,7 @@ def test_tokens_are_moved_there_and_back(shards):
     np.testing.assert_array_equal(back[..., 0], tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "length"),
     [
@@ -175,6 +176,7 @@ CASES = {
 SLOW = ("baseline", "mixture")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
 )
@@ -191,6 +193,7 @@ def test_logits_loss_and_gradients_equal_one_device(tmp_path, case, capfd):
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_attention_reads_what_one_device_reads(tmp_path):
     """Causality by gradients: a late token's state depends on all tokens before it, no other."""
     setup = setup_of(config_of(tmp_path, {"fsdp": 1, "context": 8}, LLAMA, {"batch_size": 1}))
@@ -229,6 +232,7 @@ def test_a_run_with_split_sequences_equals_one_without(small, tmp_path, monkeypa
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
     """Rows are then whole, and the axis splits the batch."""
     sequels = [Sequel(RNG.integers(0, 256, n).tolist(), 5) for n in (9, 50, 120)]

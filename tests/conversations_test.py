@@ -439,6 +439,7 @@ def batch_of(mask):
     return {"inputs": inputs, "targets": targets, "mask": np.asarray(mask, np.float32)}
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_targets_that_do_not_count():
     model = small_model(weights="per_layer", num_steps=1)
     params, key = random_params(model), jax.random.key(0)

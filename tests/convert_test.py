@@ -80,6 +80,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_round_trip_is_exact(name, tmp_path):
     run = save_model(name, tmp_path / "out")
@@ -175,6 +176,7 @@ def relative_error(run, config, params):
     return np.abs(difference).max() / np.abs(wanted).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [12, 24])
 def test_an_ode_is_the_same_on_its_own_grid(num_steps):
     sizes = {"num_steps": num_steps, "embed_dim": 32, "mlp_dim": 80}
@@ -186,6 +188,7 @@ def test_an_ode_is_the_same_on_its_own_grid(num_steps):
     assert basis.mixed < 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"width": 11}, {"time_embedding": "shared"}])
 def test_gpts_biases_and_shifts_too(changes):
     width = changes.pop("width", None)

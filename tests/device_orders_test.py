@@ -69,6 +69,7 @@ def check_rows(devices, sizes, batch_size):
         np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_on_every_topology(name):

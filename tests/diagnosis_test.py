@@ -46,6 +46,7 @@ def test_the_cause_is_named(baseline, path, factor, cause):
     assert found == cause
 
 
+@pytest.mark.slow
 def test_of_a_batch_that_is_not_finite_the_gradient_is_named(baseline):
     setup, params, batch = baseline
     with setup.context():

@@ -87,6 +87,7 @@ def plain(student, depths):
     return jax.jit(jax.grad(whole, has_aux=True))(random_params(student))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("microbatches", "depths", "mesh"),
     [

@@ -69,6 +69,7 @@ def read(setup, params, tokens):
         )
 
 
+@pytest.mark.slow
 def test_what_is_generated_is_what_a_whole_pass_predicts(exiting):
     setup, params = exiting
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 250, (2, 9)), jnp.int32)

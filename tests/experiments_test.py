@@ -104,6 +104,7 @@ def test_parts_keep_together_what_needs_each_other():
         assert all(run.needs is None or run.needs in names for run in part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", LAPTOP)
 def test_every_run_comes_after_what_it_needs(name, scale):
@@ -185,6 +186,7 @@ def test_a_rate_that_diverges_is_the_worst(commands, tmp_path):
     assert rates(further, model="baseline") == [2e-3]  # 8e-3 is not better, and 4e-3 is at an end
 
 
+@pytest.mark.slow
 def test_models_in_the_time_of_the_baseline():
     """Those whose step takes longer take fewer steps at their best rate, with every seed."""
     experiment = LAPTOP["equal_time"]

@@ -105,6 +105,7 @@ def export_model(name, folder, reports=()):
     return run, told
 
 
+@pytest.mark.slow
 def test_the_factor_on_positions_is_in_their_table(tmp_path):
     run, _ = export_model("gpt_long_state_ode", tmp_path / "out")
     table = load_file(tmp_path / "out" / "model.safetensors")["position_embedding.weight"]
@@ -112,6 +113,7 @@ def test_the_factor_on_positions_is_in_their_table(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["embedding_scale"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "formula"),
     [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
@@ -128,6 +130,7 @@ def test_plain_models_by_their_names(name, formula, tmp_path):
     np.testing.assert_allclose(found, logits_of(run, TOKENS)[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_ode_brings_its_own_file(tmp_path):
     run, told = export_model("llama_official_ode", tmp_path / "out")
     assert told.model_class == "DiffEqForCausalLM"
@@ -235,6 +238,7 @@ def stand_in(tmp_path, monkeypatch):
     return (run, as_run, its_tokenizer, []), ours, make
 
 
+@pytest.mark.slow
 def test_logits_are_compared(stand_in, tmp_path):
     """With a stand-in for PyTorch, which transformers_test.py has."""
     exported, _, make = stand_in
@@ -263,6 +267,7 @@ def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
         compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["strang", "midpoint", "heun", "rk4"])
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
@@ -333,6 +338,7 @@ def workdir(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_the_verb(workdir, tmp_path, capsys):
     call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     told = capsys.readouterr().err

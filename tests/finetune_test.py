@@ -34,6 +34,7 @@ def logits(model, params):
     return jax.jit(model.apply)({"params": params}, TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["time_dependent", "shared"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_steps", [3, 5])
@@ -51,6 +52,7 @@ def test_discretised_weights_are_the_same_bit_for_bit(weights, dtype, num_steps)
     np.testing.assert_allclose(logits(layers, taken), logits(on_grid, params), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"architecture": "llama", "num_kv_heads": 2}], ids=str)
 def test_merged_adapters_equal_the_branch(changes):
     model = small(**ADAPTED, **changes)
@@ -200,6 +202,7 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
         PretrainedRun.of(base, 256).check(full)
 
 
+@pytest.mark.slow
 def test_what_is_the_runs_to_say(base, text, tmp_path):
     def check_refused(match, method="lora", **model):
         with pytest.raises(InputError, match=match):
@@ -238,6 +241,7 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     assert verb.finetune(flatten(config), tmp_path / "new") == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
     lost = shutil.copytree(base, tmp_path / "lost", ignore=shutil.ignore_patterns("config.json"))
     (lost / "tokenizer" / "tokenizer.model").write_bytes(b"of that run")

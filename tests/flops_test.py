@@ -29,6 +29,7 @@ def count(setup):
     return product_flops(lower_train_step(setup, BATCH).as_text(dialect="hlo"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "model"),
     [

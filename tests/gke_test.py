@@ -294,6 +294,7 @@ def test_builds_applies_and_follows(stand_ins):
     assert re.fullmatch(r"repository/t5x_diffeq-tpu:[0-9a-f]{12}", push[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "message", "last"),
     [

@@ -43,6 +43,7 @@ def gradient(microbatches, mesh=None, depths=None, rules=RULES, **changes):
     return found, norm, means["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights", ["time_dependent", pytest.param("per_layer", marks=pytest.mark.slow)]
 )
@@ -58,6 +59,7 @@ def test_microbatches_change_nothing(weights):
         )
 
 
+@pytest.mark.slow
 def test_it_is_the_gradient_of_the_loss():
     model, params = small_model(), random_params(small_model())
     found, _, loss = gradient(1)
@@ -77,6 +79,7 @@ def test_it_is_the_gradient_of_the_loss():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -92,6 +95,7 @@ def test_the_norm_is_the_gradients_norm(changes):
     np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_several_depths_have_the_mean_of_their_gradients(microbatches):
     parts = [gradient(1, num_steps=n) for n in (2, 3)]

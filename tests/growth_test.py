@@ -36,6 +36,7 @@ def weights_of(model, params):
 FEW = {"time_basis": "table:6", "time_embed_dim": 4}  # functions of time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("coarse_steps", "keys", "moves_table"),
     [
@@ -83,6 +84,7 @@ def test_the_change_is_the_least():
     assert np.abs(unseen @ np.asarray(change).reshape(5, -1)).max() < 1e-4 * np.abs(change).max()
 
 
+@pytest.mark.slow
 def test_sharded_as_on_one_device():
     model = small_model(num_steps=4, time_embed_dim=6)
     params = random_params(model)

@@ -99,6 +99,7 @@ def score_windows(log_softmax, weights, row):
     return np.array(values), np.array(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["trained", pytest.param("random", marks=pytest.mark.slow)])
 def test_loglikelihood(model_of, log_softmax, weights):
     found = model_of(weights=weights).loglikelihood(requests("loglikelihood", PAIRS))
@@ -119,6 +120,7 @@ def test_loglikelihood(model_of, log_softmax, weights):
         assert greedy == np.array_equal(best, tokens[len(tokens) - count :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_rolling(model_of, log_softmax, weights):
     arguments = [(text,) for text in TEXTS]
@@ -147,6 +149,7 @@ GENERATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_generate_until(model_of, log_softmax, weights):
     """Greedy, as by reading the whole prefix for each token, where the best two can be told."""

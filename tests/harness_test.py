@@ -180,6 +180,7 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
         )
 
 
+@pytest.mark.slow
 def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
     config = small_config(tmp_path / "text.txt")
     config.tasks.update(names=("gone",), include_path=str(tasks))

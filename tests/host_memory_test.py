@@ -74,6 +74,7 @@ def places(state):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -102,6 +103,7 @@ def test_updates_are_those_without_it(optimizer):
     jax.tree.map(compare, found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [{}, pytest.param({"name": "muon"}, marks=pytest.mark.slow)])
 def test_layer_by_layer(optimizer, monkeypatch):
     """As on accelerators: the numbers but for rounding; and a rejected step changes nothing."""
@@ -131,6 +133,7 @@ def test_layer_by_layer(optimizer, monkeypatch):
     assert [(int(x), int(y)) for x, y in changed] == [(4, 3)]  # the schedule's count
 
 
+@pytest.mark.slow
 def test_the_first_state_lies_there_too():
     setup, state = state_after(0, True)
     where = jax.tree.map(lambda x: x.sharding, (state, setup.abstract_state))
@@ -138,6 +141,7 @@ def test_the_first_state_lies_there_too():
     assert places(state)["opt_state"] == places(state)["averages"] == {HOST}
 
 
+@pytest.mark.slow
 def test_averages_that_begin_later_lie_there():
     setup, state = state_after(0, True)
     state = setup.complete(replace(state, averages=None))
@@ -160,6 +164,7 @@ def test_what_is_saved_is_a_copy():
     assert all(map(is_on_host, jax.tree.leaves(saved["averages"])))
 
 
+@pytest.mark.slow
 def test_local_checkpoints_are_read_into_either_memory(tmp_path):
     with_it, state = state_after(3, True)
     without, _ = state_after(3, False)
@@ -221,6 +226,7 @@ def test_the_key_may_change_between_runs(before, text, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------- bytes and refusals
 
 
+@pytest.mark.slow
 def test_bytes_on_the_host_are_not_the_devices():
     with_it, without = (state_after(0, offload)[0] for offload in (True, False))
     params, moments, offloaded = planning.state_bytes(with_it)
@@ -249,6 +255,7 @@ def test_a_plan_shows_both(capsys):
     assert "in the host's memory" in told and "temporaries lack the moments" in told
 
 
+@pytest.mark.slow
 def test_what_must_fit():
     """What lies in the host's memory counts only where that is the device's, as on CPUs."""
     with_it, without = (state_after(0, offload)[0] for offload in (True, False))

@@ -35,6 +35,7 @@ def copied_files(dockerfile):
     return " ".join(copied).split()
 
 
+@pytest.mark.slow
 def test_scripts_are_clean():
     scripts = [*ROOT.glob("launch/**/*.sh"), *ROOT.glob("docker/*.sh")]
     run(TOOLS / "shellcheck", *scripts, cwd=ROOT)

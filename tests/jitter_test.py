@@ -83,6 +83,7 @@ def unequal_steps(model, params, scheme, times):
     return (losses * BATCH["mask"]).sum() / BATCH["mask"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

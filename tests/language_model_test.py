@@ -61,6 +61,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -92,6 +93,7 @@ def test_equals_numpy(changes):
         assert (row[:, 50:] < -1e38).all()  # the padding of the vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt", "llama"])
 def test_causal_by_gradients(architecture):
     model = small(architecture=architecture)
@@ -125,6 +127,7 @@ def gradient_with_dropout(remat, unroll=1):
 REMATS = ["dots", "full", "keep:mlp", "keep:qkv,attention", "every:2", "every:7"]  # of 3 steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", REMATS)
 def test_remat_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat), gradient_with_dropout("none"))
@@ -135,11 +138,13 @@ def assert_equal_gradients(found, expected):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "every:2"])
 def test_unrolling_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat, 2), gradient_with_dropout("none"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "dtype"),
     [
@@ -163,6 +168,7 @@ def test_every_loop_over_solver_steps_is_unrolled(remat, dtype):
     assert both.count("unroll=3") >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt", "llama"])
 @pytest.mark.parametrize("scheme", ["euler", "heun"])
 def test_discretised_ode_has_its_weights_bit_for_bit(architecture, scheme):
@@ -186,6 +192,7 @@ def test_bfloat16_is_near_float32():
     assert 0 < error < 0.03
 
 
+@pytest.mark.slow
 def test_dropout():
     model = small(dropout_rate=0.5)
     params = random_params(model)
@@ -219,6 +226,7 @@ def test_bad_configs(changes, message):
         dataclasses.replace(SMALL, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt", "llama"])
 def test_packed_documents_are_as_if_alone(architecture):
     """One row of 4 + 6 tokens, and each document by itself, positions from 0."""

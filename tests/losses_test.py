@@ -49,6 +49,7 @@ def test_chunks(chunk):
     close(value_and_gradients(make_chunked_losses(chunk)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 8, 1, 1), (2, 2, 1, 2), (1, 1, 1, 8), (1, 2, 2, 2)])
 def test_meshes(shape):
     mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
@@ -91,6 +92,7 @@ def weighted(teacher, chunk):
     return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "shape"),
     [(7, None), (1000, None), (3, (2, 2, 1, 2)), (3, (1, 1, 1, 8)), (3, (1, 8, 1, 1))],

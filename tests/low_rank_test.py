@@ -59,6 +59,7 @@ def least_squares_of(wanted, role, rank):
     return np.square(np.linalg.svd(rest, compute_uv=False)[rank:]).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "factor"), [(LLAMA, 1.001), ({}, 1.05), ({"time_embedding": "shared"}, np.inf)]
 )
@@ -87,6 +88,7 @@ def test_errors_are_the_weights_own_and_the_least(changes, factor):
             assert squares < factor * least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time_embedding", ["per_layer", "shared"])
 @pytest.mark.parametrize("architecture", [LLAMA, {}], ids=["llama", "gpt"])
 def test_layers_made_by_so_few_functions_are_found_again(time_embedding, architecture):
@@ -149,6 +151,7 @@ def test_errors_by_kind():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_nodes", "width"), [(2, 1), (12, 1), (12, 11), (24, 8), (48, 24), (96, 95)]
 )

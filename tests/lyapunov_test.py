@@ -87,6 +87,7 @@ def official(model, params, tokens, j):
     return np.array(logs)
 
 
+@pytest.mark.slow
 def test_official_convention():
     arrays = load("gpt_ode.npz")
     params = gpt_params(arrays, "param")
@@ -144,6 +145,7 @@ def test_equal_the_products_of_whole_jacobians(changes):
     assert pair.largest.shape == (2, 5) and full.by_step is None
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing():
     """A bound so small that tokens and products go one at a time; and a padded prompt."""
     model = small()

@@ -83,6 +83,7 @@ def test_rounding_keeps_what_it_can_hold():
     assert jnp.isnan(round_to_bfloat16(jnp.float32([jnp.nan]), draw(0, (1,))))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CODES, ids=["8 bits", "4 bits"])
 def test_coded_numbers_are_as_near_as_their_codes(code):
     L, F, K = code.largest, code.finest, code.octaves
@@ -137,11 +138,13 @@ def compare_with_adam(move, steps=12, N=3, T=7, kernel=(4, 5)):
     return float(of_P), float(of_W), float(cosine)
 
 
+@pytest.mark.slow
 def test_the_first_moment_is_adams_while_e_stands_still():
     of_P, of_W, cosine = compare_with_adam(move=0.0)
     assert of_P < 1e-6 and of_W < 1e-6 and cosine > 0.9
 
 
+@pytest.mark.slow
 def test_as_e_moves_w_moves_nearly_as_with_adam():
     """P doesn't: what is lost lies outside the rows of e."""
     for move in (0.01, 0.03):
@@ -168,6 +171,7 @@ def setup_with(moments, **mesh):
     return setup_of(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
 def test_bytes_of_the_state(moments):
     """N = 2 and T = 4: of P's numbers, and of those of all other parameters."""
@@ -257,6 +261,7 @@ def test_a_mesh_changes_nothing(moments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
 def test_what_is_not_compressed_moves_as_with_adam(moments):
     found, expected = (flatten_dict(updates_of(kind)) for kind in (moments, "float32"))

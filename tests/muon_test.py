@@ -50,6 +50,7 @@ def iterate(X):
 # ---------------------------------------------------------------------------- one matrix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(24, 10), (10, 24), (16, 16)])
 def test_it_is_the_iteration_of_optax(shape):
     X = jnp.asarray(np.random.default_rng(0).normal(size=(3, *shape)), jnp.float32)
@@ -178,6 +179,7 @@ def test_nodes_that_repeat_and_nodes_that_hardly_differ():
 # ---------------------------------------------------------------------------- all matrices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kernel_of_the_block_moves_equally_far(kind):
     """Whatever holds its weights; for W(t), it is W that moves so far."""
@@ -195,6 +197,7 @@ def test_every_kernel_of_the_block_moves_equally_far(kind):
         assert rms(step) == pytest.approx(0.2, rel=0.2), kernel.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "depths", "expected"),
     [
@@ -276,6 +279,7 @@ def updates_of(setup):
         return compiled, compiled(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mesh"),
     [

@@ -106,6 +106,7 @@ def plain(model, rows_of):
 KEYS = {"depths_distill": SHARE, "depths_rows": "every:2", "velocity_penalty": PENALTY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("microbatches", "mesh"),
     [(2, None), pytest.param(1, {"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)],
@@ -123,6 +124,7 @@ def test_smaller_depths_learn_from_the_largest_on_some_rows(microbatches, mesh):
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_depths_can_read_rows_of_their_own():
     _, means = gradient(small_model(), (2, 4), depths_rows="parts")
     losses = []
@@ -172,6 +174,7 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
     np.testing.assert_allclose(slope, 2 * expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -211,6 +214,7 @@ def test_stages_and_split_sequences_charge_the_same(mesh):
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_the_penalty_slows_the_state():
     """A step against the gradient of the penalty alone makes the velocity smaller."""
     model = small_model()

@@ -30,6 +30,7 @@ def updates(optimizer, gradient):
     return declared, flatten_dict(found, sep="/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decay", "decayed"),
     [
@@ -48,6 +49,7 @@ def test_decay(small, decay, decayed):
     assert decay != "embeddings" or moved == decayed
 
 
+@pytest.mark.slow
 def test_steps_are_scaled_by_their_multipliers(small):
     small.optimizer.weight_decay = 0.0
     declared, found = updates(small.optimizer, gradient=1e-3)

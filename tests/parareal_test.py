@@ -46,6 +46,7 @@ def apart(x, y):
     return float(jnp.linalg.norm(x - y) / jnp.linalg.norm(y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["euler", "midpoint"])
 def test_each_iteration_makes_one_more_state_exact(model, params, start, scheme):
     model = model.at_depth(STEPS, scheme)
@@ -62,6 +63,7 @@ def test_each_iteration_makes_one_more_state_exact(model, params, start, scheme)
     assert residuals[0] > 1e-3
 
 
+@pytest.mark.slow
 def test_tolerance(model, params, start, serial):
     """It stops when the residual allows, and at S iterations it is exact."""
 
@@ -77,6 +79,7 @@ def test_tolerance(model, params, start, serial):
     assert int(count) == 2 and 1e-6 < apart(y, serial[-1]) < residuals[0]
 
 
+@pytest.mark.slow
 def test_slices_lie_on_a_mesh_axis(model, params, start, serial):
     """Each device solves its own slice: what it computes at once is a fourth of all."""
     mesh = jax.make_mesh(
@@ -100,6 +103,7 @@ def test_slices_lie_on_a_mesh_axis(model, params, start, serial):
     assert flops[0]["flops"] == pytest.approx(flops[1]["flops"] / SLICES, rel=0.05)
 
 
+@pytest.mark.slow
 def test_comparison(model, params):
     found = compare_with_serial(model, params, TOKENS, SLICES)
     assert found.in_sequence == [4, 11, 18, 25, 32]

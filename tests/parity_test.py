@@ -97,6 +97,7 @@ def test_logits_on_other_grids(gpt, num_steps):
     np.testing.assert_allclose(logits[..., :97], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_every_parameter(gpt):
     arrays, model, params = gpt
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)

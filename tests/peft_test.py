@@ -11,6 +11,7 @@ from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.runtime.errors import InputError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_base_and_adapters_are_the_merged_model(tmp_path, name):
     run, tokenizer, as_run = random_run(ADAPTED[name])

@@ -129,6 +129,7 @@ def two_sources(packing):
     return list(zip((0.7, 0.3), examples, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["concat_then_split", "first_fit"])
 def test_batches_are_the_same_for_any_processes_and_threads(packing):
     """Steps 0 to 200 of a mixture of two sources."""

@@ -273,6 +273,7 @@ def test_the_columns_of_a_sweep_stay_apart(monkeypatch, capsys):
         assert needed.endswith("iB")
 
 
+@pytest.mark.slow
 def test_the_bound_says_what_a_mesh_costs():
     """More copies of the state are made and read; a larger fsdp moves more, tensor activations."""
     config, figures = small(**{"model.embed_dim": 64}), CHIPS["TPU v5p"]

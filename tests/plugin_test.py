@@ -51,6 +51,7 @@ def workdir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_training_and_the_record(workdir):
     """config.json says what the module was; training learned something."""
     recorded = json.loads((workdir / "config.json").read_text())
@@ -61,6 +62,7 @@ def test_training_and_the_record(workdir):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_another_version_is_told_once_and_recorded(workdir, monkeypatch, capsys):
     recorded = json.loads((workdir / "config.json").read_text())["plugins"]
     monkeypatch.setattr(plugins, "_identify", lambda module: "diffeq_plugin 2.0")
@@ -72,6 +74,7 @@ def test_another_version_is_told_once_and_recorded(workdir, monkeypatch, capsys)
     assert list(plugins.changed_plugins({"diffeq_plugin": both})) == []
 
 
+@pytest.mark.slow
 def test_evaluate_generate_and_python(workdir, capsys):
     call(evaluate, f"--workdir={workdir}", "--num_steps=2,4", "--batch_size=8")
     two, four = map(json.loads, capsys.readouterr().out.splitlines())
@@ -83,12 +86,14 @@ def test_evaluate_generate_and_python(workdir, capsys):
     assert printed.startswith(run.generate("line", max_tokens=4, sampling=greedy))
 
 
+@pytest.mark.slow
 def test_analyze(workdir, tmp_path, capsys):
     call(analyze, "--what=spectra", f"--workdir={workdir}", f"--output={tmp_path}", "--times=3")
     numbers = json.loads(capsys.readouterr().out.splitlines()[0])
     assert {name.partition("/")[0] for name in numbers} == {"qk", "ov", "squared"}
 
 
+@pytest.mark.slow
 def test_finetune(workdir, tmp_path):
     """At another number of steps, with adapters on the block's own linears."""
     given = finetune_config.get_config("lora")
@@ -101,6 +106,7 @@ def test_finetune(workdir, tmp_path):
     assert "widen" in weights["adapters"] and weights["widen"]["kernel"].shape[0] == 3
 
 
+@pytest.mark.slow
 def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
     """The tensors are complete; that PyTorch computes the same is in transformers_test.py."""
     from safetensors.numpy import load_file
@@ -120,6 +126,7 @@ def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
         call(convert, f"--input={out}", f"--workdir={tmp_path / 'back'}")
 
 
+@pytest.mark.slow
 def test_verbs_refuse_a_block_without_their_hook(tmp_path, capsys):
     """They name the hook, before the checkpoint is read."""
     config = config_of()

@@ -69,6 +69,7 @@ def traced(finished, tmp_path_factory):
     return config, workdir
 
 
+@pytest.mark.slow
 def test_the_trace_holds_exactly_the_steps(traced):
     _, workdir = traced
     (trace,) = read_traces(workdir / "profiles").values()
@@ -80,6 +81,7 @@ def test_the_trace_holds_exactly_the_steps(traced):
     assert list((workdir / "profiles" / "memory").glob("step_4_*.pprof"))
 
 
+@pytest.mark.slow
 def test_its_operations_have_the_names_of_the_mathematics(traced):
     config, workdir = traced
     (trace,) = read_traces(workdir / "profiles").values()
@@ -101,6 +103,7 @@ def test_its_operations_have_the_names_of_the_mathematics(traced):
     assert all(scope.encode() in file.read_bytes() for scope in BACKWARD)  # XProf finds them there
 
 
+@pytest.mark.slow
 def test_tracing_changes_nothing(traced, finished):
     assert metrics_of(traced[1]) == metrics_of(finished[1])
 

@@ -79,6 +79,7 @@ def products_in(function, *arguments):
     return {kind: found.count(kind) for kind in set(found)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "architecture", "kernels"),
     [("int8", "i8", LLAMA, 7), ("fp8", "f8E4M3FN", {"architecture": "gpt"}, 4)],
@@ -122,6 +123,7 @@ def difference(found, expected):
     return float(np.sqrt(np.divide(*np.sum(squares, axis=0))))
 
 
+@pytest.mark.slow
 def test_cached_generation_is_quantised_too():
     """The logits from keys and values in a cache are those of a forward pass over the tokens."""
 

@@ -112,6 +112,7 @@ def check_equal(found, expected, tolerance=1e-5):
         np.testing.assert_allclose(a, b, atol=tolerance * float(jnp.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "num_steps"),
     [
@@ -127,6 +128,7 @@ def test_gradients_are_those_of_stored_states(scheme, num_steps):
     check_equal(gradients(scheme, num_steps, "full")(W, START), stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -192,6 +194,7 @@ def temporaries(scheme, num_steps, remat):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["leapfrog", MCCALLUM_FOSTER])
 def test_memory_does_not_grow_with_depth(scheme):
     """Within 5% from 12 to 192 steps; the states alone would take 16 times as much.
@@ -312,6 +315,7 @@ def test_drift_in_16_bits(scheme):
 # ----------------------------------------------------------------------------- in the system
 
 
+@pytest.mark.slow
 def test_watching_sees_the_state_and_not_the_pair():
     model = small(scheme=MCCALLUM_FOSTER)
     params, places = random_params(model), in_one_document(TOKENS)

@@ -27,6 +27,7 @@ def setup(text):
     return setup_of(config)
 
 
+@pytest.mark.slow
 def test_each_prompt_is_continued_as_alone(setup):
     train = train_keys(sample_every=5, sample_prompts=("", "line 12", "x"))
     samples = Samples(train, setup, TOKENIZER)

@@ -11,6 +11,7 @@ from t5x_diffeq.inference.sampling import Sampling, generate
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -28,6 +28,7 @@ def directions(name, text, gradients):
     return found
 
 
+@pytest.mark.slow
 def test_layers_share_the_squares_of_their_kernels(text):
     """With gradients 1, 2 and 3 of three layers, moves are as 1 : 2 : 3, not all alike."""
 

@@ -80,6 +80,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_a_run(poisoned, tmp_path):
     config, _ = poisoned
     with pytest.raises(RunError, match=r"at step 4 loss is nan .*; the last good checkpoint is 2"):
@@ -88,6 +89,7 @@ def test_a_loss_that_is_not_finite_ends_a_run(poisoned, tmp_path):
     assert RunStatus(tmp_path / "run", 0).state == "failed (RunError)"
 
 
+@pytest.mark.slow
 def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, monkeypatch, capsys):
     config, _ = poisoned
     config.train.update(on_spike="skip", checkpoint_every=1, keep_checkpoints=10)
@@ -105,6 +107,7 @@ def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, m
     assert_equal(params_of(tmp_path / "again"), params_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
     """Steps 1 and 2, then step 3 with the fifth batch, as if the two before weren't there."""
     config, bad = poisoned
@@ -150,6 +153,7 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
     assert_equal(params_of(tmp_path / "other"), params_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_ended(poisoned, tmp_path):
     config, bad = poisoned
     bad |= {*range(4, 40)}
@@ -161,6 +165,7 @@ def test_what_does_not_end_is_ended(poisoned, tmp_path):
         train(Config.of(config), tmp_path / "skip")
 
 
+@pytest.mark.slow
 def test_averages(small, tmp_path, monkeypatch):
     """They follow their recursion, beginning at the step from which on the run keeps them."""
     small.mesh.fsdp = 1

@@ -63,6 +63,7 @@ def results(mesh, **changes):
         return compute(params, BATCH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "architecture", "scheme", "mesh"),
     [
@@ -122,6 +123,7 @@ def test_each_microbatch_meets_every_step_with_its_places_and_keys():
     np.testing.assert_allclose(found["cost"], np.mean(costs), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_may_map_over_their_devices_in_a_stage():
     """Attention by a kernel that each device applies to its own rows and heads."""
     q = jnp.asarray(RNG.normal(size=(4, 128, 2, 8)), jnp.float32)

@@ -196,6 +196,7 @@ def test_stopped_and_resumed_equals_undisturbed(
     assert not list((tmp_path / "data" / "0").glob("train*"))
 
 
+@pytest.mark.slow
 def test_runs_that_are_refused(config, reference_run, folder, tmp_path):
     config.data.tokenize = "ahead"
     with pytest.raises(InputError, match=r"data.tokenize was 'in_loop', is 'ahead'"):
@@ -208,6 +209,7 @@ def test_runs_that_are_refused(config, reference_run, folder, tmp_path):
         corpus_of(config.data, reference_run, new=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -229,6 +231,7 @@ def test_keys_that_do_not_go_together(config, tmp_path, monkeypatch, changes, me
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_throughput_against_grain(config, tmp_path, monkeypatch):
     for name in ("SECONDS", "LEAD_IN"):
         monkeypatch.setattr(throughput, name, 0.01)

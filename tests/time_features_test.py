@@ -33,6 +33,7 @@ def by_scipy(basis, t):
     return np.stack([np.interp(t, np.arange(1, K + 1) / K, row) for row in np.eye(K)], axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("basis", BASES)
 def test_they_are_the_textbooks(basis):
     found = TimeFeatures(basis)(jnp.asarray(TIMES))

@@ -21,6 +21,7 @@ def losses(workdir):
     return [line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
@@ -78,6 +79,7 @@ def test_other_data_is_refused(small, tmp_path):
         corpus_of(small.data, tmp_path / "run", new=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
@@ -91,6 +93,7 @@ def test_eight_devices_equal_one(finished, tmp_path, capfd, mesh):
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
     small.optimizer.learning_rate = 1e30
     small.optimizer.warmup_fraction = 0.0
@@ -107,6 +110,7 @@ def damage(workdir, step):
             path.write_bytes(b"not a checkpoint")
 
 
+@pytest.mark.slow
 def test_unreadable_checkpoints(finished, tmp_path, capsys):
     config, workdir = finished
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)

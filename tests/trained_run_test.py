@@ -29,6 +29,7 @@ def test_import_is_light():
         td.lode  # noqa: B018
 
 
+@pytest.mark.slow
 def test_weights_at_the_nodes_are_those_of_the_grid(run):
     """At the times of the grid, `weights` is what the pass reads; elsewhere it differs."""
     config = run.run.setup.model.config
@@ -40,6 +41,7 @@ def test_weights_at_the_nodes_are_those_of_the_grid(run):
     assert max(jax.tree.leaves(differences)) > 0
 
 
+@pytest.mark.slow
 def test_the_trajectory_ends_in_the_logits(run):
     text = "one line"
     states = run.trajectory(text)
@@ -51,6 +53,7 @@ def test_the_trajectory_ends_in_the_logits(run):
     np.testing.assert_allclose(logits, run.logits(text), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_generate_takes_the_likeliest_token(run):
     prompt = "line"
     likeliest = int(run.logits(prompt)[-1].argmax())
@@ -58,6 +61,7 @@ def test_generate_takes_the_likeliest_token(run):
     assert text == run.tokenizer.decode([*run.tokenizer.encode([prompt])[0].tolist(), likeliest])
 
 
+@pytest.mark.slow
 def test_several_prompts_at_once(run):
     greedy = Sampling(temperature=0)
     both = run.generate(["line", "square"], max_tokens=3, sampling=greedy)
@@ -66,6 +70,7 @@ def test_several_prompts_at_once(run):
     ]
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_probabilities(run):
     text = "line 4"
     tokens = run.tokenizer.encode([text])[0]
@@ -76,6 +81,7 @@ def test_the_loss_is_that_of_the_probabilities(run):
         run.loss("l")
 
 
+@pytest.mark.slow
 def test_another_grid(run_on_lines, run):
     double = 2 * run.run.setup.model.config.num_steps
     finer = run.at_depth(double, scheme="heun")
@@ -90,6 +96,7 @@ def test_evaluate_is_what_training_reported(run, run_on_lines):
     assert run.evaluate()["loss"] == pytest.approx(reported, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     """They run as they stand, on this run."""
     text = (ROOT / "README.md").read_text()
@@ -117,6 +124,7 @@ def test_the_five_lines_on_the_first_run(tmp_path):
     assert again.loss("def main():") == run.loss("def main():")
 
 
+@pytest.mark.slow
 def test_train_is_the_verb_and_the_function():
     """In any order of imports, td.train can be called, and has the verb's flags."""
     code = (

@@ -31,6 +31,7 @@ def workdir(text, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_evaluate_is_what_training_reported(workdir, capsys, monkeypatch):
     """And it reads the checkpoint once for all grids."""
     restore_params, restored = load.restore_params, []
@@ -60,12 +61,14 @@ def test_evaluate_a_part_of_the_split_quietly(workdir, capsys):
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["heun", "tsit5"])
 def test_evaluate_by_other_schemes(workdir, capsys, scheme):
     call(evaluate, f"--workdir={workdir}", f"--scheme={scheme}", "--rtol=0.1")
     assert json.loads(capsys.readouterr().out)["scheme"] == scheme
 
 
+@pytest.mark.slow
 def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     figure = tmp_path / "depth.png"
     grids = ["--num_steps=1,2", "--scheme=euler,heun", f"--plot={figure}"]
@@ -88,6 +91,7 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_evaluate_and_generate_with_tokens_that_stop(workdir, tmp_path, capsys):
     figure = tmp_path / "exits.png"
     tolerances = ["--exit_tolerance=0,1e-6,1", f"--plot={figure}"]
@@ -128,6 +132,7 @@ def test_evaluate_bad_arguments(workdir, arguments, message):
         call(evaluate, f"--workdir={workdir}", *arguments)
 
 
+@pytest.mark.slow
 def test_generate(workdir, capsys):
     greedy = [f"--workdir={workdir}", "--prompt=line 1", "--temperature=0", "--max_tokens=5"]
     call(generate, *greedy)
@@ -139,6 +144,7 @@ def test_generate(workdir, capsys):
     assert capsys.readouterr().out != first
 
 
+@pytest.mark.slow
 def test_generate_several_prompts_until_a_text(workdir, capsys):
     """Each is continued as it is alone, whatever the others' lengths."""
     flags = [f"--workdir={workdir}", "--temperature=0", "--max_tokens=8"]
@@ -156,6 +162,7 @@ def test_generate_several_prompts_until_a_text(workdir, capsys):
     assert capsys.readouterr().out == "line 1" + alone[0][6:].split(stop)[0] + "\n"
 
 
+@pytest.mark.slow
 def test_generate_stops_at_the_models_length(workdir, capsys):
     call(generate, f"--workdir={workdir}", "--prompt=line 1", "--max_tokens=50")
     assert "--max_tokens=50 is more than fits: 10 follow the prompt" in capsys.readouterr().err

@@ -134,6 +134,7 @@ def watched(text):
     return watch_a_step(one_device(text))
 
 
+@pytest.mark.slow
 def test_against_the_definitions(watched):
     setup, curves, before, after, batch = watched
     weights = weights_of(setup.model, before)
@@ -155,6 +156,7 @@ def test_against_the_definitions(watched):
     np.testing.assert_allclose(curves["g"], rms(g, (1, 2, 3)), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_where_an_update_comes_from(watched, tmp_path):
     """The update with one kind of parameters as they were before the step, and with all."""
     setup, curves, before, after, _ = watched
@@ -255,6 +257,7 @@ def test_the_derivative_is_the_difference_quotient(changes):
             np.testing.assert_allclose(rate, expected, atol=3e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_layers_and_shared_weights(one):
     one.model.update(weights="per_layer", scheme="lie_trotter", step_size="1")
     _, curves, before, after, _ = watch_a_step(one, trains=False)
@@ -270,6 +273,7 @@ def test_layers_and_shared_weights(one):
         assert not name.startswith(("weights/", "update/")) or np.ptp(curve) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -317,6 +321,7 @@ def test_mixture_adapters_frozen_parts_and_depths(one):
     assert lowered.out_info[2] == {}
 
 
+@pytest.mark.slow
 def test_only_a_watched_run_pays(one):
     """The train step gets one more branch, and nothing else is compiled."""
 
@@ -345,6 +350,7 @@ def watched_run(finished, tmp_path_factory):
     return config, workdir
 
 
+@pytest.mark.slow
 def test_a_watched_run_has_the_same_losses(watched_run, finished):
     _, workdir = watched_run
     assert metrics_of(workdir) == metrics_of(finished[1])  # bit for bit
@@ -365,6 +371,7 @@ def test_a_resumed_run_has_the_same_curves(watched_run, tmp_path, monkeypatch):
     assert read_curves(tmp_path) == read_curves(workdir)
 
 
+@pytest.mark.slow
 def test_the_figure(watched, tmp_path):
     curves = watched[1]
     times = np.array([1 / 3, 2 / 3, 1])

@@ -30,6 +30,7 @@ def found_and_weights(model, tmp_path):
     return found, jax.tree.map(lambda x: np.asarray(x, np.float64), W)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
 def test_equal_numpy(changes, tmp_path):
     model = small(**changes)

@@ -54,6 +54,7 @@ def random_params(source, key=0):
     return tree.unflatten([jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype) for x in leaves])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_time_dependent_weights_are_the_formula(shared):
     source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, shared_embedding=shared)
@@ -105,6 +106,7 @@ def test_shared_weights_are_the_same_at_every_time():
     np.testing.assert_array_equal(kernel[0], kernel[2])
 
 
+@pytest.mark.slow
 def test_weights_in_compute_dtype_norms_in_float32():
     source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, dtype=jnp.bfloat16)
     dtypes = jax.tree.map(lambda w: w.dtype, source.apply({"params": random_params(source)}, TIMES))
@@ -118,6 +120,7 @@ def collectives(compiled):
     return re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", compiled.as_text())
 
 
+@pytest.mark.slow
 def test_sharded_generation_equals_whole_and_moves_only_embeddings():
     source = TimeDependentWeights(OddBlock(), INPUTS, SCALES)
     params = random_params(source)
