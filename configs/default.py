@@ -268,6 +268,7 @@ _ODE = {
 VARIANTS = {
     "ode": _ODE,
     "compact": _ODE,  # and what _set_compact sets
+    "smooth": _ODE,  # and what _set_smooth sets
     "shared": {
         "weights": "shared",
         "scheme": "euler",
@@ -280,11 +281,13 @@ VARIANTS = {
     },
 }
 
+ODES = tuple(name for name, keys in VARIANTS.items() if keys["weights"] == "time_dependent")
+
 
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
     """Sets weights, scheme and step size together; returns the config.
 
-    Of `compact`, sizes of the time embeddings follow from `model.num_steps`.
+    Of `compact` and `smooth`, sizes of the time embeddings follow from `model.num_steps`.
 
     Raises:
       ValueError: if there is no such variant.
@@ -294,6 +297,8 @@ def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
     config.model.update(VARIANTS[variant])
     if variant == "compact":
         _set_compact(config)
+    if variant == "smooth":
+        _set_smooth(config)
     return config
 
 
@@ -308,3 +313,19 @@ def _set_compact(config: ConfigDict) -> None:
     config.model.time_embed_dim = max(steps - 1, 1)
     config.model.attention_time_embed_dim = max(steps // 3, 1)
     config.optimizer.role_multipliers = (("time_embedding", 30.0),)
+
+
+def _set_smooth(config: ConfigDict) -> None:
+    """A few polynomials of time, and embeddings that no single step outweighs: an ODE in fact.
+
+    launch/reproduce/depth.md, "An ODE in fact", has what was measured.
+    """
+    model, count = config.model, max(config.model.num_steps // 3, 2)
+    model.init = "invariant"
+    model.time_basis = f"legendre:{count}"
+    model.time_embed_dim = count
+    model.embedding_scale = 3.0
+    if model.architecture == "gpt":
+        model.position_scale = 3.0
+    config.optimizer.role_multipliers = (("time_embedding", 30.0),)
+    config.train.velocity_penalty = 0.1

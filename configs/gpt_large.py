@@ -8,7 +8,7 @@ beta2 0.95 (figure 7: better for the ODE than 0.999; for GPT it is the other way
 `--config.model.time_embed_dim=144`. Its perplexity is in its table 2; our copy of the paper has
 lost the number.
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ The paper's run on OpenWebText: 20k steps of 512 sequences of 1024 tokens, learn
 reads off the paper's plots as perplexity 22.1 for the ODE and 22.6 for the baseline. On
 WikiText-103: `--config.train.batch_size=256 --config.train.total_steps=10000`.
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict

@@ -15,7 +15,7 @@ README's section on plans has the estimates, and `plan --sweep` finds such flags
     two of v5p:4x4x4      --config.mesh.data=8 --config.mesh.fsdp=16
     each of them with     --config.model.remat=keep:qkv,attention,mlp
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict

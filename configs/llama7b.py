@@ -7,7 +7,7 @@ Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step
 2048. Its learning rate, 3e-4, was not tuned for the ODE. With T = 96 the ODE has 20B parameters,
 from which it makes as many weights as the baseline has, 6.5B.
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict

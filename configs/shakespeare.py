@@ -9,7 +9,7 @@ first 90% train and the rest validates. The well-known validation loss of the pe
 rates, ODE and baseline also of several decays, the ODE of several T (launch/reproduce/README.md:
 T = 48 takes 0.65 of the time and its loss is 0.007 higher).
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict
@@ -37,7 +37,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.checkpoint_every = 500
     config.optimizer.learning_rate = 4e-3
     config.optimizer.beta2 = 0.99
-    config.optimizer.weight_decay = 0.5 if variant in ("ode", "compact") else 0.1
+    config.optimizer.weight_decay = 0.5 if variant in default.ODES else 0.1
     config.optimizer.warmup_fraction = 0.05
     config.optimizer.min_lr_ratio = 0.1
     return default.set_variant(config, variant)

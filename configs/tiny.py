@@ -1,6 +1,6 @@
 """The first run: a small ODE transformer on the standard library's source text, in minutes.
 
-    launch/local.sh configs/tiny.py             # also :compact, :baseline, :shared
+    launch/local.sh configs/tiny.py             # also :compact, :smooth, :baseline, :shared
 
 Two CPU cores train it in a few minutes. The README says what to expect.
 """

@@ -6,7 +6,7 @@
 is a small part of it: the weights of a step are made once for all of its tokens. They are computed
 in eight microbatches, for the caches of a CPU and for 0.6 GB in place of 3.6.
 
-Variants: `:ode` (default), `:compact`, `:baseline`, `:shared`.
+Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
 
 from ml_collections import ConfigDict
@@ -33,6 +33,6 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.checkpoint_every = 50
     config.optimizer.learning_rate = 2e-3 if variant == "baseline" else 4e-3
     config.optimizer.beta2 = 0.99
-    config.optimizer.weight_decay = 0.5 if variant in ("ode", "compact") else 0.1
+    config.optimizer.weight_decay = 0.5 if variant in default.ODES else 0.1
     config.optimizer.warmup_fraction = 0.05
     return default.set_variant(config, variant)

@@ -67,6 +67,15 @@ def test_a_compact_ode_has_fewer_functions_of_time_than_steps():
     assert config.optimizer.role_multipliers == (("time_embedding", 30.0),)
 
 
+def test_a_smooth_ode_has_few_polynomials_of_time():
+    config = importlib.import_module("configs.gpt_medium").get_config("smooth")
+    model = config.model
+    assert (model.num_steps, model.time_basis, model.time_embed_dim) == (24, "legendre:8", 8)
+    assert (model.embedding_scale, model.position_scale) == (3.0, 3.0)
+    assert importlib.import_module("configs.llama7b").get_config("smooth").model.position_scale == 1
+    assert config.train.velocity_penalty == 0.1
+
+
 def test_unknown_variant():
     with pytest.raises(ValueError, match="variant 'odd' is unknown; there are ode"):
         importlib.import_module("configs.gpt_small").get_config("odd")

@@ -57,7 +57,8 @@ PAPER: dict[str, Experiment] = {
     "equal_time": EqualTime(
         config="gpt_small.py",
         models={
-            variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3)) for variant in (*_OWN, "compact")
+            variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3))
+            for variant in (*_OWN, "compact", "smooth")
         },
         seeds=1,
     ),  # not in the paper
