@@ -209,6 +209,15 @@ def test_benchmark_of_a_run_that_grows(small):
 
 
 @pytest.mark.slow
+def test_benchmark_of_a_step_at_several_depths(small):
+    small.mesh.fsdp = 1
+    small.train.update(depths=(1, 2), depths_per_step=2)
+    _, _, both, _, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    assert (both["name"], ratio["name"]) == ("depths 1, 2", "model / depths 1, 2")
+    assert 0.5 < ratio["flops"] < 1  # 2 of 3 solver steps, and what doesn't depend on them
+
+
+@pytest.mark.slow
 def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)

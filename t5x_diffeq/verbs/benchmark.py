@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.depths import check_depths
+from t5x_diffeq.training.depths import check_depths, depths_to_come
 from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.setup import (
     Setup,
@@ -107,13 +107,20 @@ class _Contestant:
         return product_flops(text)
 
 
+def _other_grids(config: Config) -> list[tuple[int, ...]]:
+    """The numbers of solver steps of optimizer steps that don't take `model.num_steps` alone."""
+    if not config.train.depths:
+        return []
+    return [drawn for drawn in depths_to_come(config, 0) if drawn != (config.model.num_steps,)]
+
+
 def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
     It is compared with its per-layer baseline; with microbatches also with itself on the whole
     batch at once; with another optimizer than Adam also with itself and Adam; with `train.depths`
-    also with its step on each of these grids. A model with frozen parts, as in LoRA, is compared
-    with the same model without adapters, in which everything trains.
+    also with its steps on the grids that training draws. A model with frozen parts, as in LoRA, is
+    compared with the same model without adapters, in which everything trains.
 
     Args:
       config: the model's config.
@@ -135,8 +142,9 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
         contestants.append(_Contestant("whole batch", whole))
     if config.optimizer.name != "adam":
         contestants.append(_Contestant("adam", config.with_values({"optimizer.name": "adam"})))
-    for n in sorted({*config.train.depths}):
-        contestants.append(_Contestant(f"depth {n}", config, (n,)))
+    for drawn in _other_grids(config):
+        name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
+        contestants.append(_Contestant(name, config, drawn))
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()
