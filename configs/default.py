@@ -316,7 +316,7 @@ def _set_compact(config: ConfigDict) -> None:
 
 
 def _set_smooth(config: ConfigDict) -> None:
-    """A few polynomials of time, and embeddings that no single step outweighs: an ODE in fact.
+    """A few polynomials of time, and embeddings so large that no single step dominates them.
 
     launch/reproduce/depth.md, "An ODE in fact", has what was measured.
     """

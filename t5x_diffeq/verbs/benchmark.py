@@ -108,7 +108,7 @@ class _Contestant:
 
 
 def _other_grids(config: Config) -> list[tuple[int, ...]]:
-    """The numbers of solver steps of optimizer steps that don't take `model.num_steps` alone."""
+    """The sets of depths that training draws, other than `model.num_steps` alone."""
     if not config.train.depths:
         return []
     return [drawn for drawn in depths_to_come(config, 0) if drawn != (config.model.num_steps,)]
