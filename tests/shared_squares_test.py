@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from helpers import small_config
 
 from t5x_diffeq.runtime.config import Config
