@@ -131,6 +131,7 @@ def test_rolling(model_of, log_softmax, weights):
         np.testing.assert_allclose(total, values.sum(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_is_what_the_model_would_say(model_of):
     """Generated text is greedy by its log-likelihood, and the text with another end isn't."""
     lm = model_of()
@@ -203,6 +204,7 @@ def test_whatever_the_batch_devices_and_order(model_of):
                 np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_are_each_requests_own(model_of):
     how = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
     arguments = [("line", how), ("line", how), ("text", how)]

@@ -151,6 +151,7 @@ def test_averages_that_begin_later_lie_there():
     jax.tree.map(np.testing.assert_array_equal, averaged, state.params)
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_a_copy():
     """Orbax reads it while the next step writes to the arrays that it was given."""
     _, state = state_after(0, True)
