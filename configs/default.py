@@ -281,13 +281,15 @@ VARIANTS = {
     },
 }
 
+_FAST_TIME_EMBEDDING = (("time_embedding", 30.0),)  # of compact and smooth
 ODES = tuple(name for name, keys in VARIANTS.items() if keys["weights"] == "time_dependent")
 
 
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
     """Sets weights, scheme and step size together; returns the config.
 
-    Of `compact` and `smooth`, sizes of the time embeddings follow from `model.num_steps`.
+    `compact` and `smooth` also set what the functions below say; their sizes of the time embeddings
+    follow from the `model.num_steps` that the config has here.
 
     Raises:
       ValueError: if there is no such variant.
@@ -312,7 +314,7 @@ def _set_compact(config: ConfigDict) -> None:
     config.model.time_basis = f"table:{steps}"
     config.model.time_embed_dim = max(steps - 1, 1)
     config.model.attention_time_embed_dim = max(steps // 3, 1)
-    config.optimizer.role_multipliers = (("time_embedding", 30.0),)
+    config.optimizer.role_multipliers = _FAST_TIME_EMBEDDING
 
 
 def _set_smooth(config: ConfigDict) -> None:
@@ -327,5 +329,5 @@ def _set_smooth(config: ConfigDict) -> None:
     model.embedding_scale = 3.0
     if model.architecture == "gpt":
         model.position_scale = 3.0
-    config.optimizer.role_multipliers = (("time_embedding", 30.0),)
+    config.optimizer.role_multipliers = _FAST_TIME_EMBEDDING
     config.train.velocity_penalty = 0.1

@@ -33,7 +33,9 @@ from t5x_diffeq.verbs import train
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="all tests")
+    parser.addoption(
+        "--slow", action="store_true", help="also what compiles for long, and whole processes"
+    )
     parser.addoption("--whole", action="store_true", help="every fault of a table, not a sample")
 
 

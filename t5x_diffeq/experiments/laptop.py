@@ -36,10 +36,12 @@ LAPTOP: dict[str, Experiment] = {
     "equal_time": EqualTime(
         config="workstation.py",
         models={
-            **{variant: SweptModel(variant, (2e-3, 4e-3)) for variant in (*_VARIANTS, "compact")},
+            **{
+                variant: SweptModel(variant, (2e-3, 4e-3))
+                for variant in (*_VARIANTS, "compact", "smooth")
+            },
             "baseline with penalty": SweptModel("baseline", (1e-3, 2e-3), _PENALTY),
             "compact with penalty": SweptModel("compact", (2e-3, 4e-3), _PENALTY),
-            "smooth": SweptModel("smooth", (2e-3, 4e-3)),
         },
     ),
     "controls": Sweep(models=controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3))),
