@@ -255,13 +255,13 @@ def test_a_figure_has_a_panel_for_each_of_the_first_labels(monkeypatch, tmp_path
         if (model, depth) != ("d", 8)
     ]
     draw(outcomes, table, tmp_path / "figure", tmp_path)
-    both = ["4", "8"]
+    both = ["depth=4", "depth=8"]
     panels = {axes.get_title(): axes for axes in figures[0].axes if axes.get_title()}
     assert list(panels) == ["a", "b", "c", "d"]
     lines = {
         title: [line.get_label() for line in axes.containers] for title, axes in panels.items()
     }
-    assert lines == {"a": both, "b": both, "c": both, "d": ["4"]}
+    assert lines == {"a": both, "b": both, "c": both, "d": ["depth=4"]}
     assert list(panels["a"].containers[1].lines[0].get_ydata()) == [8, 16]
     assert panels["d"].get_xscale() == "log" and panels["d"].get_ylim() == panels["a"].get_ylim()
 

@@ -15,6 +15,7 @@ from t5x_diffeq.experiments.present import (
     mean_and_error,
     order_columns,
 )
+from t5x_diffeq.experiments.runs import Label
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
@@ -71,11 +72,17 @@ def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, di
     columns, first = order_columns(found), table.panels
     panels: dict[str, dict[str, Line]] = {}
     for row, of in found.items():
-        title, name = (", ".join(map(str, part)) for part in (row[:first], row[first:]))
+        named = list(map(_name, table.row, row))
+        title, name = ", ".join(named[:first]), ", ".join(named[first:])
         panels.setdefault(title, {})[name] = [
             (column, of[column].mean, of[column].error) for column in columns if column in of
         ]
     return panels
+
+
+def _name(label: str, value: Label) -> str:
+    """What a figure calls the value of a label; a number alone says little."""
+    return value if isinstance(value, str) else f"{label}={value}"
 
 
 def losses_over_steps(
@@ -94,7 +101,8 @@ def losses_over_steps(
             best = tried[best_choice(tried, table.value)]
             of_runs = [_losses(output / each["run"]) for each in best]
             steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
-            lines[", ".join(map(str, (*row, column)))] = [
+            name = ", ".join(map(_name, (*table.row, table.column), (*row, column)))
+            lines[name] = [
                 (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
             ]
     return {name: line for name, line in lines.items() if line}
