@@ -1,14 +1,17 @@
 """Small models with random weights, of each kind that is exported, and what ours say of them."""
 
+import json
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from helpers import setup_of
+from safetensors.numpy import load_file, save_file
 
 from configs import default
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
@@ -156,3 +159,21 @@ def record_outputs(run, tokenizer, texts):
 def greedy(run, prompt, count):
     sampling, key = Sampling(temperature=0), jax.random.key(0)
     return generate(run.setup.model, run.params, [prompt], count, sampling, key)
+
+
+def save_model(name, folder):
+    run, tokenizer, as_run = random_run((MODELS | OTHER_CLASSES)[name])
+    save_pretrained(run, as_run, tokenizer, [], folder)
+    return run
+
+
+def rewrite(folder, change):
+    """The folder's tensors, by name, after `change`."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def reword(folder, **changes):
+    """The folder's config.json with changes."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
