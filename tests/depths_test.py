@@ -16,6 +16,7 @@ from t5x_diffeq.training.depths import (
     check_depths,
     depths_of,
     depths_to_come,
+    full_grid_from,
     rows_of_depths,
 )
 from t5x_diffeq.verbs.train import train
@@ -68,12 +69,31 @@ def test_the_rows_of_each_depth():
 
 
 @pytest.mark.slow
+def test_a_run_says_when_it_takes_all_steps(small, tmp_path, capsys):
+    small.mesh.fsdp = 1
+    small.train.update(depths=(1,), depths_until=0.5, total_steps=2)
+    assert train(Config.of(small), tmp_path) == 0
+    said = capsys.readouterr().err
+    assert "1 solver step(s) in each optimizer step up to step 1, then 2\n" in said
+    assert "\nstep 2: from here on, 2 solver steps\n" in said
+
+
+def test_the_first_step_on_the_full_grid(small):
+    assert full_grid_from(Config.of(small)) is None
+    small.train.update(depths=(1,), total_steps=400)
+    assert full_grid_from(Config.of(small)) is None
+    small.train.depths_until = 0.7
+    assert full_grid_from(Config.of(small)) == 281
+    assert [depths_of(Config.of(small), step) for step in (280, 281)] == [(1,), (2,)]
+
+
+@pytest.mark.slow
 def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 4), total_steps=12)
     small.optimizer.learning_rate = 1e-2
     assert train(Config.of(small), tmp_path) == 0
-    assert "1, 4" in capsys.readouterr().err
+    assert "1 of 1, 4 solver step(s) in each optimizer step\n" in capsys.readouterr().err
     steps = [line for line in read_metrics(tmp_path) if "train/loss" in line]
     assert [(line["train/num_steps"],) for line in steps] == [
         depths_of(Config.of(small), line["step"]) for line in steps

@@ -23,6 +23,7 @@ from t5x_diffeq.runtime.console import format_count, format_duration, print_tabl
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.chips import chip
+from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.flops import mfu, step_flops
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
@@ -150,6 +151,7 @@ def say_account(
             "data": f"{corpus.name}: {corpus.amount('train')} train, "
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": _describe_model(c),
+            **_depths_row(config),
             "attention": f"{c.attention} ({setup.attention_reason})",
             **_quantization_row(c),
             "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
@@ -159,6 +161,17 @@ def say_account(
             **_memory_row(),
         },
     )
+
+
+def _depths_row(config: Config) -> dict[str, str]:
+    train = config.train
+    if not train.depths:
+        return {}
+    listed = ", ".join(map(str, train.depths))
+    drawn = f"{train.depths_per_step} of " if len(train.depths) > 1 else ""
+    first = full_grid_from(config)
+    then = f" up to step {first - 1}, then {config.model.num_steps}" if first else ""
+    return {"depths": f"{drawn}{listed} solver step(s) in each optimizer step{then}"}
 
 
 def _quantization_row(c: ModelConfig) -> dict[str, str]:

@@ -112,10 +112,16 @@ def _check_growth(config: Config) -> None:
         raise InputError(f"train.growth=copy can't be used with {fault}")
 
 
+def full_grid_from(config: Config) -> int | None:
+    """The first optimizer step after those with `train.depths`; None if there is none."""
+    train = config.train
+    first = int(train.depths_until * train.total_steps) + 1
+    return first if train.depths and first <= train.total_steps else None
+
+
 def growth_step(config: Config) -> int | None:
     """The first optimizer step on the grid that a run grows to; None if it doesn't, or jumps."""
-    train = config.train
-    return int(train.depths_until * train.total_steps) + 1 if train.growth == "copy" else None
+    return full_grid_from(config) if config.train.growth == "copy" else None
 
 
 def _check_rule(train: TrainKeys) -> None:

@@ -43,6 +43,7 @@ from t5x_diffeq.training.depths import (
     check_depths,
     depths_of,
     depths_to_come,
+    full_grid_from,
     growth_step,
 )
 from t5x_diffeq.training.device_memory import check_fits
@@ -173,6 +174,7 @@ def train(
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_steps)
         grow, grows_at = make_grow(setup), growth_step(config)
+        full_from = full_grid_from(config)
         watcher = Watcher(setup, batch_size)
 
         # -------------------------------------------------------------- what happens between steps
@@ -332,6 +334,7 @@ def train(
                 batch, positions = next(batches)
             if step == grows_at:
                 state = grow(state)
+            if step == full_from:
                 say(f"step {step}: from here on, {config.model.num_steps} solver steps")
             train_step = train_steps[depths_of(config, step)]
             state, metrics = watcher.run(step, train_step, state, batch, *of_teacher)
