@@ -114,7 +114,7 @@ class Cluster:
         for node in (self.host, f"{self.host}-b"):
             (self.folder / f"spool-{node}").mkdir()
             self.start("slurmd", "-D", "-N", node)
-        self.wait_until("both nodes", lambda: self.ask("sinfo", "-hNo%T").count("idle") >= 2)
+        self.wait_until("both nodes", lambda: self._say("sinfo", "-hNo%T")[1].count("idle") >= 2)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -138,9 +138,15 @@ class Cluster:
             )
 
     def ask(self, *command: str) -> str:
-        """What a client program says."""
+        """What a client program says, which ends well."""
+        status, said = self._say(*command)
+        assert status == 0, f"{' '.join(command)}: {said}"
+        return said
+
+    def _say(self, *command: str) -> tuple[int, str]:
         environment = {**os.environ, **self.environment}
-        return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
 
     def wait_until(self, what: str, is_so, seconds: float = 600) -> None:
         """Waits for it; fails with the daemons' logs if it doesn't come."""

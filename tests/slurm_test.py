@@ -13,7 +13,8 @@ from launched_run import STEPS, LaunchedRun
 from slurm_cluster import Cluster, find_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+ENDED_FOR_GOOD = ("COMPLETED", "FAILED", "CANCELLED")
+ENDED = (*ENDED_FOR_GOOD, "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,22 @@ class Job:
 
     def wait_until_started(self, again: int) -> None:
         """Returns when it is back in the queue, or runs, after so many restarts."""
-        self.cluster.wait_until(f"restart {again}", lambda: self.state()["Restarts"] == str(again))
+
+        def is_so():
+            state = self.state()
+            assert state["JobState"] not in ENDED_FOR_GOOD, f"{state}\n{self.log()}"
+            assert int(state["Restarts"]) <= again, f"{state}\n{self.log()}"
+            return int(state["Restarts"]) == again
+
+        self.cluster.wait_until(f"restart {again}", is_so)
 
     def limit(self, seconds: int) -> None:
-        """Its time limit passes so many seconds from now; SLURM looks every 30."""
+        """The running job's time limit passes so many seconds from now; SLURM looks every 30."""
         self.cluster.ask("scontrol", "update", f"JobId={self.id}", f"EndTime=now+{seconds}seconds")
+
+    def lift_limit(self) -> None:
+        """Gives it an hour, running or in the queue, where it has kept what `limit` left it."""
+        self.cluster.ask("scontrol", "update", f"JobId={self.id}", "TimeLimit=60")
 
     def wait_until_ended(self, state: str = "COMPLETED", status: str = "") -> str:
         """Returns its log when it has ended so."""
@@ -101,7 +113,7 @@ def test_limit_ahead_and_sigterm(cluster, reference_reports, tmp_path):
     job.limit(65)  # SLURM sends the signal up to a minute earlier than asked
     cluster.wait_until("USR1", lambda: "the time limit is near" in job.log())
     job.wait_until_started(again=1)
-    job.limit(3600)
+    job.lift_limit()
     saved = run.step()
     run.set(seconds=0.5)
     job.wait_until_training(again=1, step=saved + 2)
@@ -156,12 +168,12 @@ def test_ends_for_good(cluster, tmp_path):
 def test_out_of_time_and_preempted(cluster, reference_reports, tmp_path):
     """A limit that passes; a job that takes the nodes, without time to save and with it."""
     run = LaunchedRun(tmp_path / "user")
-    run.set(seconds=1)
+    run.set(seconds=3)  # SLURM looks at limits every 30 seconds; the steps must outlast that
     job = Job(cluster, run, "--", "--signal=B:CONT@1")  # no warning
     job.wait_until_training()
     job.limit(1)
     job.wait_until_started(again=1)
-    job.limit(3600)
+    job.lift_limit()
     assert "the time limit has passed; the job goes back into the queue" in job.log()
     urgent = ("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
     for again in (1, 2):
