@@ -118,12 +118,14 @@ class Cluster:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.ask("scancel", "--user", str(os.getuid()))
-        self.wait_until("no job", lambda: not self.ask("squeue", "--noheader"))
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
-            daemon.wait(timeout=30)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.ask("scancel", "--user", str(os.getuid()))
+            self.wait_until("no job", lambda: not self.ask("squeue", "--noheader"))
+        finally:
+            for daemon in reversed(self.daemons):
+                daemon.terminate()
+                daemon.wait(timeout=30)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, program: str, *arguments: str) -> None:
         """Starts a daemon."""

@@ -53,12 +53,17 @@ class Job:
     def state(self) -> dict[str, str]:
         return self.cluster.state(self.id)
 
+    def state_on_its_way(self) -> dict[str, str]:
+        """The state of a job that has not ended for good."""
+        state = self.state()
+        assert state["JobState"] not in ENDED_FOR_GOOD, f"{state}\n{self.log()}"
+        return state
+
     def wait_until_training(self, again: int = 0, step: int = 3) -> None:
         """Returns when it trains, started again so often."""
 
         def is_so():
-            state = self.state()
-            assert state["JobState"] not in ENDED, f"{state}\n{self.log()}"
+            state = self.state_on_its_way()
             new = int(state["Restarts"]) == again and state["JobState"] == "RUNNING"
             return new and self.log().count("first step done") > again and self.run.step() >= step
 
@@ -68,8 +73,7 @@ class Job:
         """Returns when it is back in the queue, or runs, after so many restarts."""
 
         def is_so():
-            state = self.state()
-            assert state["JobState"] not in ENDED_FOR_GOOD, f"{state}\n{self.log()}"
+            state = self.state_on_its_way()
             assert int(state["Restarts"]) <= again, f"{state}\n{self.log()}"
             return int(state["Restarts"]) == again
 
