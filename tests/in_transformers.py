@@ -6,14 +6,18 @@ FOLDER holds exported models, `MODEL/`, and beside each what ours said of it, `M
 import json
 import sys
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, StaticCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 TOLERANCE = 1e-4
 DISTINCT = 1e-3  # two best logits that differ by less may change places
+OUTPUTS = {field.name for field in fields(CausalLMOutputWithPast)}
+CACHE = "cache" if "cache" in OUTPUTS else "past_key_values"  # its name in this version
 
 
 def check(folder: Path) -> None:
@@ -57,9 +61,9 @@ def check_padding(model, tokens):
 
 
 def check_static_cache(model, tokens):
-    cache = StaticCache(config=model.config, max_cache_len=tokens.shape[1])
-    before = model(tokens[:, :5], past_key_values=cache)
-    after = model(tokens[:, 5:9], past_key_values=before.past_key_values, use_cache=True)
+    cache = StaticCache(config=model.config, max_batch_size=2, max_cache_len=tokens.shape[1])
+    before = model(tokens[:, :5], **{CACHE: cache})
+    after = model(tokens[:, 5:9], **{CACHE: before[CACHE]}, use_cache=True)
     whole = model(tokens[:, :9], use_cache=False)
     torch.testing.assert_close(after.logits, whole.logits[:, 5:], atol=TOLERANCE, rtol=0)
 

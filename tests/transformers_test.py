@@ -1,8 +1,9 @@
-"""Models to and from transformers and torch: a virtual environment of their own, installed here.
+"""Models to and from transformers and torch: virtual environments of their own, installed here.
 
     launch/test.sh --slow tests/transformers_test.py
 
-`PYTHON_WITH_TRANSFORMERS` names an interpreter that has them, and peft, already.
+transformers_newest.txt and transformers_oldest.txt have the versions: the newest that was tried,
+with which all is tested, and the oldest that an exported model supports.
 """
 
 import json
@@ -48,25 +49,20 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.setup import make_setup
 
-PACKAGES = ("torch>=2.6", "transformers>=4.48", "jinja2", "peft>=0.14", "safetensors>=0.5", "numpy")
 MINUTES = 10
 UV = (sys.executable, "-m", "uv")
 
 
-@pytest.fixture(scope="session")
-def interpreter(tmp_path_factory):
-    """A Python that has torch, for the CPU where there is such a build, and transformers."""
-    given = os.environ.get("PYTHON_WITH_TRANSFORMERS")
-    if given:
-        return given
-    folder = tmp_path_factory.mktemp("transformers")
-    python = folder / "venv" / "bin" / "python"
+def install(versions: str, folder: Path) -> Path:
+    """A Python in `folder` with the packages of a file of tests/: torch, transformers and peft."""
+    python = folder / "bin" / "python"
     # uv doesn't read pip's settings; a wheel found there is preferred to the registry's.
     links = os.environ.get("PIP_FIND_LINKS")
     environment = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
+    wanted = ["--requirements", ROOT / "tests" / versions]
     for command in (
-        [*UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"],
-        [*UV, "pip", "install", "--quiet", "--python", python, *PACKAGES],
+        [*UV, "venv", "--quiet", "--python", sys.executable, folder],
+        [*UV, "pip", "install", "--quiet", "--python", python, *wanted],
     ):
         try:
             ended = subprocess.run(
@@ -79,8 +75,20 @@ def interpreter(tmp_path_factory):
     return python
 
 
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    """A Python with the newest transformers that was tried."""
+    return install("transformers_newest.txt", tmp_path_factory.mktemp("newest"))
+
+
+@pytest.fixture(scope="module")
+def oldest(tmp_path_factory):
+    """A Python with the oldest transformers that an exported model supports."""
+    return install("transformers_oldest.txt", tmp_path_factory.mktemp("oldest"))
+
+
 @pytest.mark.slow
-def test_exported_models_say_what_ours_say(interpreter, tmp_path):
+def test_exported_models_say_what_ours_say(interpreter, oldest, tmp_path):
     for name, model in (MODELS | ADAPTED).items():
         run, tokenizer, as_run = random_run(model)
         told = save_pretrained(
@@ -88,9 +96,9 @@ def test_exported_models_say_what_ours_say(interpreter, tmp_path):
         )
         said = record_outputs(run, tokenizer, TEXTS) | {"class": told.model_class}
         (tmp_path / "models" / f"{name}.json").write_text(json.dumps(said))
-    ended = run_there(interpreter, "in_transformers.py", tmp_path / "models")
-    assert ended.stdout.count("agrees") == len(MODELS | ADAPTED)
-    print(ended.stdout)
+    for python in (interpreter, oldest):
+        ended = run_there(python, "in_transformers.py", tmp_path / "models")
+        assert ended.stdout.count("agrees") == len(MODELS | ADAPTED)
 
 
 def run_there(interpreter, script, *arguments):

@@ -1,4 +1,4 @@
-"""A neural ODE transformer on its grid, in PyTorch, for transformers 4.48 or later.
+"""A neural ODE transformer on its grid, in PyTorch, for transformers 4.53 or later.
 
     y <- y + f_n(y) + g_n(y)                          Euler: attention and MLP read the same state
     y <- y + f_n(y); y <- y + g_n(y)                  Lie-Trotter
@@ -19,6 +19,11 @@ from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+# transformers 5.24 calls `cache` what earlier versions call `past_key_values`. The model takes both
+# names, and its output has the name that the library's own outputs have.
+OUTPUTS = CausalLMOutputWithPast.__dataclass_fields__
+CACHE_NAME = "cache" if "cache" in OUTPUTS else "past_key_values"
 
 
 class DiffEqConfig(PretrainedConfig):
@@ -43,7 +48,7 @@ class DiffEqConfig(PretrainedConfig):
     """
 
     model_type = "t5x_diffeq"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -165,8 +170,11 @@ class Attention(nn.Module):
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
-            k, v = cache.update(k, v, self.step)
-            k, v = k[:, :, : mask.shape[-1]], v[:, :, : mask.shape[-1]]  # of a cache with room
+            seen = mask.shape[-1]
+            # A static cache of transformers 4 does not count its tokens, and must be told.
+            places = torch.arange(seen - x.shape[1], seen, device=x.device)
+            k, v = cache.update(k, v, self.step, {"cache_position": places})
+            k, v = k[:, :, :seen], v[:, :, :seen]  # of a cache with room
         served = self.heads // self.kv_heads
         if served > 1:
             k, v = k.repeat_interleave(served, dim=1), v.repeat_interleave(served, dim=1)
@@ -290,6 +298,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of each token's successor, and the loss where `labels` are given.
@@ -298,20 +307,22 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
           input_ids: `[B, L]`, new tokens.
           attention_mask: `[B, tokens so far]`, 0 where there is padding.
           position_ids: `[B, L]`; None counts the tokens that are no padding.
-          past_key_values: what was read before.
+          past_key_values: keys and values of the tokens before, until transformers 5.23.
           inputs_embeds: `[B, L, D]` instead of `input_ids`.
           labels: `[B, L]`, the tokens again; -100 does not count.
           use_cache: whether to return keys and values.
           logits_to_keep: of how many last tokens logits are wanted; 0: of all.
           return_dict: False returns a tuple.
+          cache: the same, since transformers 5.24.
           kwargs: of the library; unused.
         """
         y = self.token_embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if cache is None else cache
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        if use_cache and cache is None:
+            cache = DynamicCache()
+        past = 0 if cache is None else int(cache.get_seq_length())
         if position_ids is None:
             position_ids = positions(attention_mask, past, y)
         turn = None
@@ -322,14 +333,13 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
             turn = turning(position_ids, self.config)
         mask = causal_mask(attention_mask, past, y)
         for step in self.steps:
-            y = step(y, turn, mask, past_key_values)
+            y = step(y, turn, mask, cache)
         y = self.final_norm(y[:, -logits_to_keep:])
         vectors = self.token_embedding.weight if self.config.tied_head else self.head.weight
         logits = functional.linear(y, vectors)
         loss = None if labels is None else next_token_loss(logits, labels)
-        output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
-        )
+        kept = {CACHE_NAME: cache if use_cache else None}
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **kept)
         return output.to_tuple() if return_dict is False else output
 
 
