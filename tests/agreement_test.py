@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from patience import patience
 
 from t5x_diffeq.runtime.agreement import Agreement, Reason
 from t5x_diffeq.runtime.peers import Peers
@@ -58,7 +59,7 @@ def test_all_stop_after_the_same_step(asking):
 def test_the_first_request_gives_the_reason():
     agreements = [Agreement(peers) for peers in connect_peers(2)]
     agreements[1].ask(Reason(130, "Ctrl-C"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while agreements[0].reason is None and time.monotonic() < deadline:
         time.sleep(0.001)
     agreements[0].ask(SIGTERM)

@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 from fake_gcs import serve
 from helpers import corpus_of
+from patience import patience
 
 from t5x_diffeq.data import shards
 from t5x_diffeq.runs.workdir import read_config
@@ -195,7 +196,7 @@ def test_a_folder_is_moved(store):
 
 
 def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
-    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
     lock = parse_path("gs://bucket/run/.lock", "it")
     with locks.hold_lock(lock, "it"):
         with (
@@ -218,14 +219,14 @@ def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
 
 def test_only_one_takes_a_lease(store, monkeypatch):
     """Eight at once; the others see it beat."""
-    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", "1")
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
     lock, told, ended = parse_path("gs://bucket/run/.lock", "it"), [], threading.Event()
 
     def take():
         try:
             with locks.hold_lock(lock, "it"):
                 told.append("held")
-                ended.wait(10)
+                ended.wait(patience(10))
         except InputError:
             told.append("refused")
             if told.count("refused") == 7:

@@ -7,8 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from fake_gcs import serve
 from helpers import ROOT, numbered_lines, without_machine
+from patience import patience
+from process_runs import SMALL_MODEL
 
 SHARDS = "gs://bucket/my shards"
 RUN = "gs://bucket/runs/a"
@@ -22,13 +26,14 @@ class Bucket:
         self.environment = {
             **os.environ,
             **environment,
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": flags_of_processes(),
             "T5X_DIFFEQ_CACHE": str(folder / "cache"),
-            "T5X_DIFFEQ_LEASE_SECONDS": "2",
+            "T5X_DIFFEQ_LEASE_SECONDS": f"{patience(2):.0f}",
         }
 
     def start(self, verb, *arguments, launcher=()):
-        command = [*launcher, sys.executable, "-m", f"t5x_diffeq.{verb}", *map(str, arguments)]
+        verb = (warm_python.executable(), "-m", f"t5x_diffeq.{verb}")
+        command = [*launcher, *verb, *map(str, arguments)]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, cwd=ROOT, env=self.environment, stdout=pipe, stderr=pipe, text=True
@@ -37,7 +42,7 @@ class Bucket:
     def run(self, verb, *arguments, launcher=()):
         """Standard output and error of a verb that ends well."""
         process = self.start(verb, *arguments, launcher=launcher)
-        out, log = process.communicate(timeout=300)
+        out, log = process.communicate(timeout=patience(300))
         assert process.returncode == 0, log
         return out, log
 
@@ -69,8 +74,7 @@ def training(workdir, *more):
     return (
         *("--config=configs/shakespeare.py", f"--workdir={workdir}"),
         *("--config.data.source=tokens", f"--config.data.path={SHARDS}"),
-        *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
-        "--config.model.time_embed_dim=48",
+        *SMALL_MODEL,
         *("--config.train.log_every=5", "--config.train.eval_every=20"),
         *("--config.train.total_steps=60", "--config.train.checkpoint_every=20", *more),
     )

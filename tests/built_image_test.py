@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from images import python_of_images
-from launched_run import small_training
+from patience import patience
+from process_runs import small_training
 
 pytestmark = pytest.mark.slow
 BASE = "localhost/t5x_diffeq-base"
@@ -184,19 +185,19 @@ def trains_is_preempted_and_continues(container):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.2)
     os.kill(trainer(), signal.SIGTERM)  # as Kubernetes does, to the container's first process
-    log = process.communicate(timeout=240)[0]
+    log = process.communicate(timeout=patience(240))[0]
     assert process.returncode == 42, log
     done = steps(root)
     assert 3 <= len(done) < STEPS
     process = start(container, *TRAIN, JAX_PLATFORMS="cpu")
-    log = process.communicate(timeout=240)[0]
+    log = process.communicate(timeout=patience(240))[0]
     assert process.returncode == 0, log
     assert steps(root) == list(range(1, STEPS + 1))
     assert (root / "home/trainer/run/metrics.jsonl").stat().st_uid == 1000
 
 
 def fails_without_a_tpu(container):
-    log = start(container, *TRAIN).communicate(timeout=240)[0]
+    log = start(container, *TRAIN).communicate(timeout=patience(240))[0]
     assert "error:" in log
 
 

@@ -214,10 +214,12 @@ def test_sums_are_of_every_file(saved):
 
 
 @pytest.mark.slow
-def test_how_long_training_waits(tmp_path, capsys):
-    """Prints the README's figures: saves of 1 GB, each before a step that donates the state."""
+def test_how_long_training_waits(tmp_path, capsys, whole):
+    """Each save is before a step that donates the state; with --whole, of the README's 1 GB."""
     rng = np.random.default_rng(0)
-    arrays = {str(n): rng.standard_normal((2048, 2048), np.float32) for n in range(60)}
+    arrays = {
+        str(n): rng.standard_normal((2048, 2048), np.float32) for n in range(60 if whole else 15)
+    }
     state = TrainState(jax.device_put(0), jax.device_put(arrays), {})
     next_state = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     state, steps = jax.block_until_ready(next_state(state)), {"workdir": [], "local": []}
@@ -243,16 +245,17 @@ def test_how_long_training_waits(tmp_path, capsys):
         own = [save for save in saves if save.tier == tier]
         assert max(after) < max(save.seconds for save in own)  # the step doesn't wait for them
         with capsys.disabled():
-            print(f"\n{tier}: 1 GB, {own[0].size / 1e9:.2f} GB in files; training waited", end=" ")
+            print(f"\n{tier}: {own[0].size / 1e9:.2f} GB in files; training waited", end=" ")
             print(", ".join(f"{save.waited:.2f}" for save in own), end=" s; written in ")
             print(", ".join(f"{save.seconds:.1f}" for save in own), end=" s; the step after took ")
             print(", ".join(f"{seconds:.2f}" for seconds in after), "s")
 
 
 @pytest.mark.slow
-def test_what_checksums_cost(tmp_path, capsys):
-    """Prints the README's figure."""
-    gigabytes, content = 1, os.urandom(10**6) * 125
+def test_what_checksums_cost(tmp_path, capsys, whole):
+    """With --whole, of the README's 1 GB."""
+    gigabytes = 1 if whole else 0.25
+    content = os.urandom(10**6) * int(125 * gigabytes)
     for number in range(8):
         (tmp_path / str(number)).write_bytes(content)
     seconds, busy = time.perf_counter(), time.process_time()
@@ -261,4 +264,4 @@ def test_what_checksums_cost(tmp_path, capsys):
     assert len(sums) == 8 and len(set(sums.values())) == 1
     assert busy < 5 * gigabytes
     with capsys.disabled():
-        print(f"\nchecksums of 1 GB: {seconds:.2f} s, {busy:.2f} s of a core")
+        print(f"\nchecksums of {gigabytes} GB: {seconds:.2f} s, {busy:.2f} s of a core")

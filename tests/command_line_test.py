@@ -7,6 +7,7 @@ import sys
 import pytest
 from absl import flags
 from helpers import ROOT
+from patience import patience
 
 from t5x_diffeq.runtime import command_line, completion, processes
 from t5x_diffeq.runtime.command_line import check_keys, explain_parse_error
@@ -23,7 +24,11 @@ def no_cluster(monkeypatch):
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=patience(60),
     )
 
 
@@ -106,7 +111,11 @@ def test_help_and_mistakes_are_answered_before_jax_is_imported(verb):
         messages += ["'model.widht' does not exist; did you mean model.w", "seed is -3; it must be"]
     answers = ANSWERS.format(cases=cases, verb=verb, heavy=ANSWERED_WITHOUT)
     ended = subprocess.run(
-        [sys.executable, "-c", answers], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", answers],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=patience(60),
     )
     assert ended.returncode == 0, ended.stderr
     assert "  --" in ended.stdout

@@ -1,18 +1,23 @@
 """Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
 
+import datetime
 import os
+import random
 import shutil
 import tempfile
+
+import compilation
 
 from t5x_diffeq.runtime.config import Config
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")
 os.environ["T5X_DIFFEQ_CACHE"] = CACHE.name
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = compilation.DEVICES
+SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", str(datetime.date.today()))
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -36,7 +41,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="also what compiles for long, and whole processes"
     )
-    parser.addoption("--whole", action="store_true", help="every fault of a table, not a sample")
+    parser.addoption(
+        "--whole",
+        action="store_true",
+        help="all cases of the tables, in the sizes of READMEs, compiled as users' programs are",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("--whole"):
+        return "tables of cases: all"
+    return f"tables of cases: a sample; T5X_DIFFEQ_SAMPLE={SAMPLE} takes the same, --whole all"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--whole"):
+        os.environ["XLA_FLAGS"] = f"{compilation.DEVICES} {compilation.QUICK}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,6 +67,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(again if config.getoption("--slow") else skip)
+
+
+@pytest.fixture(scope="session")
+def whole(request: pytest.FixtureRequest) -> bool:
+    """Whether tests take all cases of their tables, and the sizes of which READMEs have figures."""
+    return request.config.getoption("--whole")
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest, whole: bool) -> Callable[[Iterable], list]:
+    """Takes a third of the cases of a table, in their order: others every day, or all."""
+    chance = random.Random(f"{SAMPLE} {request.node.name}")
+
+    def sample(cases: Iterable) -> list:
+        cases = list(cases)
+        taken = (
+            range(len(cases)) if whole else chance.sample(range(len(cases)), -(-len(cases) // 3))
+        )
+        return [cases[number] for number in sorted(taken)]
+
+    return sample
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -157,9 +157,9 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def single_process_run(text, tmp_path_factory):
-    """The workdir of one process of eight devices in their own order."""
+    """The workdir of one process of four devices in their own order."""
     workdir = tmp_path_factory.mktemp("alone")
-    run(text, workdir, 1, 8, *SHORT)
+    run(text, workdir, 1, 4, *SHORT)
     return workdir
 
 
@@ -176,7 +176,7 @@ def single_process_run(text, tmp_path_factory):
 def test_losses_equal_those_of_one_process(
     single_process_run, text, tmp_path, processes, order, mesh
 ):
-    run(text, tmp_path, processes, 8 // processes, *SHORT, *mesh, order=order)
+    run(text, tmp_path, processes, 4 // processes, *SHORT, *mesh, order=order)
     for name in ("train/loss", "eval/loss"):
         expected = read_reports(single_process_run, name)
         assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
@@ -191,7 +191,7 @@ def test_resume_in_another_order(text, tmp_path):
     documents = tmp_path / "lines.jsonl"
     lines = text.read_text().splitlines()
     documents.write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
-    run(documents, whole, 1, 8, *more)
-    stop_at(12, documents, chain, 2, 4, *more, order="interleaved")
-    run(documents, chain, 4, 2, *more, order="random")
+    run(documents, whole, 1, 4, *more)
+    stop_at(12, documents, chain, 2, 2, *more, order="interleaved")
+    run(documents, chain, 4, 1, *more, order="random")
     np.testing.assert_allclose(read_reports(chain), read_reports(whole), rtol=1e-5)

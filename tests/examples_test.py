@@ -3,9 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT
 
 FOLDER = ROOT / "t5x_diffeq" / "examples"
@@ -29,8 +30,8 @@ def test_each_script_is_known():
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script(script, tmp_path):
     found = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    found.pop("XLA_FLAGS", None)  # one device, as on a laptop
-    command = [sys.executable, "-m", f"t5x_diffeq.examples.{script}"]
+    found["XLA_FLAGS"] = flags_of_processes()  # one device, as on a laptop
+    command = [warm_python.executable(), "-m", f"t5x_diffeq.examples.{script}"]
     ended = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert re.search(PRINTED[script], ended.stdout), ended.stdout

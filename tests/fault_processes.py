@@ -13,6 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from compilation import flags_of_processes
+from patience import patience
+
 PHASES = ("start-up", "compile", "loop", "save")
 STEPS = 60
 EVERY = 4  # steps from checkpoint to checkpoint
@@ -46,13 +49,21 @@ class FaultyRun:
       victim: the process that is to stop; None: neither.
       phase: where.
       more: arguments that only the victim has.
-      silence: seconds that a process may be silent.
+      silence: seconds that a process may be silent; None: what suits the machine.
       number: in the loop, the step before which it stops.
       pause: seconds for which it stops.
     """
 
     def __init__(
-        self, arguments, folder, victim=None, phase=None, more=(), silence=10, number=3, pause=PAUSE
+        self,
+        arguments,
+        folder,
+        victim=None,
+        phase=None,
+        more=(),
+        silence=None,
+        number=3,
+        pause=PAUSE,
     ):
         self.folder = folder
         with socket.socket() as free:
@@ -65,9 +76,8 @@ class FaultyRun:
                 "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(index),
-                "T5X_DIFFEQ_SILENCE_SECONDS": str(silence),
-                "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-                "--xla_llvm_disable_expensive_passes=true",
+                "T5X_DIFFEQ_SILENCE_SECONDS": f"{silence or patience(10):.0f}",
+                "XLA_FLAGS": flags_of_processes(),
             }
             own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
             process = FORKS.Process(

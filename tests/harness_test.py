@@ -11,7 +11,10 @@ os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
 import numpy as np
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import LINES, ROOT, call, setup_of, small_config
+from patience import patience
 from process_runs import as_processes
 
 from t5x_diffeq import evaluate as evaluate_verb
@@ -192,12 +195,13 @@ def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
 def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
     """Two processes whose devices are interleaved on the mesh, as on a TPU pod."""
     names = ",".join(f"local_{name}" for name in ("choice", "cloze", "rolling", "generation"))
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": flags_of_processes(), "JAX_PLATFORMS": "cpu"}
     found = []
     ordered = [ROOT / "tests" / "device_order.py", "interleaved"]
     for processes, devices, module in ((1, 1, ["-m"]), (2, 2, ordered)):
         verb = [
-            *(sys.executable, *module, "t5x_diffeq.evaluate", f"--workdir={run_on_lines}"),
+            warm_python.executable(),
+            *(*module, "t5x_diffeq.evaluate", f"--workdir={run_on_lines}"),
             *(f"--tasks={names}", f"--include_path={tasks}", f"--output={tmp_path}"),
         ]
         ended = subprocess.run(
@@ -206,7 +210,7 @@ def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patience(300),
         )
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr.count("\nlocal_choice") == 1  # only process 0 talks

@@ -13,13 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_python
 from helpers import ROOT, metrics_of, numbered_lines
-from launched_run import small_training
 from manifests import GPU, TPU, expand, manifests, pods_of
-from stand_ins import SLOW_TRAINING, Metadata, StandIns, add_python, of_host
+from patience import patience
+from process_runs import small_training
+from stand_ins import Metadata, StandIns, add_python, of_host, slow_training
 
 pytestmark = pytest.mark.slow
-STEPS = 100
+STEPS = 40
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_gke(stand_ins, words, tmp_path, kind):
     image.mkdir()
     for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
         shutil.copy(ROOT / file, image)
-    add_python(tmp_path / "venv", SLOW_TRAINING)
+    add_python(tmp_path / "venv", slow_training(warm_python.executable()))
     given = environment(stand_ins, PATH=f"{tmp_path}/venv/bin:{os.environ['PATH']}")
     command = [image / "verb.sh", *map(expand, container["args"])]
     for preempted in (True, False):
@@ -114,7 +116,7 @@ def test_gke(stand_ins, words, tmp_path, kind):
         if preempted:
             wait_for_steps(tmp_path, pods[0])
             pods[1].terminate()
-        logs = [pod.communicate(timeout=240)[0] for pod in pods]
+        logs = [pod.communicate(timeout=patience(240))[0] for pod in pods]
         assert [pod.returncode for pod in pods] == [42 if preempted else 0] * 2, logs
         assert "2 x cpu, 2 process(es)" in logs[0]
     assert_continued(tmp_path)
@@ -154,7 +156,7 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     set_seconds(stand_ins, 1)
     process = start(command, env=given, cwd=tmp_path)
     preempt(stand_ins, tmp_path, process)
-    log, _ = process.communicate(timeout=240)
+    log, _ = process.communicate(timeout=patience(240))
     assert process.returncode == 0, log
     assert "ended 42: starting again (1 of at most 100)" in log
     assert log.count("2 x cpu, 2 process(es)") == 2, log

@@ -1,30 +1,16 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from helpers import ROOT, metrics_of, numbered_lines
+from patience import patience
 from process_runs import HEAR_CTRL_C
-from stand_ins import SLOW_TRAINING, add_python, clean_environment, mark_installed
+from stand_ins import add_python, clean_environment, mark_installed, slow_training
 
 STEPS = 40
-
-
-def small_training(steps: int) -> list[str]:
-    """Keys of a training on any text, each step of which is reported."""
-    return [
-        "--config.model.embed_dim=32",
-        "--config.model.num_steps=2",
-        "--config.model.time_embed_dim=48",
-        "--config.data.sequence_length=32",
-        "--config.train.batch_size=8",
-        "--config.train.eval_batch_size=8",
-        "--config.train.eval_batches=2",
-        f"--config.train.total_steps={steps}",
-        "--config.train.log_every=1",
-        "--config.train.eval_every=1000",
-    ]
 
 
 class LaunchedRun:
@@ -57,7 +43,6 @@ class LaunchedRun:
             f"--env=TRAIN_CONTROL={folder}",
             "--env=JAX_PLATFORMS=cpu",
             "--env=OMP_NUM_THREADS=1",
-            "--env=JAX_DISABLE_MOST_OPTIMIZATIONS=1",  # compiles sooner
         ]
         self.installed_at = self.install()
         self.environment = {
@@ -69,7 +54,7 @@ class LaunchedRun:
     def install(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        add_python(venv, SLOW_TRAINING)
+        add_python(venv, slow_training(sys.executable))
         mark_installed(
             venv,
             (
@@ -127,7 +112,7 @@ def rank(pid: int) -> int:
 
 def wait_for(is_so, seconds: float = 600) -> None:
     """Waits until it is."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)

@@ -191,16 +191,18 @@ def test_bad_questions(changes, arguments, message):
 
 
 @pytest.mark.slow
-def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys):
-    """Per prompt of 16 tokens at width 128 and 12 steps; prints the times, taken in turns."""
-    model = small(embed_dim=128, mlp_dim=512, num_steps=12, max_length=16)
+def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys, whole):
+    """Prints the times, taken in turns; with --whole, those of the README."""
+    D = 128
+    steps, repeats = (12, 3) if whole else (2, 1)
+    model = small(embed_dim=D, mlp_dim=4 * D, num_steps=steps, max_length=16)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 16)), jnp.int32)
     params = random_params(model, scale=0.05)
     weights = model.apply({"params": params}, method="weights")
     before = model.apply({"params": params}, tokens, weights, method="trajectory")[:-1]
     step = step_map(model.config, 16)
-    by_step, _ = step_inputs(weights, "euler", 12, key=None)
-    others = (jnp.arange(16) != 15)[:, None, None] * jnp.eye(128)
+    by_step, _ = step_inputs(weights, "euler", steps, key=None)
+    others = (jnp.arange(16) != 15)[:, None, None] * jnp.eye(D)
 
     @jax.jit
     def by_jacrev(by_step, states):
@@ -210,7 +212,7 @@ def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys):
             Q, R = jnp.linalg.qr((jnp.moveaxis(J, 1, 0) + others) @ Q)
             return Q, jnp.log(jnp.abs(jnp.diagonal(R, axis1=-2, axis2=-1)))
 
-        start = jnp.broadcast_to(jnp.eye(128), (16, 128, 128))
+        start = jnp.broadcast_to(jnp.eye(D), (16, D, D))
         return jax.lax.scan(advance, start, (by_step, states))[1]
 
     ways = {
@@ -219,7 +221,7 @@ def test_the_same_as_jacrev_of_the_whole_block_in_less_memory(capsys):
     }
     np.testing.assert_allclose(ways["ours"](), ways["jacrev"](), atol=1e-4)
     seconds = {name: [] for name in ways}
-    for _ in range(3):
+    for _ in range(repeats):
         for name, way in ways.items():
             begun = time.perf_counter()
             way()

@@ -10,6 +10,7 @@ from helpers import auto_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from patience import patience
 from row import Row
 
 from t5x_diffeq.data.packing import FirstFitRows, Windows
@@ -170,7 +171,7 @@ def test_starting_late_takes_no_time():
     for step in (150, 100_000):
         begun = time.perf_counter()
         next(train_batches(mixture, BATCH, 0, step, by_row()))
-        assert time.perf_counter() - begun < 2
+        assert time.perf_counter() - begun < patience(2)
 
 
 def test_segments_part_documents():

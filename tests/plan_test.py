@@ -12,6 +12,7 @@ import sys
 import jax
 import pytest
 from helpers import ROOT, call
+from patience import patience
 
 from configs import default
 from t5x_diffeq import plan as verb
@@ -63,7 +64,7 @@ def run_plan(name, *arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patience(600),
     )
 
 

@@ -4,10 +4,11 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT, call, small_config
 
 import t5x_diffeq as td
@@ -183,10 +184,10 @@ def test_the_command_line(tmp_path):
         *("--config.model.embed_dim=32", "--config.train.total_steps=3"),
         *("--config.train.eval_batches=1", "--config.train.eval_all_at_end=False"),
     )
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "XLA_FLAGS": flags_of_processes()}
 
     def run(verb, *arguments, env=environment):
-        command = [sys.executable, "-m", f"t5x_diffeq.{verb}", *arguments]
+        command = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *arguments]
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
     workdir = f"--workdir={tmp_path / 'run'}"

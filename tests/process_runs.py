@@ -7,12 +7,31 @@ import sys
 
 import numpy as np
 from helpers import ROOT, numbered_lines
+from patience import patience
 
 from t5x_diffeq.tracking.jsonl import read_metrics
 
 # Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
 HEAR_CTRL_C = ["env", "--default-signal=INT"]
 REMATERIALIZED = "Involuntary full rematerialization"  # XLA's word for a gathered activation
+
+
+SMALL_MODEL = (  # what XLA compiles soonest, and computes in milliseconds
+    *("--config.model.embed_dim=16", "--config.model.num_heads=2", "--config.model.mlp_dim=32"),
+    *("--config.model.num_steps=2", "--config.model.time_embed_dim=4"),
+    *("--config.model.num_frequencies=4", "--config.model.remat=none"),
+    "--config.data.sequence_length=32",
+)
+
+
+def small_training(steps: int) -> list[str]:
+    """Keys of a training on any text, each step of which is reported."""
+    return [
+        *SMALL_MODEL,
+        *("--config.train.batch_size=8", "--config.train.eval_batch_size=8"),
+        *("--config.train.eval_batches=2", f"--config.train.total_steps={steps}"),
+        *("--config.train.log_every=1", "--config.train.eval_every=1000"),
+    ]
 
 
 def write_text(folder):
@@ -46,6 +65,8 @@ def command(text, workdir, processes, devices, *more, order=None):
 
 def start(arguments):
     """The process of a command, its standard output and error piped."""
+    # Compiled as for users: slower programs overlap for longer, those of a step and of the curves
+    # over depth, and Gloo then takes a collective of one for the other's (jax 0.10.2).
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, stdout=-1
@@ -55,7 +76,7 @@ def start(arguments):
 def run(*arguments, **options):
     """The log of a run that ends well; arguments as those of `command`."""
     process = start(command(*arguments, **options))
-    out, log = process.communicate(timeout=900)
+    out, log = process.communicate(timeout=patience(900))
     assert process.returncode == 0, log
     assert REMATERIALIZED not in log
     assert out == ""  # results only: nothing of Gloo's

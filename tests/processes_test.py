@@ -10,25 +10,22 @@ import sys
 import time
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT, metrics_of, numbered_lines
-from process_runs import HEAR_CTRL_C
-
-ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
+from process_runs import HEAR_CTRL_C, small_training
 
 
 def command(text, workdir):
     return [
-        sys.executable,
+        warm_python.executable(),
         "-m",
         "t5x_diffeq.train",
         "--config=configs/shakespeare.py",
         f"--workdir={workdir}",
         f"--config.data.path={text}",
-        "--config.model.embed_dim=32",
-        "--config.model.num_steps=2",
-        "--config.model.time_embed_dim=48",
+        *small_training(400),
         "--config.model.dropout_rate=0.1",
-        "--config.train.total_steps=400",
         "--config.train.log_every=7",
         "--config.train.eval_every=60",
         "--config.train.checkpoint_every=25",
@@ -36,7 +33,13 @@ def command(text, workdir):
 
 
 def start(arguments):
-    return subprocess.Popen(arguments, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags_of_processes()},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture
@@ -47,20 +50,24 @@ def text(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_ten_times_equals_undisturbed(text, tmp_path):
+def test_killed_again_and_again_equals_undisturbed(text, tmp_path, whole):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     begun = time.monotonic()
     process = start(command(text, undisturbed))
     assert process.wait() == 0, process.stderr.read()
     duration = time.monotonic() - begun
     chance = random.Random(0)
-    for _ in range(10):
+    for _ in range(20 if whole else 4):
         process = start(command(text, killed))
         time.sleep(chance.uniform(0.2, 0.9) * duration)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     last = subprocess.run(
-        command(text, killed), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        command(text, killed),
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags_of_processes()},
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert last.returncode == 0, last.stderr
     assert metrics_of(killed) == metrics_of(undisturbed)
@@ -92,7 +99,7 @@ def test_local_sh(tmp_path):
         "--config.model.num_steps=2",
         "--config.model.time_embed_dim=48",
     ]
-    environment = {**ENVIRONMENT, "VENV": sys.prefix}
+    environment = {**os.environ, "XLA_FLAGS": "", "VENV": sys.prefix}
     for told in ("done in", "already finished: 20 of 20"):
         ended = subprocess.run(
             arguments, cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -114,7 +121,7 @@ def test_local_sh_hands_signals_on(text, tmp_path, number, status):
     arguments[1] = ROOT / "configs" / "shakespeare.py"
     process = subprocess.Popen(
         [*HEAR_CTRL_C, *arguments],
-        env={**ENVIRONMENT, "VENV": sys.prefix},
+        env={**os.environ, "XLA_FLAGS": "", "VENV": sys.prefix},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

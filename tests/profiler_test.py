@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from fake_gcs import serve
 from helpers import metrics_of, setup_of, train_keys
+from patience import patience
 from small_models import TOKENS, random_params
 from small_models import small as small_model
 
@@ -158,7 +159,7 @@ def looking(tmp_path, monkeypatch, **keys):
 
 
 def wait_until(condition):
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + patience(20)
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.01)

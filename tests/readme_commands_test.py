@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import READMES, ROOT, parse
 from process_runs import write_text
 
@@ -18,7 +20,6 @@ SMALL_MODEL = (
     *("--config.data.sequence_length=64", "--config.train.batch_size=8"),
 )
 BYTES = ("--config.data.tokenizer=bytes",)
-FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 SHORT_RUN = (
     *("--config.train.total_steps=4", "--config.train.eval_batches=2"),
     *("--config.train.eval_batch_size=8", "--config.train.log_every=1"),
@@ -81,11 +82,11 @@ def test_marked_commands_run(path, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for block in marked:
         for verb, arguments in of_verbs(commands(block.partition("\n\n")[0])):
-            words = [sys.executable, "-m", f"t5x_diffeq.{verb}", *arguments]
+            words = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *arguments]
             ended = subprocess.run(
                 [*words, *SETTINGS.get(verb, ())],
                 cwd=tmp_path,
-                env={**os.environ, "XLA_FLAGS": FAST_COMPILE},
+                env={**os.environ, "XLA_FLAGS": flags_of_processes()},
                 capture_output=True,
                 text=True,
             )

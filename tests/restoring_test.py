@@ -3,10 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT
+from patience import patience
 from process_runs import as_processes
 
 SCRIPT = ROOT / "tests" / "restore_processes.py"
@@ -15,10 +17,14 @@ KERNEL = 512 * 128 * 4  # bytes
 
 def run_both(folder, *arguments, devices=2, flags=""):
     """What two processes found, and what they said."""
-    command = as_processes(2, devices, [sys.executable, SCRIPT, folder, *arguments])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = as_processes(2, devices, [warm_python.executable(), SCRIPT, folder, *arguments])
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{flags_of_processes()} {flags}",
+        "JAX_PLATFORMS": "cpu",
+    }
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(600)
     )
     assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"{n}.json").read_text()) for n in (0, 1)], ended.stderr

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from helpers import ROOT
+from patience import patience
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.runtime.errors import InputError
@@ -23,7 +24,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def single_process_run(text, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("alone")
-    run(text, workdir, 1, 8)
+    run(text, workdir, 1, 4)
     return workdir
 
 
@@ -35,10 +36,10 @@ LOOKS = (  # inside the model, and at the time that steps take
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
 def test_equal_one_process(single_process_run, text, tmp_path, processes, devices):
     log = run(text, tmp_path, processes, devices, *LOOKS)
-    assert f"8 x cpu, {processes} process(es)" in log
+    assert f"4 x cpu, {processes} process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
     found, expected = read_reports(tmp_path), read_reports(single_process_run)
     assert len(found) == 20
@@ -55,11 +56,11 @@ def test_equal_one_process(single_process_run, text, tmp_path, processes, device
 
 @pytest.mark.slow
 def test_chain_over_topologies_equals_undisturbed(text, tmp_path):
-    """8 devices, then 2 processes of 2, then 1 device: 60 steps in all."""
+    """4 devices, then 2 processes of 2, then 1 device: 60 steps in all."""
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     horizon = "--config.train.total_steps=60"
-    run(text, whole, 1, 8, horizon)
-    for stop, processes, devices in ((20, 1, 8), (40, 2, 2)):
+    run(text, whole, 1, 4, horizon)
+    for stop, processes, devices in ((20, 1, 4), (40, 2, 2)):
         stop_at(stop - 5, text, chain, processes, devices, horizon)
     run(text, chain, 1, 1, horizon)
     found, expected = read_reports(chain), read_reports(whole)
@@ -108,7 +109,7 @@ def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
     begun = time.monotonic()
     log = process.stderr.read()
     assert process.wait() == 175, log
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < patience(60)
     told = [line for line in log.splitlines() if not line.startswith(("step ", "checkpoint "))]
     assert told == [
         "error: process 1 of 2 was lost: it was killed, or its machine or the link to it failed; "

@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from compilation import QUICK
+
 sys.path.insert(0, os.getcwd())  # as `python -m` has it
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 import jax
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 PACKAGES = "munge slurmctld slurmd slurm-client"
@@ -124,7 +125,7 @@ class Cluster:
         finally:
             for daemon in reversed(self.daemons):
                 daemon.terminate()
-                daemon.wait(timeout=30)
+                daemon.wait(timeout=patience(30))
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, program: str, *arguments: str) -> None:
@@ -152,7 +153,7 @@ class Cluster:
 
     def wait_until(self, what: str, is_so, seconds: float = 600) -> None:
         """Waits for it; fails with the daemons' logs if it doesn't come."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         while not is_so():
             if time.monotonic() > deadline:
                 logs = "\n".join(log.read_text()[-2000:] for log in self.folder.glob("*.log"))

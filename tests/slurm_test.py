@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from helpers import ROOT
 from launched_run import STEPS, LaunchedRun
+from patience import patience
 from slurm_cluster import Cluster, find_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
@@ -27,7 +28,7 @@ def submit(cluster: Cluster, run: LaunchedRun, script: str, *arguments: str) -> 
     """What the script says, which ends well."""
     log = run.folder / "submitted"
     process = run.launch(script, *arguments, log=log, **cluster.environment)
-    assert process.wait(timeout=300) == 0, log.read_text()
+    assert process.wait(timeout=patience(300)) == 0, log.read_text()
     return log.read_text()
 
 

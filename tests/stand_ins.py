@@ -8,7 +8,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import warm_python
 from helpers import ROOT
+from patience import patience
 
 from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
 
@@ -20,10 +22,12 @@ PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
 
-SLOW_TRAINING = (  # lines for `add_python`: trainings are those of `slow_train.py`
-    'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
-    f'  shift 2\n  exec {sys.executable} {ROOT}/tests/slow_train.py "$@"\nfi\n'
-)
+def slow_training(python: str) -> str:
+    """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python."""
+    return (
+        'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
+        f'  shift 2\n  exec {python} {ROOT}/tests/slow_train.py "$@"\nfi\n'
+    )
 
 
 def clean_environment() -> dict[str, str]:
@@ -91,7 +95,7 @@ class StandIns:
     def training(self, venv: Path, project: Path = ROOT) -> Path:
         """Likewise, for the project there, whose slow trainings have their numbers noted."""
         note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
-        add_python(venv, note + SLOW_TRAINING)
+        add_python(venv, note + slow_training(warm_python.executable()))
         mark_installed(venv, ON_MACHINES, project)
         return venv
 
@@ -103,7 +107,7 @@ class StandIns:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=patience(120),
         )
 
     def calls(self, program: str = "") -> list[list[str]]:

@@ -5,17 +5,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from math import sqrt
 from statistics import mean, median, stdev
 
 import pytest
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT
 from launched_run import wait_for
+from patience import patience
 from process_runs import write_text
 
-FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 STEPS = 300
 KEYS = (
     *("--config.model.embed_dim=16", "--config.model.num_heads=2", "--config.model.mlp_dim=32"),
@@ -31,11 +32,16 @@ RUNS = [f"learning_rate={rate}-seed={seed}" for seed in (0, 1) for rate in ("0.0
 
 def start(folder, *more, **environment):
     words = ["--config=configs/tiny.py", f"--output={folder / 'out'}", *KEYS, *more]
-    words += ["--grid", "optimizer.learning_rate=1e-3,1e38", "--seeds=2"]
+    words += [
+        f"--config.data.path={folder / 'text'}",
+        "--grid",
+        "optimizer.learning_rate=1e-3,1e38",
+        "--seeds=2",
+    ]
     return subprocess.Popen(
-        [sys.executable, "-m", "t5x_diffeq.sweep", *words, f"--config.data.path={folder / 'text'}"],
+        [warm_python.executable(), "-m", "t5x_diffeq.sweep", *words],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": FAST_COMPILE, **environment},
+        env={**os.environ, "XLA_FLAGS": flags_of_processes(), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -51,12 +57,12 @@ def swept(tmp_path_factory):
     lines = folder / "out" / RUNS[0] / "metrics.jsonl"
     wait_for(lambda: first.poll() is not None or (lines.exists() and len(reports(lines)) > 3))
     first.send_signal(signal.SIGINT)
-    assert first.wait(timeout=120) == 130, first.stderr.read()
+    assert first.wait(timeout=patience(120)) == 130, first.stderr.read()
     assert "stopped, saved; the same command continues" in first.stderr.read()
     assert 3 < len(reports(lines)) < STEPS
     assert not list((folder / "out").glob("results*"))
     second = start(folder)
-    said, words = second.communicate(timeout=600)
+    said, words = second.communicate(timeout=patience(600))
     assert second.returncode == 0, words
     return folder, said, words
 
@@ -114,14 +120,14 @@ def test_again_nothing_is_repeated_and_other_settings_are_refused(swept):
     began = time.time()
     # JAX would end at once if the sweep itself started devices, which its runs need.
     again = start(folder, JAX_PLATFORMS="none")
-    out, words = again.communicate(timeout=120)
+    out, words = again.communicate(timeout=patience(120))
     assert (again.returncode, out) == (0, said), words
     assert words.count(" is done\n") == 4
     assert (folder / "out" / "results.jsonl").read_bytes() == results
     newest = max(path.stat().st_mtime for path in (folder / "out").glob("*.log"))
     assert newest < began
     other = start(folder, "--config.optimizer.beta2=0.9")
-    _, words = other.communicate(timeout=120)
+    _, words = other.communicate(timeout=patience(120))
     assert other.returncode == 2
     assert words.startswith(f"error: --output: run {RUNS[0]} is done there with other settings")
     assert "differ in --config.optimizer.beta2=0.9;" in words

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from helpers import ROOT
+from patience import patience
 from stand_ins import ODD
 
 ARGUMENTS = ("--config=configs/tiny.py", "--workdir=gs://bucket/run", ODD)
@@ -42,7 +43,9 @@ class Host:
         given = {**os.environ, "HOME": str(self.home), "LAUNCH_POLL_SECONDS": "0", **more}
         given.pop("VENV", None)
         command = ["bash", self.home / "t5x_diffeq" / "launch" / script, *words]
-        ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(
+            command, env=given, capture_output=True, text=True, timeout=patience(60)
+        )
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.strip()
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers import metrics_of, send_after
 from matplotlib.figure import Figure
+from patience import patience
 
 from t5x_diffeq.runs.figures import check_figures
 from t5x_diffeq.runtime.config import Config
@@ -249,7 +250,7 @@ def test_a_tracker_that_hangs_ends_nothing(tmp_path, monkeypatch, capsys):
         for step in range(20_000):  # more than can wait
             writer.trackers[0].write_scalars(step, {"train/loss": 1.0})
         writer.write_scalars(1, {"train/loss": 1.0})
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < patience(10)
     assert len(read_metrics(tmp_path)) == 1
     said = capsys.readouterr().err
     assert said.count("tensorboard is too slow") == 1
