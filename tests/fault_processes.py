@@ -70,13 +70,14 @@ class FaultyRun:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         self.mark = folder / "mark"
+        self.silence = round(silence or patience(10))
         self.processes = []
         for index in (0, 1):
             environment = {
                 "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(index),
-                "T5X_DIFFEQ_SILENCE_SECONDS": f"{silence or patience(10):.0f}",
+                "T5X_DIFFEQ_SILENCE_SECONDS": str(self.silence),
                 "XLA_FLAGS": flags_of_processes(),
             }
             own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
@@ -163,7 +164,8 @@ def lose(run, victim, number, phase):
         return
     assert run.end(other) == 175, run.messages(other)
     told = run.messages(other)
-    how = "has not answered for 10 s" if number == signal.SIGSTOP else "was lost: it was killed"
+    silent = f"has not answered for {run.silence} s"
+    how = silent if number == signal.SIGSTOP else "was lost: it was killed"
     assert last_line(told).startswith(f"error: process {victim} of 2 {how}"), told
     assert told.count("error:") == 1 and "Traceback" not in told and "@ " not in told, told
     if number == signal.SIGSTOP:
