@@ -21,15 +21,19 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
 
 
+STEPS = "--config.train.total_steps=40"
+
+
 @pytest.fixture(scope="module")
 def single_process_run(text, tmp_path_factory):
+    """The workdir of one process of four devices that nothing happened to."""
     workdir = tmp_path_factory.mktemp("alone")
-    run(text, workdir, 1, 4)
+    run(text, workdir, 1, 4, STEPS)
     return workdir
 
 
 LOOKS = (  # inside the model, and at the time that steps take
-    "--config.train.watch_every=10",
+    "--config.train.watch_every=20",
     "--config.train.profile=6:7",
     "--config.train.profile_processes=(0, 1)",
 )
@@ -38,15 +42,15 @@ LOOKS = (  # inside the model, and at the time that steps take
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
 def test_equal_one_process(single_process_run, text, tmp_path, processes, devices):
-    log = run(text, tmp_path, processes, devices, *LOOKS)
+    log = run(text, tmp_path, processes, devices, STEPS, *LOOKS)
     assert f"4 x cpu, {processes} process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
     found, expected = read_reports(tmp_path), read_reports(single_process_run)
-    assert len(found) == 20
+    assert len(found) == 40
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
     curves = [json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in curves] == [10, 20]
+    assert [line["step"] for line in curves] == [20, 40]
     traces = tmp_path.glob("profiles/plugins/profile/steps_6-7/*.xplane.pb")
     assert sorted(path.name.split("_process_")[1] for path in traces) == [
         "0.xplane.pb",
@@ -55,16 +59,13 @@ def test_equal_one_process(single_process_run, text, tmp_path, processes, device
 
 
 @pytest.mark.slow
-def test_chain_over_topologies_equals_undisturbed(text, tmp_path):
-    """4 devices, then 2 processes of 2, then 1 device: 60 steps in all."""
-    whole, chain = tmp_path / "whole", tmp_path / "chain"
-    horizon = "--config.train.total_steps=60"
-    run(text, whole, 1, 4, horizon)
-    for stop, processes, devices in ((20, 1, 4), (40, 2, 2)):
-        stop_at(stop - 5, text, chain, processes, devices, horizon)
-    run(text, chain, 1, 1, horizon)
-    found, expected = read_reports(chain), read_reports(whole)
-    assert len(found) == len(expected) == 60
+def test_chain_over_topologies_equals_undisturbed(single_process_run, text, tmp_path):
+    """4 devices, then 2 processes of 2, then 1 device: 40 steps in all."""
+    for step, processes, devices in ((10, 1, 4), (22, 2, 2)):
+        stop_at(step, text, tmp_path, processes, devices, STEPS)
+    run(text, tmp_path, 1, 1, STEPS)
+    found, expected = read_reports(tmp_path), read_reports(single_process_run)
+    assert len(found) == len(expected) == 40
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
