@@ -74,37 +74,25 @@ def places(state):
     }
 
 
+KINDS = ("mean_bfloat16", "bfloat16", "int8", "factored")
+OPTIMIZERS = [*({"moments": kind} for kind in KINDS), {"name": "muon"}]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        {},
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (
-                {"moments": "mean_bfloat16"},
-                {"moments": "bfloat16"},
-                {"moments": "int8"},
-                {"moments": "factored"},
-                {"name": "muon"},
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_updates_are_those_without_it(optimizer):
+def test_updates_are_those_without_it(sample):
     """On CPU bit for bit; the moments and averages come from the host, and go back there."""
-    _, found = state_after(3, True, **optimizer)
-    _, expected = state_after(3, False, **optimizer)
-    expected_places = {"params": {"device"}, "opt_state": {HOST}, "averages": {HOST}}
-    assert places(found).items() >= expected_places.items()
-    assert HOST not in set.union(*places(expected).values())
-    compare = np.testing.assert_array_equal if EXACT else np.testing.assert_allclose
-    jax.tree.map(compare, found, expected)
+    for optimizer in [{}, *sample(OPTIMIZERS)]:
+        _, found = state_after(3, True, **optimizer)
+        _, expected = state_after(3, False, **optimizer)
+        expected_places = {"params": {"device"}, "opt_state": {HOST}, "averages": {HOST}}
+        assert places(found).items() >= expected_places.items(), optimizer
+        assert HOST not in set.union(*places(expected).values()), optimizer
+        compare = np.testing.assert_array_equal if EXACT else np.testing.assert_allclose
+        jax.tree.map(compare, found, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [{}, pytest.param({"name": "muon"}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", [{}, {"name": "muon"}], ids=str)
 def test_layer_by_layer(optimizer, monkeypatch):
     """As on accelerators: the numbers but for rounding; and a rejected step changes nothing."""
     monkeypatch.setattr(updates, "updates_by_layer", lambda setup: True)
@@ -206,8 +194,7 @@ def test_arrays_change_their_place():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [True, False])
-def test_the_key_may_change_between_runs(before, text, tmp_path, monkeypatch):
+def test_the_key_may_change_between_runs(text, tmp_path, monkeypatch):
     """Stopped with or without, resumed otherwise: the numbers are those of a run without."""
     config = small_config(text)
     config.mesh.update(data=2, fsdp=4)
@@ -215,13 +202,15 @@ def test_the_key_may_change_between_runs(before, text, tmp_path, monkeypatch):
         total_steps=6, ema_decay=0.9, eval_averages=True, eval_batches=2, on_spike="rollback"
     )
     assert train(Config.of(config), tmp_path / "whole") == 0
-    config.optimizer.offload = before
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=3)  # SIGTERM
-        assert train(Config.of(config), tmp_path / "stopped") == 42
-    config.optimizer.offload = not before
-    assert train(Config.of(config), tmp_path / "stopped") == 0
-    assert metrics_of(tmp_path / "stopped") == metrics_of(tmp_path / "whole")
+    for before in (True, False):
+        stopped = tmp_path / f"stopped-{before}"
+        config.optimizer.offload = before
+        with monkeypatch.context() as patch:
+            send_after(patch, 15, steps=3)  # SIGTERM
+            assert train(Config.of(config), stopped) == 42
+        config.optimizer.offload = not before
+        assert train(Config.of(config), stopped) == 0
+        assert metrics_of(stopped) == metrics_of(tmp_path / "whole")
 
 
 # ---------------------------------------------------------------------------- bytes and refusals
