@@ -28,6 +28,7 @@ SETTINGS = {  # that make a command small
     "prepare_data": BYTES,
     "train": (*SMALL_MODEL, *SHORT_RUN, *BYTES),
     "finetune": ("--config.train.batch_size=8", *SHORT_RUN),
+    "evaluate": ("--eval_batches=2",),
 }
 
 
@@ -82,9 +83,12 @@ def test_marked_commands_run(path, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for block in marked:
         for verb, arguments in of_verbs(commands(block.partition("\n\n")[0])):
-            words = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *arguments]
+            small = SETTINGS.get(verb, ())
+            set_here = {setting.partition("=")[0] for setting in small}
+            given = [each for each in arguments if each.partition("=")[0] not in set_here]
+            words = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *given, *small]
             ended = subprocess.run(
-                [*words, *SETTINGS.get(verb, ())],
+                words,
                 cwd=tmp_path,
                 env={**os.environ, "XLA_FLAGS": flags_of_processes()},
                 capture_output=True,
