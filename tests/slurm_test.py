@@ -247,8 +247,8 @@ def test_sweep(cluster, tmp_path):
     cluster.wait_until("both restarts", lambda: states("Restarts") == ["1", "1"])
     cluster.wait_until("its end", lambda: all(state in ENDED for state in states()))
     assert states() == ["COMPLETED"] * 2, logs()
-    assert logs().count("saved; the job goes back into the queue") == 2
-    assert logs().count("stopped by SIGTERM after step") == 2
+    assert logs().count("saved; the job goes back into the queue") == 2, logs()
+    assert logs().count("stopped by SIGTERM after step") == 2, logs()
     assert steps() == [2000, 2000]
     found = [json.loads((output / f"results-{n}.jsonl").read_text()) for n in (0, 1)]
     assert [each["optimizer.learning_rate"] for each in found] == [0.001, 0.002]
