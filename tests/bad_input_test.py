@@ -5,6 +5,7 @@
 
 import dataclasses
 import importlib
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -302,3 +303,22 @@ def test_real_processes(arguments, message, tmp_path):
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
     assert message in ended.stderr
+
+
+@pytest.mark.parametrize("platform", ["cuda", "gpu"])
+def test_a_platform_that_this_machine_lacks(platform, tmp_path):
+    """JAX says it without words, or in words of its own."""
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/tiny.py"),
+            f"--workdir={tmp_path / 'run'}",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": platform},
+        timeout=patience(300),
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith(f"error: JAX_PLATFORMS={platform}: JAX finds no such device")
+    assert ended.stderr.count("\n") == 1

@@ -3,21 +3,120 @@
 import pytest
 from jax.errors import JaxRuntimeError
 
-from t5x_diffeq.runtime.errors import is_of_machinery
+from t5x_diffeq.runtime.errors import is_of_machinery, is_of_platform
 
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (
-            "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed "
-            "out with key: cpu:gloo/2048,4096,0,6145/0 and duration: 29.999999838s",
-            True,
-        ),
-        ("DEADLINE_EXCEEDED: Barrier timed out.", True),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.", False),
-        ("INVALID_ARGUMENT: Executable expected shape float32[8]", False),
-    ],
+BUSY = (
+    "TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
+    "busy; Couldn't open iommu group /dev/vfio/0"
 )
-def test_of_machinery(message, expected):
-    assert is_of_machinery(JaxRuntimeError(message)) is expected
+NO_LIBTPU = (
+    "INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open shared object file: No such file "
+    "or directory"
+)
+NCCL = "INTERNAL: external/xla/xla/service/gpu/nccl_utils.cc:{}: NCCL operation {} failed: {}"
+
+
+def of_backend(platform, message):
+    """As `xla_bridge.backends` of JAX 0.10.2 raises it."""
+    hint = "set JAX_PLATFORMS='' to automatically choose an available backend"
+    return RuntimeError(f"Unable to initialize backend '{platform}': {message} ({hint})")
+
+
+OF_MACHINERY = {
+    # github.com/vllm-project/tpu-inference/pull/2257 and 1687: one text, two codes
+    "TPU busy": of_backend("tpu", f"FAILED_PRECONDITION: {BUSY}"),
+    "TPU busy, UNKNOWN": of_backend("tpu", f"UNKNOWN: {BUSY}"),
+    # the texts of libtpu, when a peer does not answer and when no chip does
+    "TPU peer": of_backend(
+        "tpu",
+        "DEADLINE_EXCEEDED: TPU initialization failed: Failed to connect to 10.0.0.2:8471",
+    ),
+    "no TPU": of_backend("tpu", "UNAVAILABLE: No TPU Platform available"),
+    # github.com/pytorch/xla/pull/8459
+    "TPU halted": JaxRuntimeError(
+        "FAILED_PRECONDITION: The program continuator has halted unexpectedly."
+    ),
+    # github.com/pytorch/xla/issues/7138
+    "TPU core": JaxRuntimeError(
+        "INTERNAL: Core halted unexpectedly: INTERNAL: Accelerator device halted prematurely, "
+        "perhaps due to an on-device check-failure."
+    ),
+    # github.com/jax-ml/jax/issues/19307, 15628 and 22747
+    "NCCL peer": JaxRuntimeError(
+        NCCL.format(216, "async_err", "remote process exited or there was a network error")
+    ),
+    "NCCL CUDA": JaxRuntimeError(
+        "INTERNAL: Failed to execute XLA Runtime executable: run time error: custom call "
+        "'xla.gpu.all_reduce' failed: external/xla/xla/service/gpu/nccl_all_reduce_thunk.cc:244: "
+        "NCCL operation ncclGroupEnd() failed: unhandled cuda error."
+    ),
+    "NCCL socket": JaxRuntimeError(
+        NCCL.format(305, "ncclCommInitRank(&comm, nranks, id, rank)", "unhandled system error")
+    ),
+    # github.com/nagadit/DeepFaceLab_Linux/issues/89 (Xid 48 in the kernel's log)
+    "GPU memory": JaxRuntimeError(
+        "UNKNOWN: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE: "
+        "uncorrectable ECC error encountered"
+    ),
+    # raised by JAX 0.10.2 with the CPU, when a process did not come
+    "Gloo": JaxRuntimeError(
+        "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed "
+        "out with key: cpu:gloo/2048,4096,0,6145/0 and duration: 29.999999838s"
+    ),
+    "topologies": of_backend(
+        "cpu", "INTERNAL: Getting local topologies failed: GetKeyValue() timed out"
+    ),
+    # github.com/marin-community/levanter/issues/432
+    "barrier": JaxRuntimeError(
+        "DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: multihost_broadcast_sync0. Timed out "
+        "task names: /job:jax_worker/replica:0/task:3"
+    ),
+    # github.com/NixOS/nixpkgs/pull/527987, of Orbax
+    "Orbax": TimeoutError(
+        "ChainedFuture completed 0/1 futures but timed out after 300.02 seconds."
+    ),
+    # github.com/google/tensorstore/issues/210, of Cloud Storage
+    "bucket": ValueError(
+        'INTERNAL: Error reading "gs://bucket/x": We encountered an internal error. Please try '
+        "again. [source locations='tensorstore/kvstore/gcs_grpc/gcs_grpc.cc:503']"
+    ),
+}
+OF_PROGRAM = {
+    "memory": JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes."),
+    "argument": JaxRuntimeError("INVALID_ARGUMENT: Executable expected shape float32[8]"),
+    # github.com/google-deepmind/alphafold3/issues/656
+    "no libtpu": of_backend("tpu", NO_LIBTPU),
+    # github.com/jax-ml/jax/issues/18391 and github.com/j-towns/vdvae-jax/issues/2
+    "no NCCL": JaxRuntimeError(
+        NCCL.format(133, "ncclGetUniqueId(&id)", "Unable to load NCCL library.")
+    ),
+    "NCCL usage": JaxRuntimeError(NCCL.format(162, "ncclAllReduce(send_buffer)", "invalid usage")),
+    # github.com/JaxionProject/jaxion/issues/1, of TensorStore
+    "two writers": ValueError(
+        'FAILED_PRECONDITION: Error writing "psi/0.0.0" in OCDBT database at local file "/x/": '
+        'Configuration mismatch on uuid: expected "c7" but received "f4"'
+    ),
+    # SentencePiece 0.2 with a text of three lines
+    "SentencePiece": RuntimeError(
+        "INTERNAL: src/trainer_interface.cc(602) [(trainer_spec_.vocab_size()) == "
+        "(model_proto->pieces_size())] Vocabulary size too high (8000). Please set it to a value "
+        "<= 62."
+    ),
+}
+
+
+@pytest.mark.parametrize("error", OF_MACHINERY.values(), ids=OF_MACHINERY)
+def test_of_machinery(error):
+    assert is_of_machinery(error)
+    assert not is_of_platform(error)
+
+
+@pytest.mark.parametrize("error", OF_PROGRAM.values(), ids=OF_PROGRAM)
+def test_of_the_program(error):
+    assert not is_of_machinery(error)
+
+
+def test_of_the_platform():
+    """A backend that this machine will never have; `bad_input_test.py` has JAX say it."""
+    assert is_of_platform(of_backend("tpu", NO_LIBTPU))
+    assert not is_of_platform(AssertionError("of the program"))

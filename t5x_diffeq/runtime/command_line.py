@@ -43,6 +43,7 @@ from t5x_diffeq.runtime.errors import (
     MachineryError,
     RunError,
     is_of_machinery,
+    is_of_platform,
     is_of_server,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
@@ -163,6 +164,14 @@ def _fail_unforeseen(error: Exception) -> int:
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
         return _fail(
             EXIT_MACHINERY, f"{who}{describe_error(error)}; the same command continues the run"
+        )
+    if is_of_platform(error):
+        named = os.environ.get("JAX_PLATFORMS", "")
+        reason = f" ({error})" if str(error) else ""
+        return _fail(
+            2,
+            f"JAX_PLATFORMS={named}: JAX finds no such device on this machine{reason}; unset it to "
+            "use what there is, or set JAX_PLATFORMS=cpu",
         )
     traceback.print_exception(error)
     return _fail(1, f"{type(error).__name__}: {error}")

@@ -1,6 +1,7 @@
 """The errors with which a verb fails with one clear line (see `command_line`)."""
 
 import re
+import traceback
 
 
 class InputError(ValueError):
@@ -21,13 +22,24 @@ class MachineryError(RuntimeError):
     """
 
 
-# The gRPC codes with which XLA and TensorStore prefix a message. The others (INVALID_ARGUMENT,
-# RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail the same way.
-_CODES = re.compile(r"^(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b")
-_SIGNS = re.compile(
+# The gRPC codes with which XLA and TensorStore prefix a message, JAX's own words before them. The
+# others (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail
+# the same way.
+_BACKEND = "Unable to initialize backend"
+_CODES = re.compile(
+    rf"^({_BACKEND} '\w+': )?"
+    r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b"
+)
+_SIGNS = re.compile(  # under any code
     r"\bGloo [\w ]+ failed|Connection (closed by|reset by|refused)|Socket closed"
     r"|coordination service|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
     r"|Timed out while waiting for \w+ barrier"
+    r"|TPU initialization failed|halted unexpectedly|ECC_UNCORRECTABLE|uncorrectable ECC error"
+)
+# Of the compilers and of the installation: a retry would fail the same way, whatever the code.
+_OF_PROGRAM = re.compile(
+    r"RET_CHECK failure|Mosaic failed to compile|ptxas (exited|fatal)|[Uu]nable to load NCCL"
+    r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
 )
 
 
@@ -50,7 +62,24 @@ def is_of_machinery(error: BaseException) -> bool:
     if status is not None:
         return status in (408, 429) or status >= 500
     text = str(error)
-    return bool(_CODES.search(text) or _SIGNS.search(text)) or _is_without_answer(error)
+    if _OF_PROGRAM.search(text):
+        return False
+    if _SIGNS.search(text) or _is_without_answer(error):
+        return True
+    code = _CODES.search(text)
+    # SentencePiece has codes, too. It raises RuntimeError, as JAX does for a backend alone.
+    return code is not None and (type(error) is not RuntimeError or code[1] is not None)
+
+
+def is_of_platform(error: BaseException) -> bool:
+    """Whether JAX can't use a platform that JAX_PLATFORMS names, and never will on this machine.
+
+    For `cuda` without a GPU JAX (0.10.2) raises an AssertionError without words.
+    """
+    if isinstance(error, AssertionError):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and frames[-1].filename.endswith("jax/_src/xla_bridge.py")
+    return str(error).startswith(_BACKEND) and not is_of_machinery(error)
 
 
 def _http_status(error: BaseException) -> int | None:
