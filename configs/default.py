@@ -109,7 +109,7 @@ def get_config() -> ConfigDict:
     data.mixture = ()  # (weight, source, path) of each part; weights are shares of the examples
     data.tokenizer = "sentencepiece"  # trained on the data by the first run | bytes | the path of
     #   a sentencepiece model or a tokenizer.json
-    data.tokenizer_vocab_size = 4096  # of a tokenizer that is trained
+    data.tokenizer_vocab_size = 4096  # of a tokenizer that is trained; a short text gives fewer
     data.end_of_text = placeholder(str)  # the token that ends a document; None: the tokenizer's own
     data.sequence_length = 256  # tokens of an example
     data.tokenize = "ahead"  # all documents before the first step, into the workdir | in_loop: when

@@ -97,9 +97,18 @@ def test_training_is_deterministic(sentencepiece):
     assert SentencePieceTokenizer.train(TEXTS * 20, 320).model == sentencepiece.model
 
 
+def test_a_text_that_is_short_for_the_vocabulary(small, capsys):
+    """The tokenizer gets as many tokens as the text has pairs to merge, and a line says so."""
+    small.data.update(tokenizer="sentencepiece", tokenizer_vocab_size=100_000)
+    tokenizer = make_tokenizer(Config.of(small).data, TEXTS)
+    assert 256 < tokenizer.vocab_size < 2000
+    assert f"the tokenizer has {tokenizer.vocab_size}" in capsys.readouterr().err
+    assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
+
+
 def test_bad_tokenizers(small):
-    with pytest.raises(InputError, match=r"tokenizer_vocab_size=100000: sentencepiece can't train"):
-        SentencePieceTokenizer.train(TEXTS, 100_000)
+    with pytest.raises(InputError, match=r"tokenizer_vocab_size=260: sentencepiece can't train"):
+        SentencePieceTokenizer.train(TEXTS, 260)
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
         make_tokenizer(Config.of(small).data, TEXTS)

@@ -126,8 +126,12 @@ class SentencePieceTokenizer:
 
         The exception is U+2581, sentencepiece's own symbol for a space: it decodes as a space.
 
+        Args:
+          texts: what it is trained on.
+          vocab_size: the number of tokens; there are fewer if the texts have no more to merge.
+
         Raises:
-          InputError: if there is too little text for the vocabulary size.
+          InputError: if the vocabulary is smaller than the texts' set of characters.
         """
         model = io.BytesIO()
         try:
@@ -135,6 +139,7 @@ class SentencePieceTokenizer:
                 sentence_iterator=_lines(texts),
                 model_writer=model,
                 vocab_size=vocab_size,
+                hard_vocab_limit=False,
                 model_type="bpe",
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
@@ -150,8 +155,6 @@ class SentencePieceTokenizer:
             said = " ".join(str(error).split())
             if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
                 way_out = f"choose at least {least[1]}, a token for each of its characters"
-            elif most := re.search(r"value <= (\d+)", said):
-                way_out = f"choose at most {most[1]}"
             else:
                 way_out = f"it says: {said}; choose a smaller one"
             raise InputError(
@@ -277,7 +280,13 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
         say("training the tokenizer")
         with Progress("training the tokenizer"):
             texts = _training_texts(documents, data.loss_on == "completion")
-            return SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
+            tokenizer = SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
+        if tokenizer.vocab_size < data.tokenizer_vocab_size:
+            say(
+                f"data.tokenizer_vocab_size={data.tokenizer_vocab_size}: the text is too short for "
+                f"so many tokens; the tokenizer has {tokenizer.vocab_size}"
+            )
+        return tokenizer
     path = parse_path(data.tokenizer, "data.tokenizer")
     if not path.is_file():
         raise InputError(
