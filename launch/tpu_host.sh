@@ -5,9 +5,9 @@
 #   tpu_host.sh start ID ARG ...   trains in the background: a dropped ssh does it no harm
 #   tpu_host.sh resume             goes on with what ran when the machine was started anew
 #   tpu_host.sh status             one line: absent, running, lost, `ended STATUS`, `stopped STATUS`
-#   tpu_host.sh follow [LINES]     prints the log until training ends
+#   tpu_host.sh follow [LINES [ID]]   prints the log until training ends
 #   tpu_host.sh stop               SIGTERM, and waits: it saves
-#   tpu_host.sh report             status and the last line of the log
+#   tpu_host.sh report             this host's name, status and the last line of the log
 #
 # When the machinery fails (status 175) or a signal ends the training, every host starts it again by
 # itself. `settings`, beside the project, holds what tpu_pod.sh was told: variables (KEY=VALUE, quoted
@@ -87,9 +87,11 @@ set_up_environment() {
   done
 }
 
-# In the background: trains, and leaves the exit status for the other commands to find.
+# In the background: trains, and leaves the exit status for the other commands to find, also when it
+# ends before the training begins.
 run_training() {
   local status=0 restarts=0 keeper=""
+  trap 'leave_status "$?"' EXIT
   cd "$ROOT"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   set_up_environment
@@ -108,7 +110,12 @@ run_training() {
     kill -TERM "$keeper" 2>/dev/null || true
     wait "$keeper" || true
   fi
-  echo "$status" >"$state/status.new"
+  trap - EXIT
+  leave_status "$status"
+}
+
+leave_status() {
+  echo "$1" >"$state/status.new"
   mv "$state/status.new" "$state/status"
 }
 
@@ -161,9 +168,15 @@ status() {
   fi
 }
 
+# gcloud runs its command again when ssh broke off: what has this ID goes on near the end of the log.
 follow() {
+  local lines="${1:-+1}"
   [ -e "$state/log" ] || die "nothing was started on this host"
-  tail --lines="${1:-+1}" --follow --pid="$(cat "$state/pid")" "$state/log"
+  if [ -n "${2:-}" ]; then
+    [ "$2" != "$(cat "$state/followed" 2>/dev/null)" ] || lines=20
+    echo "$2" >"$state/followed"
+  fi
+  tail --lines="$lines" --follow --pid="$(cat "$state/pid")" "$state/log"
 }
 
 command="${1:-}"
@@ -176,6 +189,6 @@ case "$command" in
   status) status ;;
   follow) follow "$@" ;;
   stop) touch "$state/stopped"; end_running 600; status ;;
-  report) echo "$(status) | $(tail -n 1 "$state/log" 2>/dev/null || true)" ;;
+  report) echo "$(hostname): $(status) | $(tail -n 1 "$state/log" 2>/dev/null || true)" ;;
   *) die "tpu_host.sh does not know '$command'" ;;
 esac

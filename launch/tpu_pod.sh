@@ -53,6 +53,7 @@ needs gcloud tar
 where=(${zone:+--zone="$zone"} ${project:+--project="$project"})
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
+known="" # whether gcloud has told a state of the TPU
 
 # ---------------------------------------------------------------- gcloud, and hosts through it
 
@@ -77,8 +78,11 @@ machines() {
   fi
 }
 
+# ssh's, which gcloud sets none of: a host that does not answer for a minute is lost.
+alive=("-o ServerAliveInterval=15" "-o ServerAliveCountMax=4")
+
 # on SLICE WORKERS COMMAND: a shell's command on these of its workers.
-on() { machines ssh "$1" --worker="$2" --command="$3" </dev/null; }
+on() { machines ssh "$1" --worker="$2" "${alive[@]/#/--ssh-flag=}" --command="$3" </dev/null; }
 
 # hosts COMMAND: on all.
 hosts() {
@@ -89,6 +93,12 @@ hosts() {
 
 # first COMMAND: on process 0's host.
 first() { on "$(slice_names | sed -n 1p)" 0 "$1"; }
+
+# invocation VERB: this script's for this TPU, as a user types it.
+invocation() {
+  quoted "$0" "$1" --name="$name" ${where[@]+"${where[@]}"}
+  [ "$slices" -eq 1 ] || printf ' --slices=%s' "$slices"
+}
 
 # here WORD ...: the host's script, each word as it is.
 here() { quoted bash t5x_diffeq/launch/tpu_host.sh "$@"; }
@@ -162,20 +172,41 @@ delete_tpu() {
   resource delete --force --quiet --async || fail "the TPU $name can't be deleted; the lines above say why"
 }
 
+# The creation of a reserved TPU takes no zone from gcloud's configuration.
+find_zone() {
+  [ -z "$zone" ] || return 0
+  zone="$(gcloud config get compute/zone 2>/dev/null)" && [ -n "$zone" ] ||
+    die "give --zone=us-east5-a, the zone of the TPU; gcloud has none configured"
+  where+=(--zone="$zone")
+}
+
+# find_state: sets `state`. A state that gcloud has told once, and can't tell now, is unknown: one
+# failed question must not end the wait for a TPU, which would then be granted, and paid, to nobody.
+find_state() {
+  if state="$(tpu_state)"; then
+    known=true
+  elif [ -n "$known" ]; then
+    state=unknown
+  else
+    fail "gcloud can't tell the state of the TPU $name"
+  fi
+}
+
 # Returns when the TPU is there; requests it first if it isn't, anew if it was taken away.
 wait_for_tpu() {
   local state before="" deadline=$((SECONDS + wait_hours * 3600))
   while :; do
-    state="$(tpu_state)" || fail "gcloud can't tell the state of the TPU $name"
+    find_state
     [ "$state" = "$before" ] || say "TPU $name: ${state:-none}"
     before="$state"
     case "$state" in
       ACTIVE) return ;;
       "") request_tpu; [ -z "$dry_run" ] || return 0 ;;
+      unknown) say "asking again; the lines above say why gcloud could not tell it" ;;
       SUSPENDED) delete_tpu ;;
       FAILED)
         resource describe --format="value(state)" >&2 || true
-        fail "the TPU $name was refused; '$0 delete --name=$name' clears it, then try again" ;;
+        fail "the TPU $name was refused; '$(invocation delete)' clears it, then try again" ;;
     esac
     [ "$SECONDS" -lt "$deadline" ] || fail "the TPU $name was not granted within $wait_hours hours; it is still requested"
     between_checks 30
@@ -208,9 +239,18 @@ copy_project() {
   run tar --exclude=__pycache__ -czf "$scratch/t5x_diffeq.tar.gz" \
     -C "$ROOT" LICENSE README.md pyproject.toml configs docker launch t5x_diffeq \
     -C "$scratch" settings ${own[@]+"${own[@]}"}
+  offer_key
   for slice in $(slice_names); do
-    machines scp "$scratch/t5x_diffeq.tar.gz" "$slice:t5x_diffeq.tar.gz" --worker=all || return
+    machines scp "$scratch/t5x_diffeq.tar.gz" "$slice:t5x_diffeq.tar.gz" --worker=all \
+      "${alive[@]/#/--scp-flag=}" || return
   done
+}
+
+# gcloud refuses to copy to several hosts where an ssh-agent holds keys, but not its own.
+offer_key() {
+  local key="$HOME/.ssh/google_compute_engine"
+  [ -n "${SSH_AUTH_SOCK:-}" ] && [ -e "$key" ] || return 0
+  ssh-add -T "$key.pub" 2>/dev/null || run ssh-add -q "$key" || say "warning: the ssh-agent does not take $key"
 }
 
 install_project() {
@@ -228,15 +268,16 @@ begin() {
 # Shows the log until the run ends; starts it again where that helps.
 supervise() {
   local ended lines=+1 dropped=0 began
+  trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # which gcloud ends with 1
   while :; do
     began="$SECONDS"
-    first "$(here follow "$lines")" || true # that it ended, or that ssh did, is asked next
+    first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # that it ended, or that ssh did, is asked next
     [ -z "$dry_run" ] || return 0
     ended="$(first "$(here status)")" || ended=unreachable
     lines=20
     [ $((SECONDS - began)) -lt 600 ] || dropped=0 # once in a while is no trouble
     case "$ended" in
-      "ended 0") say "done; the TPU is still there: $0 delete --name=$name"; return ;;
+      "ended 0") say "done; the TPU is still there: $(invocation delete)"; return ;;
       stopped*) say "stopped, saved; the same command continues"; return ;;
       running) dropped=$((dropped + 1)); say "the connection broke off; the run goes on" ;;
       unreachable) dropped=$((dropped + 1)) ;;
@@ -247,7 +288,7 @@ supervise() {
       between_checks 30
       [ "$(tpu_state || echo unknown)" != ACTIVE ] || continue
     fi
-    [ "$dropped" -le 10 ] || fail "worker 0 of $name can't be held; '$0 logs --name=$name' shows the run, if it goes on"
+    [ "$dropped" -le 10 ] || fail "worker 0 of $name can't be held; '$(invocation logs)' shows the run, if it goes on"
     attempt=$((attempt + 1))
     [ "$attempt" -le "$restarts" ] || fail "started again $restarts times (--restarts) and $ended; the workdir is saved"
     say "$ended: starting again ($attempt of at most $restarts)"
@@ -263,7 +304,7 @@ give_up() {
 }
 
 start() {
-  local missing=() each chips=0 hosts=1 devices=0
+  local missing=() each chips=0 hosts=1 devices=0 state=""
   attempt=0
   project_config
   resolve_environment
@@ -284,8 +325,9 @@ start() {
   check_run tpu "$devices" "$hosts" "$slices" \
     "launch/tpu_pod.sh ${config#own_config/} --type=v5p-128 --zone=us-east5-a --workdir=gs://BUCKET/$name"
   [ ${#missing[@]} -eq 0 ] || die "give ${missing[*]}" # where --unchecked left the check out
-  if [ -z "$dry_run" ] && [ "$(tpu_state)" = ACTIVE ] && [ "$(first "$(here status)")" = running ]; then
-    say "a run is there already: its log (stop it with '$0 stop --name=$name')"
+  [ -n "$dry_run" ] || { find_zone && find_state; }
+  if [ "$state" = ACTIVE ] && [ "$(first "$(here status)")" = running ]; then
+    say "a run is there already: its log (stop it with '$(invocation stop)')"
   else
     begin
   fi
@@ -295,7 +337,9 @@ start() {
 case "$verb" in
   start) start ;;
   status) tpu_state; hosts "$(here report)" ;;
-  logs) on "$(slice_names | sed -n 1p)" "$worker" "$(here follow 100)" ;;
+  logs)
+    trap 'exit 130' INT
+    on "$(slice_names | sed -n 1p)" "$worker" "$(here follow 100)" ;;
   stop) hosts "$(here stop)" ;;
   delete) delete_tpu ;;
 esac

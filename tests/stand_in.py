@@ -7,7 +7,8 @@ Linked under the program's name. $STAND_INS holds `rules.json`, a list of
      "status": 0, "out": "", "error": "",
      "homes": folders: the last argument is run in each by a shell, as ssh would on hosts,
      "environments": of each, variables,
-     "keep": folders to copy the files among the arguments to}
+     "keep": folders to copy the files among the arguments to,
+     "waits": true: it goes on until Ctrl-C, which it catches, as gcloud and kubectl do}
 
 of which the first that holds is used; with none, the call does nothing and succeeds. `calls.jsonl`
 takes every call.
@@ -18,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,11 @@ def main() -> int:
     sys.stdout.flush()
     if "homes" in rule:
         return on_hosts(call[-1].removeprefix("--command="), rule)
+    if "waits" in rule:
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            return 1
     return rule.get("status", 0)
 
 

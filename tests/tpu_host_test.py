@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,28 @@ def test_secrets_are_read_on_the_host(host):
     assert host.wait() == "ended 0"
     told = (host.home / "token").read_text().strip()
     assert told == "secret of secrets versions access latest --secret=its-name"
+
+
+def test_what_ends_before_the_training_leaves_a_status(host):
+    """A secret that can't be read: status 2, not a host that was lost, which is installed again."""
+    (host.home / "t5x_diffeq" / "settings").write_text("T5X_DIFFEQ_SECRETS=TOKEN=its-name\n")
+    (host.home / "gcloud").write_text("#!/usr/bin/env bash\necho PERMISSION_DENIED >&2\nexit 1\n")
+    (host.home / "gcloud").chmod(0o755)
+    host.run("start", "1", *ARGUMENTS, PATH=f"{host.home}:{os.environ['PATH']}")
+    assert host.wait() == "ended 2"
+    name, _, report = host.run("report").partition(": ")
+    assert name == socket.gethostname()
+    assert report.startswith("ended 2 | error: the secret its-name (--secret=TOKEN=its-name) can't")
+
+
+def test_the_log_does_not_begin_again_with_gclouds_next_try(host):
+    host.begin(0)
+    assert host.wait() == "ended 0"
+    lines = [f"step {number}" for number in range(100)]
+    (host.home / "t5x_diffeq_run" / "log").write_text("\n".join(lines) + "\n")
+    assert host.run("follow", "+1", "a").splitlines() == lines
+    assert host.run("follow", "+1", "a").splitlines() == lines[-20:]
+    assert host.run("follow", "+1", "b").splitlines() == lines
 
 
 @pytest.mark.slow

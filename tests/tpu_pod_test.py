@@ -9,12 +9,17 @@ reference pages of `gcloud compute tpus queued-resources create` (in the alpha v
 (--tunnel-through-iap, which the version without alpha lacks).
 """
 
+import os
 import re
+import shutil
+import signal
 import subprocess
 import tarfile
+import time
 
 import pytest
 from helpers import ROOT
+from patience import patience
 from stand_ins import ODD, assert_one_error
 
 PLACE = ("--type=v5p-32", "--workdir=gs://bucket/run", "--zone=z")
@@ -139,6 +144,87 @@ def test_gcloud_without_rights(stand_ins):
     assert "create" not in steps(stand_ins)
 
 
+def test_a_question_that_fails_does_not_end_the_wait(stand_ins):
+    """The TPU would be granted later, and paid for, with nobody to use it."""
+    busy = "ERROR: (gcloud.compute.tpus.queued-resources.describe) UNAVAILABLE: 503\n"
+    unknown = {"call": "resources describe", "status": 1, "error": busy, "times": 1}
+    waiting = states("", "", "WAITING_FOR_RESOURCES")
+    stand_ins.rules(*waiting[:3], unknown, *waiting[2:], *ends("ended 0"))
+    ended = stand_ins.run("tpu_pod.sh", *RUN)
+    assert ended.returncode == 0, ended.stderr
+    assert "TPU llama1b-ode: unknown" in ended.stderr and busy in ended.stderr
+    assert steps(stand_ins).count("create") == 1
+
+
+def test_the_zone_is_that_of_gcloud(stand_ins):
+    """A reserved TPU can't be created without; and what is printed names all that it needs."""
+    words = ("configs/llama1b.py:ode", *PLACE[:2], "--unchecked", "--reserved", "--slices=2")
+    assert_one_error(stand_ins.run("tpu_pod.sh", *words), 2, "give --zone=us-east5-a")
+    zone = {"call": "config get compute/zone", "out": "z-configured\n"}
+    stand_ins.rules(zone, *states("", ""), *ends("ended 0"))
+    ended = stand_ins.run("tpu_pod.sh", *words, "--project=p")
+    assert ended.returncode == 0, ended.stderr
+    (create,) = (call for call in stand_ins.calls() if "create" in call)
+    assert "--zone=z-configured" in create
+    place = "--name=llama1b-ode --project=p --zone=z-configured --slices=2"
+    assert f"tpu_pod.sh delete {place}" in ended.stderr
+
+
+def test_a_silent_host_is_noticed(stand_ins):
+    stand_ins.rules(*states(""), *ends("ended 0"))
+    assert stand_ins.run("tpu_pod.sh", *RUN).returncode == 0
+    reached = [call for call in stand_ins.calls("gcloud") if "ssh" in call or "scp" in call]
+    assert len(reached) == len(BEGIN)
+    for call in reached:
+        flag = "--ssh-flag" if "ssh" in call else "--scp-flag"
+        assert f"{flag}=-o ServerAliveInterval=15" in call
+        assert f"{flag}=-o ServerAliveCountMax=4" in call
+
+
+def test_ctrl_c_leaves_the_log(stand_ins):
+    """Pressed once; it reaches gcloud, too, which catches it."""
+    follow = {"call": r"tpu_host\.sh follow", "waits": True}
+    stand_ins.rules(follow, *states(""), *ends("running"))
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", ROOT / "launch" / "tpu_pod.sh", *RUN],
+        env=stand_ins.environment(),
+        cwd=stand_ins.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while "follow" not in steps(stand_ins):
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(0.5)  # until it waits
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=patience(30))
+    assert process.returncode == 130, said
+    assert "the run goes on; stop it with: " in said and "tpu_pod.sh stop" in said
+    assert steps(stand_ins).count("follow") == 1
+
+
+@pytest.mark.skipif(not shutil.which("ssh-agent"), reason="needs ssh-agent: openssh-client")
+def test_the_key_of_gcloud_is_in_the_agent(stand_ins, tmp_path):
+    """With an agent that lacks it gcloud refuses to copy to several hosts."""
+    key = tmp_path / ".ssh" / "google_compute_engine"
+    key.parent.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    agent = {"SSH_AUTH_SOCK": str(tmp_path / "agent")}
+    running = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", agent["SSH_AUTH_SOCK"]], stdout=subprocess.DEVNULL
+    )
+    try:
+        stand_ins.rules(*states(""), *ends("ended 0"))
+        ended = stand_ins.run("tpu_pod.sh", *RUN, HOME=str(tmp_path), **agent)
+        assert ended.returncode == 0, ended.stderr
+        listed = ["ssh-add", "-T", f"{key}.pub"]
+        subprocess.run(listed, env={**os.environ, **agent}, check=True, capture_output=True)
+    finally:
+        running.terminate()
+        running.wait()
+
+
 @pytest.mark.parametrize("step", ["scp", "install", "start"])
 def test_one_worker_is_not_reachable(stand_ins, step):
     call = " scp " if step == "scp" else rf"tpu_host\.sh {step}"
@@ -168,7 +254,7 @@ def test_ssh_drops_for_ever(stand_ins):
 
 @pytest.mark.parametrize("status", [1, 2, 130])
 def test_a_failed_run_is_not_started_again(stand_ins, status):
-    report = {"call": r"tpu_host\.sh report", "out": "ended 1 | error: it broke\n"}
+    report = {"call": r"tpu_host\.sh report", "out": "host: ended 1 | error: it broke\n"}
     stand_ins.rules(report, *states(""), *ends(f"ended {status}"))
     ended = stand_ins.run("tpu_pod.sh", *RUN)
     assert ended.returncode == 1
