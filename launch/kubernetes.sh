@@ -96,6 +96,7 @@ asked() {
 follow() {
   local ended waiting stuck=0 lines=-1 object="$1/$name"
   [ -z "$dry_run" ] || { kube logs --follow --tail=-1 --selector="$3"; return 0; }
+  trap 'exit 130' INT # which kubectl ends with 1
   say "following $object; Ctrl-C leaves it running; kubectl --namespace=$namespace delete $object ends it"
   while :; do
     ended="$(asked "$object" --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
