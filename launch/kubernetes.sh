@@ -4,6 +4,9 @@
 
 namespace=default name="" template="" image="" build="" replace=""
 
+said="$(mktemp)" # kubectl's errors
+trap 'rm -f "$said"' EXIT
+
 kube() { run kubectl --namespace="$namespace" "$@"; }
 
 # Sets `image`: builds docker/$1.Dockerfile and pushes it to --build=REPOSITORY, or takes --image.
@@ -82,11 +85,14 @@ apply() {
   fi
 }
 
-# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment.
+# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. What
+# it has no kind of resource for, it never will.
 asked() {
   local attempt
   for attempt in 1 2 3 4 5; do
-    if kube get "$@"; then return; fi
+    if kube get "$@" 2>"$said"; then return; fi
+    cat "$said" >&2
+    ! grep -q "doesn't have a resource type" "$said" || return 1
     [ "$attempt" -eq 5 ] || between_checks 10
   done
   return 1
@@ -95,7 +101,7 @@ asked() {
 # follow KIND SELECTOR SELECTOR_OF_LOG: shows the log of one pod until the run `name` ends.
 follow() {
   local ended waiting stuck=0 lines=-1 object="$1/$name"
-  [ -z "$dry_run" ] || { kube logs --follow --tail=-1 --selector="$3"; return 0; }
+  [ -z "$dry_run" ] || { kube logs --follow --max-log-requests=100 --tail=-1 --selector="$3"; return 0; }
   trap 'exit 130' INT # which kubectl ends with 1
   say "following $object; Ctrl-C leaves it running; kubectl --namespace=$namespace delete $object ends it"
   while :; do
@@ -112,8 +118,11 @@ follow() {
       *) stuck=0 ;;
     esac
     [ "$stuck" -lt 5 ] || fail "the pods of $object can't start: $waiting (image $image)"
-    # Ends at once while there is no pod, and when one ends: then its successor is waited for.
-    if [ "$stuck" -eq 0 ] && kube logs --follow --tail="$lines" --selector="$3" 2>/dev/null; then
+    # Ends at once while there is no pod, and when one ends: then its successor is waited for. Without
+    # a pod kubectl succeeds, too; with more than five, of earlier attempts, it must be told to.
+    if [ "$stuck" -eq 0 ] &&
+      kube logs --follow --max-log-requests=100 --tail="$lines" --selector="$3" 2>"$said" &&
+      ! grep -q "No resources found" "$said"; then
       lines=20
     fi
     between_checks 10

@@ -328,11 +328,33 @@ def test_a_run_of_that_name_has_ended(stand_ins, earlier):
 
 
 def test_jobset_is_not_installed(stand_ins):
-    """kubectl: `error: the server doesn't have a resource type "jobset"`."""
-    said = "error: the server doesn't have a resource type\n"
-    stand_ins.rules({"call": "ignore-not-found", "status": 1, "error": said.upper()})
+    """In the words of kubectl 1.32, which asks again in vain."""
+    said = 'error: the server doesn\'t have a resource type "jobset"\n'
+    stand_ins.rules({"call": "ignore-not-found", "status": 1, "error": said})
     ended = stand_ins.run("gke.sh", *TPU, "--image=i")
-    assert_one_error(ended, 1, "is JobSet installed?")
+    assert ended.returncode == 1
+    first, last = ended.stderr.splitlines()[-2:]
+    assert first == said.strip() and "is JobSet installed?" in last
+    assert verbs(stand_ins) == ["get"]
+
+
+def test_the_log_is_shown_from_its_beginning(stand_ins):
+    """Without a pod kubectl 1.32 succeeds, too; after one that ended, the last lines do."""
+    running = {"call": "get jobset/", "out": "", "times": 3}
+    absent = {"call": " logs ", "error": "No resources found in default namespace.\n", "times": 1}
+    stand_ins.rules(NEW, running, DONE, absent)
+    assert stand_ins.run("gke.sh", *TPU, "--image=i").returncode == 0
+    logs = [call for call in stand_ins.calls("kubectl") if "logs" in call]
+    tails = [word for call in logs for word in call if word.startswith("--tail")]
+    assert tails == ["--tail=-1", "--tail=-1", "--tail=20"]
+    assert all("--max-log-requests=100" in call for call in logs)
+
+
+def test_ctrl_c_leaves_the_log(stand_ins):
+    stand_ins.rules(NEW, {"call": "get jobset/", "out": ""}, {"call": " logs ", "waits": True})
+    status, said = stand_ins.interrupt("gke.sh", *TPU, "--image=i", call=" logs ")
+    assert status == 130, said
+    assert verbs(stand_ins).count("logs") == 1
 
 
 def test_image_is_missing(stand_ins):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -109,6 +111,28 @@ class StandIns:
             text=True,
             timeout=patience(120),
         )
+
+    def interrupt(self, script: str, *arguments: str, call: str) -> tuple[int, str]:
+        """Ctrl-C for a script, at a call of this text; its status, and what it said."""
+        process = subprocess.Popen(
+            ["env", "--default-signal=INT", ROOT / "launch" / script, *arguments],
+            env=self.environment(),
+            cwd=self.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + patience(60)
+        while call not in " ".join(word for each in self.calls() for word in each):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.5)  # until it waits
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=patience(30))
+        finally:
+            process.kill()
+        return process.returncode, said
 
     def calls(self, program: str = "") -> list[list[str]]:
         """Those to a program, or all, in order."""

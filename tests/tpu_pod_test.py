@@ -12,14 +12,11 @@ reference pages of `gcloud compute tpus queued-resources create` (in the alpha v
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tarfile
-import time
 
 import pytest
 from helpers import ROOT
-from patience import patience
 from stand_ins import ODD, assert_one_error
 
 PLACE = ("--type=v5p-32", "--workdir=gs://bucket/run", "--zone=z")
@@ -185,21 +182,8 @@ def test_ctrl_c_leaves_the_log(stand_ins):
     """Pressed once; it reaches gcloud, too, which catches it."""
     follow = {"call": r"tpu_host\.sh follow", "waits": True}
     stand_ins.rules(follow, *states(""), *ends("running"))
-    process = subprocess.Popen(
-        ["env", "--default-signal=INT", ROOT / "launch" / "tpu_pod.sh", *RUN],
-        env=stand_ins.environment(),
-        cwd=stand_ins.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while "follow" not in steps(stand_ins):
-        assert process.poll() is None
-        time.sleep(0.1)
-    time.sleep(0.5)  # until it waits
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=patience(30))
-    assert process.returncode == 130, said
+    status, said = stand_ins.interrupt("tpu_pod.sh", *RUN, call="tpu_host.sh follow")
+    assert status == 130, said
     assert "the run goes on; stop it with: " in said and "tpu_pod.sh stop" in said
     assert steps(stand_ins).count("follow") == 1
 
