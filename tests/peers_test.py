@@ -1,9 +1,13 @@
-"""Nothing keeps a process from its end."""
+"""Nothing keeps a process from its end, and a lost process is what the others end for."""
 
+import socket
 import threading
 
+import pytest
+from patience import patience
+
 from t5x_diffeq.runtime import peers
-from t5x_diffeq.runtime.peers import _LastWord
+from t5x_diffeq.runtime.peers import EXIT_MACHINERY, Peers, _LastWord
 
 
 def test_a_last_line_that_cannot_be_printed(monkeypatch):
@@ -22,3 +26,42 @@ def test_a_first_thread_that_does_not_end_the_process(monkeypatch, capsys):
     first.join()
     last_word.say("a link failed")  # returns, so that this thread can end the process
     assert capsys.readouterr().err == "error: process 1 was lost\n"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_error_waits_for_the_loss_that_it_may_come_from(who, lost, monkeypatch):
+    """Process 2 is silent, which takes longer to notice than an error in process 0 or 1 does."""
+    monkeypatch.setenv("T5X_DIFFEQ_SILENCE_SECONDS", "2")
+    events = []
+
+    def end(self, failure):
+        if not self.leaving:
+            events.append((self.index, failure))
+
+    monkeypatch.setattr(Peers, "end", end)
+    pairs = socket.socketpair(), socket.socketpair()
+    everyone = [Peers(0, 3, {1: pairs[0][0], 2: pairs[1][0]})]
+    everyone += [Peers(number, 3, {0: pairs[number - 1][1]}) for number in (1, 2)]
+
+    def wait():
+        everyone[who].wait_for_all()
+        events.append("all answer")
+
+    try:
+        for each in everyone[: 2 if lost else 3]:
+            each.start()
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(patience(30))
+        assert events[-1] == "all answer"
+        assert len(events) == 1 + lost
+        if lost:
+            index, failure = events[0]
+            assert (index, failure.status) == (0, EXIT_MACHINERY)
+            assert failure.message.startswith("process 2 of 3 has not answered for 2 s")
+    finally:
+        for each in everyone:
+            each.leaving = True
+        for pair in pairs:
+            pair[0].shutdown(socket.SHUT_RDWR)  # which ends their threads

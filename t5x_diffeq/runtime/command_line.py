@@ -174,6 +174,8 @@ def _fail_unforeseen(error: Exception) -> int:
             "use what there is, or set JAX_PLATFORMS=cpu",
         )
     traceback.print_exception(error)
+    if others := _find_peers():
+        others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences
     return _fail(1, f"{type(error).__name__}: {error}")
 
 

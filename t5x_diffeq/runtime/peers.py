@@ -31,6 +31,7 @@ _BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
 _SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process
 _DONE = {"done": True}
+_QUESTION, _ANSWER = {"do all answer?": True}, {"all answer": True}
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
+        self.asked: dict[int, float] = {}  # in process 0: who waits for all, and since when
+        self.all_answer = threading.Event()
         self.subscribers: dict[str, Callable[[int, dict], None]] = {}
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
@@ -105,6 +108,21 @@ class Peers:
     def subscribe(self, key: str, hear: Callable[[int, dict], None]) -> None:
         """Has `hear(sender, message)` called for each message with that key; before `start`."""
         self.subscribers[key] = hear
+
+    def wait_for_all(self) -> None:
+        """Returns when every process has been heard from since now.
+
+        If one was lost, this process ends before that, with the status of a lost process: an error
+        of any kind may be what its loss looks like from here.
+        """
+        since = time.monotonic()
+        latest = since + self.silence + 4 * self.beat
+        if self.index == 0:
+            while not self._all_heard(since) and time.monotonic() < latest:
+                time.sleep(self.beat / 10)
+        else:
+            self.send(_QUESTION)
+            self.all_answer.wait(latest - since)
 
     def start(self) -> None:
         """Starts to listen."""
@@ -163,6 +181,13 @@ class Peers:
             for other in self.heard.keys() - self.done:
                 if now - self.heard[other] > self.silence + 2 * self.beat:
                     self._lose(other, f"has not answered for {self.silence:.0f} s")
+            for other, since in list(self.asked.items()):
+                if self._all_heard(since):
+                    self.send(_ANSWER, {other})
+                    del self.asked[other]
+
+    def _all_heard(self, since: float) -> bool:
+        return all(self.heard[other] > since for other in self.heard.keys() - self.done)
 
     def _hear(self, other: int) -> None:
         connection = self.connections[other]
@@ -182,6 +207,10 @@ class Peers:
         for message in map(json.loads, lines):
             if message == _DONE:
                 self.done.add(other)
+            elif message == _QUESTION:
+                self.asked[other] = time.monotonic()
+            elif message == _ANSWER:
+                self.all_answer.set()
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
