@@ -83,6 +83,7 @@ def _open_record(folder: AnyPath, split: str) -> Iterator[Path | None]:
     try:
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (cache_folder() / f"{name}.lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         say(
             f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
@@ -91,7 +92,6 @@ def _open_record(folder: AnyPath, split: str) -> Iterator[Path | None]:
         yield None
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield cache_folder() / f"{name}.json"
 
 

@@ -32,7 +32,7 @@ def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
       what: what the lock protects, for messages.
 
     Raises:
-      InputError: if the file can't be created, or another process holds it.
+      InputError: if the file can't be created or locked, or another process holds it.
       MachineryError: if the bucket does not answer.
     """
     with _hold_lease(lock, what) if is_in_bucket(lock) else _hold_local_lock(lock, what):
@@ -53,6 +53,11 @@ def _hold_local_lock(lock: AnyPath, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise InputError(
                 f"another process is writing {what}; wait for it or stop it"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"{what} can't be locked: {describe_error(error)}; name a folder on a file system "
+                "that has flock (Lustre has it if it is mounted with -o flock)"
             ) from error
         yield
 

@@ -145,13 +145,13 @@ def _lock_cache() -> Iterator[None]:
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         file = (cache_folder() / ".lock").open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise InputError(
-            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written: {describe_error(error)}; name "
-            f"another"
+            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written or locked: "
+            f"{describe_error(error)}; name another"
         ) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

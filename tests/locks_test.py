@@ -1,0 +1,38 @@
+"""File systems that have no flock: one clear line, or the warning of a cache that can't be used."""
+
+import errno
+import fcntl
+import os
+
+import pytest
+
+from t5x_diffeq.data.verification import _open_record
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.locks import hold_lock
+from t5x_diffeq.runtime.staging import _lock_cache
+
+
+@pytest.fixture(params=["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def no_flock(request, monkeypatch, tmp_path):
+    """Those of NFS without its lock service, of FUSE, and of Lustre without -o flock."""
+    number = getattr(errno, request.param)
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "cache"))
+    return os.strerror(number)
+
+
+def test_without_flock(no_flock, tmp_path, capsys):
+    with (
+        pytest.raises(InputError, match=f"DIR can't be locked: {no_flock}; name a folder on"),
+        hold_lock(tmp_path / ".lock", "--workdir=DIR"),
+    ):
+        raise AssertionError("it is locked")
+    with pytest.raises(InputError, match=f"locked: {no_flock}; name another"), _lock_cache():
+        raise AssertionError("it is locked")
+    with _open_record(tmp_path, "train") as record:
+        assert record is None
+    assert no_flock in capsys.readouterr().err
