@@ -16,7 +16,8 @@ shift
 case "${JAX_PLATFORMS:-}" in
   cuda*)
     XLA_FLAGS="$(python "$here/xla_flags.py" gpu)"
-    export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}" ;;
+    export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+    gpu_memory ;;
   tpu*)
     LIBTPU_INIT_ARGS="$(python "$here/xla_flags.py" tpu "${T5X_DIFFEQ_TPU:-}")"
     export LIBTPU_INIT_ARGS ;;

@@ -1,5 +1,11 @@
 # shellcheck shell=bash
-# Sourced where a script stands between a program and who may end it.
+# Sourced where a script stands between a program and who may end it, and before it on a GPU.
+
+# gpu_memory: JAX takes 92% of each GPU's memory instead of its own 75%, unless the user has chosen.
+gpu_memory() {
+  [ -n "${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" ] || # the old name, which must not stand beside the new
+    export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
+}
 
 # forwarding COMMAND ...: runs it, hands SIGTERM on (and USR1 and INT, as SIGTERM: it saves), and
 # returns its exit status.

@@ -16,12 +16,6 @@ die() {
   exit 2
 }
 
-# gpu_memory: JAX takes 92% of each GPU's memory instead of its own 75%, unless the user has chosen.
-gpu_memory() {
-  [ -n "${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" ] || # the old name, which must not stand beside the new
-    export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
-}
-
 # True for an interpreter of version 3.11 or later.
 new_enough() {
   "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null

@@ -197,6 +197,17 @@ def test_entry_point(stand_ins, tmp_path):
     assert stand_ins.calls()[-1] == ["python", "-m", "t5x_diffeq"]
 
 
+def test_jax_takes_most_of_a_gpus_memory(stand_ins, tmp_path):
+    """On SLURM and GKE alike: the image's entry point sees to it."""
+    entry = image(stand_ins, tmp_path / "image")
+    python = stand_ins.folder / "bin" / "python"
+    python.write_text("#!/usr/bin/env bash\necho ${XLA_CLIENT_MEM_FRACTION:-}\n")
+    for given, taken in (({}, "0.92"), ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "0.5")):
+        environment = stand_ins.environment(JAX_PLATFORMS="cuda,cpu", **given)
+        ended = subprocess.run([entry, "train"], env=environment, capture_output=True, text=True)
+        assert ended.stdout.strip() == taken
+
+
 def test_on_kubernetes_all_lines_go_to_standard_output(stand_ins, tmp_path):
     """Of standard error, Google's logging makes errors ("stderr entries have severity ERROR")."""
     entry = image(stand_ins, tmp_path / "image")
