@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced where a script stands between a program and who may end it, and before it on a GPU.
+# Sourced by scripts that start a program: signals are handed on to it, and a GPU's memory is its own.
 
 # gpu_memory: JAX takes 92% of each GPU's memory instead of its own 75%, unless the user has chosen.
 gpu_memory() {

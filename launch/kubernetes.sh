@@ -85,8 +85,8 @@ apply() {
   fi
 }
 
-# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. What
-# it has no kind of resource for, it never will.
+# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. For a
+# kind of resource that the cluster does not have, it is asked once.
 asked() {
   local attempt
   for attempt in 1 2 3 4 5; do
@@ -102,7 +102,7 @@ asked() {
 follow() {
   local ended waiting stuck=0 lines=-1 object="$1/$name"
   [ -z "$dry_run" ] || { kube logs --follow --max-log-requests=100 --tail=-1 --selector="$3"; return 0; }
-  trap 'exit 130' INT # which kubectl ends with 1
+  trap 'exit 130' INT # kubectl catches it, and ends with 1
   say "following $object; Ctrl-C leaves it running; kubectl --namespace=$namespace delete $object ends it"
   while :; do
     ended="$(asked "$object" --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
@@ -119,7 +119,8 @@ follow() {
     esac
     [ "$stuck" -lt 5 ] || fail "the pods of $object can't start: $waiting (image $image)"
     # Ends at once while there is no pod, and when one ends: then its successor is waited for. Without
-    # a pod kubectl succeeds, too; with more than five, of earlier attempts, it must be told to.
+    # a pod kubectl succeeds, too. It follows more than five, such as those of earlier attempts, only
+    # if it is told so.
     if [ "$stuck" -eq 0 ] &&
       kube logs --follow --max-log-requests=100 --tail="$lines" --selector="$3" 2>"$said" &&
       ! grep -q "No resources found" "$said"; then

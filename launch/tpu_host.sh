@@ -168,7 +168,7 @@ status() {
   fi
 }
 
-# gcloud runs its command again when ssh broke off: what has this ID goes on near the end of the log.
+# gcloud runs its command again after ssh broke off: the log then goes on near its end (the ID is the same).
 follow() {
   local lines="${1:-+1}"
   [ -e "$state/log" ] || die "nothing was started on this host"

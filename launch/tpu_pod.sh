@@ -78,7 +78,7 @@ machines() {
   fi
 }
 
-# ssh's, which gcloud sets none of: a host that does not answer for a minute is lost.
+# gcloud gives ssh no keep-alive, without which a host that froze is never noticed.
 alive=("-o ServerAliveInterval=15" "-o ServerAliveCountMax=4")
 
 # on SLICE WORKERS COMMAND: a shell's command on these of its workers.
@@ -180,8 +180,8 @@ find_zone() {
   where+=(--zone="$zone")
 }
 
-# find_state: sets `state`. A state that gcloud has told once, and can't tell now, is unknown: one
-# failed question must not end the wait for a TPU, which would then be granted, and paid, to nobody.
+# find_state: sets `state`; to `unknown` where gcloud has told it before, and can't now. One failed
+# question must not end the wait for a TPU that would then run, and be billed, unattended.
 find_state() {
   if state="$(tpu_state)"; then
     known=true
@@ -268,7 +268,7 @@ begin() {
 # Shows the log until the run ends; starts it again where that helps.
 supervise() {
   local ended lines=+1 dropped=0 began
-  trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # which gcloud ends with 1
+  trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # gcloud catches it, and ends with 1
   while :; do
     began="$SECONDS"
     first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # that it ended, or that ssh did, is asked next

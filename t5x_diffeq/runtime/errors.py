@@ -67,7 +67,7 @@ def is_of_machinery(error: BaseException) -> bool:
     if _SIGNS.search(text) or _is_without_answer(error):
         return True
     code = _CODES.search(text)
-    # SentencePiece has codes, too. It raises RuntimeError, as JAX does for a backend alone.
+    # SentencePiece has the same codes, in a RuntimeError. JAX raises that type for backends alone.
     return code is not None and (type(error) is not RuntimeError or code[1] is not None)
 
 
