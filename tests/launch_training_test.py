@@ -151,7 +151,7 @@ def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
     )
     given = environment(stand_ins)
     del given["VENV"]
-    options = ["--type=v5p-16", "--mounted", "--unchecked"]
+    options = ["--type=v5p-16", "--zone=z", "--mounted", "--unchecked"]
     command = [ROOT / "launch" / "tpu_pod.sh", *words, *options]
     set_seconds(stand_ins, 1)
     process = start(command, env=given, cwd=tmp_path)
