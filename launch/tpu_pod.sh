@@ -268,7 +268,7 @@ begin() {
 # Shows the log until the run ends; starts it again where that helps.
 supervise() {
   local ended lines=+1 dropped=0 began
-  trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # gcloud catches it, and ends with 1
+  trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # gcloud gets it, too, and may end with any status
   while :; do
     began="$SECONDS"
     first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # that it ended, or that ssh did, is asked next

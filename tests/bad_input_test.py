@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from absl import flags
@@ -305,6 +306,7 @@ def test_real_processes(arguments, message, tmp_path):
     assert message in ended.stderr
 
 
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 @pytest.mark.parametrize("platform", ["cuda", "gpu"])
 def test_a_platform_that_this_machine_lacks(platform, tmp_path):
     """JAX says it without words, or in words of its own."""

@@ -61,8 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Modules and tests stay, and tracing makes little that refers to itself: a garbage collector
-    # that looks seldom, and not at them, saves a tenth of the time.
+    # Modules and tests stay, and tracing makes few cycles: a garbage collector that runs seldom
+    # and leaves them out saves a twelfth of the time (fast tests of blocks and objectives).
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 

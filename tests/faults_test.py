@@ -1,7 +1,7 @@
 """A table of faults. Each must end in one clear line, and nothing may be lost.
 
-Of lost processes CI tries a sample, each signal and each phase for either process; `--whole` tries
-every combination.
+Of lost processes CI tries a sample with every phase, every signal and either process; `--whole`
+tries every combination.
 """
 
 import itertools

@@ -327,7 +327,7 @@ def test_a_run_of_that_name_has_ended(stand_ins, earlier):
 
 
 def test_jobset_is_not_installed(stand_ins):
-    """In the words of kubectl 1.32, which asks again in vain."""
+    """The words are those of kubectl 1.32, which is not asked again."""
     said = 'error: the server doesn\'t have a resource type "jobset"\n'
     stand_ins.rules({"call": "ignore-not-found", "status": 1, "error": said})
     ended = stand_ins.run("gke.sh", *TPU, "--image=i")

@@ -28,6 +28,17 @@ def test_a_first_thread_that_does_not_end_the_process(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: process 1 was lost\n"
 
 
+def test_an_error_does_not_wait_for_processes_that_are_done(monkeypatch):
+    monkeypatch.setenv("T5X_DIFFEQ_SILENCE_SECONDS", "1000")
+    connections = socket.socketpair()
+    first, second = (Peers(n, 2, {1 - n: connection}) for n, connection in enumerate(connections))
+    second.start()
+    first.leave()
+    second.wait_for_all()
+    second.leaving = True
+    connections[0].shutdown(socket.SHUT_RDWR)  # which ends its thread
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_error_waits_for_the_loss_that_it_may_come_from(who, lost, monkeypatch):

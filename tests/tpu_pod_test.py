@@ -143,7 +143,11 @@ def test_gcloud_without_rights(stand_ins):
 
 def test_a_question_that_fails_does_not_end_the_wait(stand_ins):
     """The TPU would be granted later, and paid for, with nobody to use it."""
-    busy = "ERROR: (gcloud.compute.tpus.queued-resources.describe) UNAVAILABLE: 503\n"
+    busy = (  # gcloud 528, which had asked for 28 seconds
+        "ERROR: (gcloud.compute.tpus.queued-resources.describe) HttpError accessing <https://tpu>: "
+        "response: <{'status': 503}>, content <The service is currently unavailable.>\n"
+        "This may be due to network connectivity issues.\n"
+    )
     unknown = {"call": "resources describe", "status": 1, "error": busy, "times": 1}
     waiting = states("", "", "WAITING_FOR_RESOURCES")
     stand_ins.rules(*waiting[:3], unknown, *waiting[2:], *ends("ended 0"))
@@ -179,7 +183,7 @@ def test_a_silent_host_is_noticed(stand_ins):
 
 
 def test_ctrl_c_leaves_the_log(stand_ins):
-    """Pressed once; it reaches gcloud, too, which catches it."""
+    """Pressed once, also if what gcloud runs catches it."""
     follow = {"call": r"tpu_host\.sh follow", "waits": True}
     stand_ins.rules(follow, *states(""), *ends("running"))
     status, said = stand_ins.interrupt("tpu_pod.sh", *RUN, call="tpu_host.sh follow")

@@ -43,8 +43,8 @@ from t5x_diffeq.runtime.errors import (
     MachineryError,
     RunError,
     is_of_machinery,
-    is_of_platform,
     is_of_server,
+    platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
@@ -165,14 +165,8 @@ def _fail_unforeseen(error: Exception) -> int:
         return _fail(
             EXIT_MACHINERY, f"{who}{describe_error(error)}; the same command continues the run"
         )
-    if is_of_platform(error):
-        named = os.environ.get("JAX_PLATFORMS", "")
-        reason = f" ({error})" if str(error) else ""
-        return _fail(
-            2,
-            f"JAX_PLATFORMS={named}: JAX finds no such device on this machine{reason}; unset it to "
-            "use what there is, or set JAX_PLATFORMS=cpu",
-        )
+    if refused := platform_error(error):
+        return _fail(2, refused)
     traceback.print_exception(error)
     if others := _find_peers():
         others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences

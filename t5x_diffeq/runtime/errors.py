@@ -1,5 +1,6 @@
 """The errors with which a verb fails with one clear line (see `command_line`)."""
 
+import os
 import re
 import traceback
 
@@ -71,15 +72,22 @@ def is_of_machinery(error: BaseException) -> bool:
     return code is not None and (type(error) is not RuntimeError or code[1] is not None)
 
 
-def is_of_platform(error: BaseException) -> bool:
-    """Whether JAX can't use a platform that JAX_PLATFORMS names, and never will on this machine.
+def platform_error(error: BaseException) -> InputError | None:
+    """The message for a platform that JAX_PLATFORMS names and this machine lacks, if it is that.
 
-    For `cuda` without a GPU JAX (0.10.2) raises an AssertionError without words.
+    For `cuda` without a GPU JAX (0.10.2 and 0.12.0) raises an AssertionError without words.
     """
-    if isinstance(error, AssertionError):
-        frames = traceback.extract_tb(error.__traceback__)
-        return bool(frames) and frames[-1].filename.endswith("jax/_src/xla_bridge.py")
-    return str(error).startswith(_BACKEND) and not is_of_machinery(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    wordless = isinstance(error, AssertionError) and any(
+        frame.filename.endswith("jax/_src/xla_bridge.py") for frame in frames[-1:]
+    )
+    if not wordless and (not str(error).startswith(_BACKEND) or is_of_machinery(error)):
+        return None
+    reason = "" if wordless else f" ({error})"
+    return InputError(
+        f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: JAX finds no such device on this "
+        f"machine{reason}; unset it to use what there is, or set JAX_PLATFORMS=cpu"
+    )
 
 
 def _http_status(error: BaseException) -> int | None:

@@ -97,7 +97,7 @@ class Peers:
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
         self.asked: dict[int, float] = {}  # in process 0: who waits for all, and since when
-        self.all_answer = threading.Event()
+        self.all_answer = False  # what process 0 says to one that waits
         self.subscribers: dict[str, Callable[[int, dict], None]] = {}
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
@@ -117,12 +117,13 @@ class Peers:
         """
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
-        if self.index == 0:
-            while not self._all_heard(since) and time.monotonic() < latest:
-                time.sleep(self.beat / 10)
-        else:
-            self.send(_QUESTION)
-            self.all_answer.wait(latest - since)
+        if self.index != 0:
+            self.send(_QUESTION)  # process 0 alone hears all
+        while time.monotonic() < latest:
+            is_asked = 0 in self.heard.keys() - self.done  # and has not ended meanwhile
+            if self.all_answer if is_asked else self._all_heard(since):
+                return
+            time.sleep(self.beat / 10)
 
     def start(self) -> None:
         """Starts to listen."""
@@ -210,7 +211,7 @@ class Peers:
             elif message == _QUESTION:
                 self.asked[other] = time.monotonic()
             elif message == _ANSWER:
-                self.all_answer.set()
+                self.all_answer = True
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
