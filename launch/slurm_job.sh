@@ -13,6 +13,9 @@ shift 3
 # sbatch runs a copy of this file, so that its own folder says nothing.
 source "$ROOT/launch/common.sh"
 source "$ROOT/launch/forward.sh"
+# The last element of a job array has the ID of the whole array, and SLURM would apply an order to all of it.
+job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+job="${job:-$SLURM_JOB_ID}"
 step=()
 while [ "$1" != -- ]; do
   step+=("$1")
@@ -72,7 +75,7 @@ back_into_the_queue() {
     fail "$1, but the job was already started again $restarts times (--restarts); submit it again to go on"
   fi
   say "$1; the job goes back into the queue"
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$job"
 }
 
 # USR1 comes --grace seconds before the time limit. The steps get SIGTERM from SLURM itself: srun would
@@ -80,14 +83,14 @@ back_into_the_queue() {
 save() {
   signalled=true
   say "the time limit is near: the run saves"
-  scancel --signal=TERM "$SLURM_JOB_ID" || true
+  scancel --signal=TERM "$job" || true
 }
 
 # SIGTERM means that SLURM is ending the job: at the time limit, when a person cancelled it, or when it
 # was preempted (SLURM then requeues it).
 end() {
   signalled=true ending=true
-  if [ "$(squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --format=%r)" = TimeLimit ]; then
+  if [ "$(squeue --noheader --states=all --jobs="$job" --format=%r)" = TimeLimit ]; then
     back_into_the_queue "the time limit has passed"
   fi
 }

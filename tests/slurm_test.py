@@ -216,7 +216,7 @@ def test_resources(cluster, tmp_path):
 
 
 def test_sweep(cluster, tmp_path):
-    """Two points, a job for each: both save on SIGTERM, requeue and go on; the table is made."""
+    """Two points, a job each: each saves on SIGTERM, goes back alone and goes on; the table."""
     run = LaunchedRun(tmp_path / "user")
     (config, _, *keys) = run.words
     place = ["--gpus_per_node=0", "--name=swept", "--cpus_per_task=1", "--jobs=2"]
@@ -243,8 +243,12 @@ def test_sweep(cluster, tmp_path):
 
     for number, each in enumerate(jobs):
         cluster.wait_until(f"a training of {each}", partial(trains, number))
-        cluster.ask("scancel", "--signal=TERM", each)
-    cluster.wait_until("both restarts", lambda: states("Restarts") == ["1", "1"])
+    # The last one first: its job ID is also that of the whole array.
+    cluster.ask("scancel", "--signal=TERM", jobs[1])
+    cluster.wait_until("one restart", lambda: states("Restarts")[1] == "1")
+    assert states("Restarts") == ["0", "1"], logs()
+    cluster.ask("scancel", "--signal=TERM", jobs[0])
+    cluster.wait_until("the other restart", lambda: states("Restarts") == ["1", "1"])
     cluster.wait_until("its end", lambda: all(state in ENDED for state in states()))
     assert states() == ["COMPLETED"] * 2, logs()
     assert logs().count("saved; the job goes back into the queue") == 2, logs()
