@@ -21,5 +21,7 @@ cd "$ROOT"
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/deptry" .
 "$VENV/bin/mypy"
-workers=$(($(getconf _NPROCESSORS_ONLN) - 1)) # one core is left for the processes that tests start
-"$VENV/bin/python" -m pytest --numprocesses=$((workers > 2 ? workers : 2)) --dist=worksteal "$@"
+# One core is left for the processes that tests start; on few cores a third worker fills the time in which
+# the others wait for such processes.
+workers=$(($(getconf _NPROCESSORS_ONLN) - 1))
+"$VENV/bin/python" -m pytest --numprocesses=$((workers > 3 ? workers : 3)) --dist=worksteal "$@"
