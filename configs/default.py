@@ -194,8 +194,9 @@ def get_config() -> ConfigDict:
     #   which is also taken when that memory runs out
     train.hang_timeout = 1800.0  # seconds that a step may take, without compilation; after that
     #   the run ends with status 175, and launch/ starts it again
+    train.compile_timeout = 7200.0  # likewise for compiling the steps
     train.eval_timeout = 43200.0  # likewise for an evaluation and for the tasks
-    train.save_timeout = 7200.0  # likewise for saving a checkpoint
+    train.save_timeout = 7200.0  # likewise for saving or restoring a checkpoint
 
     config.tasks = tasks = ConfigDict()  # of lm-evaluation-harness, while the model trains
     tasks.names = ()  # such as ("lambada_openai", "piqa"); "paper": its eleven; (): none

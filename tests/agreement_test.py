@@ -29,7 +29,7 @@ def start_training(agreements, seconds_per_step):
     def train(process):
         for step in range(1, STEPS):
             time.sleep(seconds_per_step[process])
-            if agreements[process].count_step():
+            if agreements[process].count_place():
                 stopped[process] = step
                 return
 
@@ -63,7 +63,7 @@ def test_the_first_request_gives_the_reason():
     while agreements[0].reason is None and time.monotonic() < deadline:
         time.sleep(0.001)
     agreements[0].ask(SIGTERM)
-    assert [agreement.count_step() for agreement in agreements] == [True, True]
+    assert [agreement.count_place() for agreement in agreements] == [True, True]
     assert agreements[0].reason == agreements[1].reason == (130, "Ctrl-C")
 
 
@@ -76,7 +76,7 @@ def test_a_process_that_starts_later_is_waited_for():
     time.sleep(0.05)
     late = Agreement(first)
     threads[0].join(30)
-    while not late.count_step():
+    while not late.count_place():
         time.sleep(0.001)
     assert agreement.reason == late.reason == SIGTERM
-    assert late._steps == stopped[0]
+    assert late._places == stopped[0]

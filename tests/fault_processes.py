@@ -16,7 +16,7 @@ from pathlib import Path
 from compilation import flags_of_processes
 from patience import patience
 
-PHASES = ("start-up", "compile", "loop", "save")
+PHASES = ("start-up", "compile", "loop", "evaluate", "save")
 STEPS = 60
 EVERY = 4  # steps from checkpoint to checkpoint
 PAUSE = 1.5  # seconds in each phase, for the signal to come in
@@ -36,7 +36,7 @@ def arguments(text, workdir):
         *("--config.data.sequence_length=16", "--config.train.batch_size=4"),
         *("--config.train.eval_batches=1", "--config.train.eval_batch_size=4"),
         *(f"--config.train.total_steps={STEPS}", f"--config.train.checkpoint_every={EVERY}"),
-        *("--config.train.log_every=1", "--config.train.eval_every=1000"),
+        *("--config.train.log_every=1", "--config.train.eval_every=20"),
     ]
 
 
@@ -120,7 +120,7 @@ def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq import train as verb
     from t5x_diffeq.runtime import command_line
-    from t5x_diffeq.training import checksums
+    from t5x_diffeq.training import checkpoint, checksums
     from t5x_diffeq.verbs import train as work
 
     os.environ.update(environment)
@@ -130,9 +130,9 @@ def train(arguments, environment, log, phase, mark, number, pause):
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     sys.argv = ["train", *arguments]
 
-    def stop_in(module, name, wanted, number=1):
-        """Stops in the `number`th call of a function, if that is the phase."""
-        function, calls = getattr(module, name), []
+    def stop_in(place, name, wanted, number=1):
+        """Stops in the `number`th call of a function of a module or class, in that phase."""
+        function, calls = getattr(place, name), []
 
         def stop_then_call(*args, **kwargs):
             calls.append(name)
@@ -141,11 +141,13 @@ def train(arguments, environment, log, phase, mark, number, pause):
                 time.sleep(pause)
             return function(*args, **kwargs)
 
-        setattr(module, name, stop_then_call)
+        setattr(place, name, stop_then_call)
 
     stop_in(work, "make_setup", "start-up")
+    stop_in(checkpoint.Checkpoints, "restore", "restore")
     stop_in(work, "compile_train_step", "compile")
     stop_in(work, "depths_of", "loop", number)
+    stop_in(work, "evaluate_loss", "evaluate")
     stop_in(checksums, "save_own", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)
 
@@ -159,7 +161,7 @@ def lose(run, victim, number, phase):
     other = 1 - victim
     run.wait_for_mark()
     signal_to(run, victim, number)
-    if number == signal.SIGTERM and phase != "start-up":  # both save after the same step
+    if number == signal.SIGTERM and phase != "start-up":  # both stop at the same place
         assert [run.end(index) for index in (0, 1)] == [42, 42], run.messages(0)
         return
     assert run.end(other) == 175, run.messages(other)

@@ -193,7 +193,7 @@ def losses_of(whole):
     """(phase, signal, victim) of every fault. Of a sample, each phase has one signal, for one of
     the two processes: others every day."""
     chance = random.Random(os.environ["T5X_DIFFEQ_SAMPLE"])
-    first, victims = chance.randrange(len(SIGNALS)), chance.sample([0, 1, 0, 1], len(PHASES))
+    first, victims = chance.randrange(len(SIGNALS)), chance.sample([0, 1, 0, 1, 0], len(PHASES))
     for number, phase in enumerate(PHASES):
         if whole:
             yield from itertools.product([phase], SIGNALS, (0, 1))
@@ -238,6 +238,25 @@ def test_a_hang(text, tmp_path, survivors):
     assert run.end(1) == 175, run.messages(1)
     assert "fault_processes.py" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
     survivors.append("hang")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "key", "what"),
+    [
+        ("restore", "save_timeout", "making or restoring the train state"),
+        ("compile", "compile_timeout", "compiling the step"),
+    ],
+)
+def test_a_hang_before_the_loop(text, tmp_path, survivors, phase, key, what):
+    """One process doesn't get on; the watchdog ends both, and stacks say where it was."""
+    limit = round(patience(8))
+    words = [*arguments(text, tmp_path / "run"), f"--config.train.{key}={limit}"]
+    run = FaultyRun(words, tmp_path, 1, phase, silence=1000, pause=1000)
+    assert [run.end(index) for index in (0, 1)] == [175, 175], run.messages(0)
+    assert f"{what} was not done within {limit} s: a process, a link" in run.messages(1)
+    assert "stop_then_call" in (tmp_path / "run" / "stacks" / "process_1.txt").read_text()
+    survivors.append(f"hang in {phase}")
 
 
 @pytest.mark.slow

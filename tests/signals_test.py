@@ -5,7 +5,17 @@ import signal
 
 import pytest
 
-from t5x_diffeq.runtime.signals import StopSignals
+from t5x_diffeq.runtime.signals import Interrupted, StopSignals
+
+
+def test_an_evaluation_ends_between_batches():
+    with StopSignals() as stop:
+        batches = stop.interruptible(range(5))
+        assert [next(batches), next(batches)] == [0, 1]
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            next(batches)
+        assert stop.should_stop()
 
 
 def test_further_sigterms_change_nothing():

@@ -1,8 +1,10 @@
 """Whole runs: stopped and resumed, refused, fallen back, sharded."""
 
 import json
+import os
 import shutil
 import signal
+from functools import partial
 
 import jax
 import numpy as np
@@ -34,12 +36,39 @@ def test_stopped_and_resumed_equals_undisturbed(
         send_after(patch, number, steps=2)
         assert train(Config.of(config), tmp_path) == status
     assert "after step 3, saved; the same command continues" in capsys.readouterr().err
-    assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3, 3]
+    assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
     assert train(Config.of(config), tmp_path) == 0
     assert "continuing at step 3" in capsys.readouterr().err
     assert metrics_of(tmp_path) == metrics_of(workdir)
     params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
     jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+@pytest.mark.slow
+def test_interrupted_in_each_evaluation_equals_undisturbed(finished, tmp_path, monkeypatch, capsys):
+    """SIGTERM as an evaluation begins: its step is saved, and the next start evaluates first."""
+    config, workdir = finished
+    eval_batches = train_verb.eval_batches
+
+    def interrupt(step, *arguments):
+        if arguments[-1] == f"evaluating at step {step}":
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield from eval_batches(*arguments)
+
+    for step in (0, 3, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(train_verb, "eval_batches", partial(interrupt, step))
+            assert train(Config.of(config), tmp_path) == 42
+        where = f"after step {step}, saved" if step else "before the first step"
+        assert f"stopped by SIGTERM {where}; the same" in capsys.readouterr().err
+        assert [line["step"] for line in metrics_of(tmp_path) if "eval/loss" in line] == [
+            each for each in (0, 3) if each < step
+        ]
+    assert train(Config.of(config), tmp_path) == 0
+    assert "continuing at step 6" in capsys.readouterr().err
+    assert metrics_of(tmp_path) == metrics_of(workdir)
+    assert train(Config.of(config), tmp_path) == 0
+    assert "already finished: 6 of 6 steps" in capsys.readouterr().err
 
 
 def test_metrics_written_and_falling(finished):

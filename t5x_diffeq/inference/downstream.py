@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness while a model trains: `config.tasks`."""
 
 import importlib.util
+from collections.abc import Callable
 
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.models.config import ModelConfig
@@ -57,7 +58,12 @@ class DownstreamTasks:
             need_hooks(model, self.tasks.hooks)
 
     def run(
-        self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int
+        self,
+        setup: Setup,
+        params: dict,
+        tokenizer: Tokenizer,
+        batch_size: int,
+        interruptible: Callable,
     ) -> dict[str, float]:
         """Runs the tasks; returns `tasks/piqa/acc` and the like, and prints the table.
 
@@ -66,6 +72,9 @@ class DownstreamTasks:
           params: the model's parameters.
           tokenizer: the run's tokenizer.
           batch_size: sequences of the model's full length per batch.
+          interruptible: yields the batches that it is given, or raises (see `StopSignals`).
         """
         assert self.tasks is not None  # callers check first that there are tasks
-        return self.harness.score_tasks(setup, params, tokenizer, batch_size, self.tasks)
+        return self.harness.score_tasks(
+            setup, params, tokenizer, batch_size, self.tasks, interruptible
+        )

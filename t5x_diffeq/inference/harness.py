@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -119,12 +119,16 @@ def _load_task(name: str, manager: TaskManager, asked_by: str) -> bool:
 
 
 def score_tasks(
-    setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, tasks: Tasks
+    setup: Setup,
+    params: dict,
+    tokenizer: Tokenizer,
+    batch_size: int,
+    tasks: Tasks,
+    interruptible: Callable = iter,
 ) -> dict[str, float]:
     """Runs the tasks; returns every number of the results, and prints the harness's table."""
-    return _flatten_results(
-        _print_results(_run_tasks(DiffEqLM(setup, params, tokenizer, batch_size, {}), tasks))
-    )
+    lm = DiffEqLM(setup, params, tokenizer, batch_size, {}, interruptible)
+    return _flatten_results(_print_results(_run_tasks(lm, tasks)))
 
 
 def evaluate_run_on_tasks(

@@ -8,6 +8,7 @@ the end-of-document token.
 
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from math import fsum
 
 import jax
@@ -36,16 +37,24 @@ class DiffEqLM(TemplateLM):
       tokenizer: the run's tokenizer.
       batch_size: sequences of the model's full length per batch.
       facts: what the harness's results record about the model.
+      interruptible: yields the batches that it is given, or raises (see `StopSignals`).
     """
 
     def __init__(
-        self, setup: Setup, params: dict, tokenizer: Tokenizer, batch_size: int, facts: dict
+        self,
+        setup: Setup,
+        params: dict,
+        tokenizer: Tokenizer,
+        batch_size: int,
+        facts: dict,
+        interruptible: Callable = iter,
     ):
         super().__init__()
         self.setup, self.params = setup.with_whole_rows(), params
         self.text, self.facts = tokenizer, facts
         self.batch_size, self.max_length = batch_size, setup.model.config.max_length
-        self.score = Scorer(setup, params, batch_size)
+        self.score = Scorer(setup, params, batch_size, interruptible)
+        self.interruptible = interruptible
 
     @property
     def eot_token_id(self) -> int:
@@ -152,5 +161,5 @@ class DiffEqLM(TemplateLM):
         # `parse_request` has set all limits.
         most = max(row.limit for row, _ in rows if row.limit is not None)
         generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
-        for _ in grow([row for row, _ in rows], generated):
+        for _ in self.interruptible(grow([row for row, _ in rows], generated)):
             pass

@@ -1,5 +1,7 @@
 """Samples of text while a model trains: `train.sample_every` and `train.sample_prompts`."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -73,17 +75,18 @@ class Samples:
     def _rows(self) -> int:
         return self.setup.eval_batch_size(len(self.prompts))  # the devices share the rows equally
 
-    def run(self, params: dict) -> dict[str, str]:
+    def run(self, params: dict, interruptible: Callable = iter) -> dict[str, str]:
         """`sample/0` and so on: each prompt with what follows it. All processes must call it.
 
         Args:
           params: the model's parameters.
+          interruptible: yields the tokens that it is given, or raises (see `StopSignals`).
         """
         prompts = [self.prompts[n % len(self.prompts)] for n in range(self._rows)]
         rows = [Continuation(self.tokenizer, each) for each in self.prompts]
         drawn = generate(self.setup.model, params, prompts, self.limit, SAMPLING, self.keys())
         with self.setup.context():
-            for _ in grow(rows, drawn):
+            for _ in interruptible(grow(rows, drawn)):
                 pass
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]
         return {f"sample/{n}": text for n, text in enumerate(texts)}

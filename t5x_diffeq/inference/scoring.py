@@ -5,7 +5,7 @@ few programs are compiled and a score doesn't depend on the other sequences of i
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -80,10 +80,12 @@ class Scorer:
       params: the model's parameters, sharded as the setup says.
       batch_size: sequences of the model's full length per batch; of shorter sequences,
         proportionally more.
+      interruptible: yields the batches that it is given, or raises (see `StopSignals`).
     """
 
-    def __init__(self, setup: Setup, params: dict, batch_size: int):
+    def __init__(self, setup: Setup, params: dict, batch_size: int, interruptible: Callable = iter):
         self.setup, self.batch_size = setup.with_whole_rows(), batch_size
+        self.interruptible = interruptible
         with self.setup.context():
             weights = _make_pass_weights(setup.model, params)
         chunk = setup.config.train.loss_chunk
@@ -94,7 +96,7 @@ class Scorer:
         scores: dict[int, Score] = {}
         done, pending = 0, None
         with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
-            for numbers, inputs, targets in self.batches(sequels):
+            for numbers, inputs, targets in self.interruptible(self.batches(sequels)):
                 dispatched = numbers, self.score(inputs, targets)
                 if pending:
                     done += _collect(sequels, scores, *pending)  # while the next batch runs

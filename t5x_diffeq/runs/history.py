@@ -50,8 +50,10 @@ class Stopwatch:
         """A context in which `activity` goes on instead of the current one."""
         before = self.activity
         self.turn_to(activity)
-        yield
-        self.turn_to(before)
+        try:
+            yield
+        finally:
+            self.turn_to(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Counts seconds that were counted as `source` as `target`."""

@@ -1,10 +1,10 @@
-"""Makes several processes stop after the same optimizer step when a signal reaches any of them.
+"""Makes several processes stop at the same place when a signal reaches any of them.
 
-Each process counts the steps that it has dispatched. A process that is asked to stop tells
-process 0, which asks every process for its count. Between answering and hearing the decision, a
-process dispatches no further step. The decision is the largest count plus one, so that every
-process can still stop there. All of this happens in the threads that listen to the peers, so a
-process answers even while it compiles or waits for a device.
+Such a place is an optimizer step, or a batch of an evaluation. Each process counts those that it
+has reached. A process that is asked to stop tells process 0, which asks every process for its
+count. Between answering and hearing the decision, a process goes no further. The decision is the
+largest count plus one, so that every process can still stop there. All of this happens in the
+threads that listen to the peers, so a process answers even while it compiles or waits for a device.
 
 JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
 blocks the threads that it depends on: those that send this process's heartbeats and relay its
@@ -30,21 +30,21 @@ class Reason(NamedTuple):
 
 
 class Agreement:
-    """Counts the steps of this process, and knows when all processes stop.
+    """Counts the places that this process has reached, and knows at which one all stop.
 
     Args:
       peers: the connections to the other processes; listening on them starts here.
 
     Attributes:
-      reason: why all stop after the step for which `count_step` is true; None until it is decided.
+      reason: why all stop at the place for which `count_place` is true; None until it is decided.
     """
 
     def __init__(self, peers: Peers):
         self._peers = peers
         self._changed = threading.Condition()
-        self._steps = 0  # dispatched by this process
-        self._held = False  # dispatch no further step until the decision
-        self._last: int | None = None  # the step to stop after
+        self._places = 0  # reached by this process
+        self._held = False  # go no further until the decision
+        self._last: int | None = None  # the place to stop at
         self._asked: Reason | None = None  # process 0: the first request
         self._counts: dict[int, int] = {}  # process 0: the answers
         self.reason: Reason | None = None
@@ -56,12 +56,12 @@ class Agreement:
         message = {"stop": "ask", "reason": reason}
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
-    def count_step(self) -> bool:
-        """Counts a step, and returns whether all processes stop after it, or should have."""
+    def count_place(self) -> bool:
+        """Counts a place, and returns whether all processes stop at it, or should have earlier."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
-            self._steps += 1
-            return self._last is not None and self._steps >= self._last
+            self._places += 1
+            return self._last is not None and self._places >= self._last
 
     # ---------------------------------------------------------------------- the listening thread
 
@@ -73,10 +73,10 @@ class Agreement:
                     self._peers.send_to_all({"stop": "count"})
             case {"stop": "count"}:
                 with self._changed:
-                    self._held, steps = True, self._steps
-                self._peers.send_to(0, {"stop": "answer", "steps": steps})
-            case {"stop": "answer", "steps": steps}:
-                self._counts[sender] = steps
+                    self._held, places = True, self._places
+                self._peers.send_to(0, {"stop": "answer", "places": places})
+            case {"stop": "answer", "places": places}:
+                self._counts[sender] = places
                 if len(self._counts) == self._peers.count:
                     last = max(self._counts.values()) + 1
                     decision = {"stop": "decision", "last": last, "reason": self._asked}

@@ -203,6 +203,7 @@ class TrainKeys(_Section):
     profile_processes: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 0, INT32))]
     memory_profile: Switch
     hang_timeout: Seconds
+    compile_timeout: Seconds
     eval_timeout: Seconds
     save_timeout: Seconds
 

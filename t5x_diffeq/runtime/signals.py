@@ -1,11 +1,19 @@
-"""Stopping between optimizer steps: SIGTERM (preemption) and Ctrl-C."""
+"""Stopping between optimizer steps, or in an evaluation: SIGTERM (preemption) and Ctrl-C."""
 
 import signal
+from collections.abc import Iterable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.agreement import Reason
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+_Item = TypeVar("_Item")
+
+
+class Interrupted(Exception):  # noqa: N818  # nothing went wrong
+    """The run stops in the middle of an evaluation, or of anything like it."""
 
 
 class StopSignals:
@@ -13,7 +21,7 @@ class StopSignals:
 
     A second Ctrl-C acts at once, as it does by default. Further SIGTERMs change nothing: SLURM
     sends them to every process of a job several times within a second. A signal to any of several
-    processes stops all of them after the same step (see `agreement`).
+    processes stops all of them at the same place (see `agreement`).
 
     Attributes:
       reason: why to stop; None until it is time to stop.
@@ -29,9 +37,23 @@ class StopSignals:
 
     def should_stop(self) -> bool:
         """Whether to stop after this step; every process must call it in every step."""
+        return self._stops_here()
+
+    def interruptible(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yields the items, which must be equally many on all processes.
+
+        Raises:
+          Interrupted: before the next item, once it is time to stop.
+        """
+        for item in items:
+            if self._stops_here():
+                raise Interrupted
+            yield item
+
+    def _stops_here(self) -> bool:
         if self.agreement is None:
             return self.reason is not None
-        if not self.agreement.count_step():
+        if not self.agreement.count_place():
             return False
         self.reason = self.agreement.reason
         return True

@@ -51,8 +51,10 @@ class Watchdog:
         """A context in which `what` is expected; then what was before, its limit starting again."""
         before = self.what, self.seconds
         self.expect(what, seconds)
-        yield
-        self.expect(*before)
+        try:
+            yield
+        finally:
+            self.expect(*before)
 
     def _watch(self) -> None:
         with self.changed:

@@ -128,6 +128,13 @@ def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
         )
 
 
+def kinds_reported_at(workdir: AnyPath, step: int) -> list[str]:
+    """What was reported at a step: `train`, `eval`, `tasks`, `sample`, as in `eval/loss`."""
+    paths = (workdir / _METRICS, workdir / _SAMPLES)
+    lines = [line for path in paths for line in _lines_of(path) if _step_of(line) == step]
+    return sorted({name.partition("/")[0] for line in lines for name in json.loads(line)})
+
+
 def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
     """Copies the reports up to `step` from one workdir to another."""
     write_whole(workdir / _METRICS, _lines_up_to(source / _METRICS, step))

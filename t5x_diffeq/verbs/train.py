@@ -31,10 +31,10 @@ from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.files import AnyPath, describe_error
-from t5x_diffeq.runtime.processes import run_in_turn
-from t5x_diffeq.runtime.signals import StopSignals
+from t5x_diffeq.runtime.processes import gather, run_in_turn
+from t5x_diffeq.runtime.signals import Interrupted, StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
-from t5x_diffeq.tracking.jsonl import warn_if_lost
+from t5x_diffeq.tracking.jsonl import kinds_reported_at, warn_if_lost
 from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.tracking.trackers import check_trackers, open_writer
 from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition, RestoredCheckpoint
@@ -140,7 +140,8 @@ def train(
         stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
         stack.enter_context(checkpoints)
         cache = enable_cache()
-        with Progress("making or restoring the train state"):
+        reading = watchdog.limit("making or restoring the train state", limits.save_timeout)
+        with Progress("making or restoring the train state"), reading:
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
             first = restored or RestoredCheckpoint(make_state(setup))
             start, state = first.step, setup.complete(first.state)
@@ -149,7 +150,26 @@ def train(
         gone_through = epochs(examples, total_steps * batch_size)
         progress.write_overview(setup.abstract_state.params, workdir)
         progress.say_account(config, setup, corpus, gone_through, workdir, start)
-        if start >= total_steps:
+        # What is done between steps, by the first part of the names of its reports, and how often.
+        # Figures come first, because they are drawn while the model is evaluated.
+        occasions = {
+            "figure": figures.every,
+            "eval": config.train.eval_every,
+            "sample": samples.every,
+            "tasks": downstream.every if downstream else None,
+        }
+
+        def is_due(step: int, every: int | None) -> bool:
+            return every is not None and (step % every == 0 or step == total_steps)
+
+        def due_at(step: int) -> list[str]:
+            return [kind for kind, every in occasions.items() if is_due(step, every)]
+
+        # What comes before the first step, or was left out by the stop after which the run goes on.
+        done_before = {"figure", *kinds_reported_at(workdir, start)} if start else {"tasks"}
+        at_start = [kind for kind in due_at(start) if kind not in done_before]
+        at_start = gather("what is left out", at_start)[0]  # process 0 has the reports
+        if start > total_steps or (start == total_steps and not at_start):
             finish(setup, state)
             say(f"already finished: {start} of {total_steps} steps are done")
             progress.say_next(workdir)
@@ -161,7 +181,7 @@ def train(
         trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
         teacher = load_teacher(setup)
         of_teacher = (teacher.params,) if teacher else ()
-        depths = depths_to_come(config, start)
+        depths = depths_to_come(config, start) if start < total_steps else []
 
         def compile_steps() -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
             began = time.perf_counter()
@@ -190,9 +210,6 @@ def train(
         def instead(activity: str, what: str, seconds: float) -> Iterator[None]:
             with stopwatch.during(activity), watchdog.limit(what, seconds):
                 yield
-
-        def is_due(step: int, every: int) -> bool:
-            return step % every == 0 or step == total_steps
 
         def explain(done: DoneStep) -> str | None:
             """Where values that aren't finite begin; whatever goes wrong here hides nothing."""
@@ -240,24 +257,28 @@ def train(
                 evaluated = {"eval": state.params}
                 if config.train.eval_averages and state.averages is not None:
                     evaluated["eval_averages"] = state.averaged_params()
+                results = {}
                 for name, params in evaluated.items():
                     title = f"evaluating at step {step}"
                     batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
-                    values = evaluate_loss(make_eval_step(own), params, batches)
+                    batches = stop.interruptible(batches)
+                    results[name] = evaluate_loss(make_eval_step(own), params, batches)
+                for name, values in results.items():
                     writer.write_scalars(step, {f"{name}/{key}": x for key, x in values.items()})
                     say(progress.eval_line(step, values, config.data.loss_on, name))
-                    if name == "eval":
-                        eval_losses[step] = values["loss"]
+                eval_losses[step] = results["eval"]["loss"]
 
         def run_tasks_now(step: int) -> None:
             with instead(EVALUATION, f"tasks at step {step}", limits.eval_timeout):
                 rows = config.train.eval_batch_size
-                values = downstream.run(setup, state.params, corpus.tokenizer, rows)
+                values = downstream.run(
+                    setup, state.params, corpus.tokenizer, rows, stop.interruptible
+                )
                 writer.write_scalars(step, values)
 
         def sample_now(step: int) -> None:
             with instead(OTHER, f"samples at step {step}", limits.eval_timeout):
-                writer.write_texts(step, samples.run(state.params))
+                writer.write_texts(step, samples.run(state.params, stop.interruptible))
 
         def draw_now(step: int) -> None:
             with instead(OTHER, f"figures at step {step}", limits.eval_timeout):
@@ -302,32 +323,36 @@ def train(
             return found._replace(state=counted, position=position)
 
         # -------------------------------------------------------------- while the steps compile
-        occasions: dict[Callable[[int], None], int | None] = {
-            draw_now: figures.every,  # first, because it goes on while the model is evaluated
-            evaluate_now: config.train.eval_every,
-            sample_now: samples.every,
-            run_tasks_now: downstream.every if downstream else None,
+        actions: dict[str, Callable[[int], None]] = {
+            "figure": draw_now,
+            "eval": evaluate_now,
+            "sample": sample_now,
+            "tasks": run_tasks_now,
         }
         step, drawn, batches = start, first.position.drawn, draw(first.position)
         in_flight: DoneStep | None = None
-        if start == 0:
-            if setup.mesh.devices.flat[0].platform == "gpu":
-                wait([compiling])  # XLA chooses a GPU's kernels by their times
-            for at_start, every in occasions.items():
-                if every and at_start is not run_tasks_now:
-                    at_start(0)
-        what = progress.describe_steps(depths)
-        with stopwatch.during(COMPILE), Progress(f"compiling {what}"):
-            train_steps, seconds = compiling.result()
-        say(
-            f"ready after {time.perf_counter() - started:.1f} s; to compile {what} took "
-            f"{seconds:.1f} s of it (compilation cache {cache})"
-        )
+        stopping = False
+        if at_start and setup.mesh.devices.flat[0].platform == "gpu":
+            wait([compiling])  # XLA chooses a GPU's kernels by their times
+        try:
+            for kind in at_start:
+                actions[kind](start)
+        except Interrupted:
+            stopping = True
+        if depths and not stopping:
+            what = progress.describe_steps(depths)
+            limit = watchdog.limit(f"compiling {what}", limits.compile_timeout)
+            with stopwatch.during(COMPILE), limit, Progress(f"compiling {what}"):
+                train_steps, seconds = compiling.result()
+            say(
+                f"ready after {time.perf_counter() - started:.1f} s; to compile {what} took "
+                f"{seconds:.1f} s of it (compilation cache {cache})"
+            )
 
         # -------------------------------------------------------------- loop
         watchdog.expect(f"step {start + 1}", limits.hang_timeout)
         stopwatch.turn_to(STEPS)
-        while step < total_steps:
+        while step < total_steps and not stopping:
             step, drawn = step + 1, drawn + 1
             profiler.before_step(step, state)
             with clock.waiting_for_data(in_flight and in_flight.metrics):
@@ -341,36 +366,37 @@ def train(
             profiler.after_step(step, state)
             previous, in_flight = in_flight, DoneStep(step, batch, metrics, drawn, positions)
             stopping = stop.should_stop()
-            due = [do for do, every in occasions.items() if every and is_due(step, every)]
-            due = [do for do in due if do is evaluate_now] if stopping else due
-            saving = is_due(step, limits.checkpoint_every) or step in limits.milestones or stopping
+            due = [] if stopping else due_at(step)
+            saving = is_due(step, limits.checkpoint_every) or step in limits.milestones
             locally = limits.local_checkpoints and step % limits.local_checkpoint_every == 0
             # The previous step is reported while this one runs; this one, before its state is used.
             done = [previous]
-            if due or saving or locally:
+            if due or saving or locally or stopping:
                 done, in_flight = [previous, in_flight], None
             if spike := next((each for each in done if each and report(each)), None):
                 first, in_flight = go_back(spike), None
                 step, drawn, batches = first.step, first.position.drawn, draw(first.position)
                 state = setup.complete(first.state)
                 continue
-            for do in due:
-                do(step)
-            if saving or locally:
-                save_now(step, locally=not saving)
-            if stopping:
-                break
+            try:
+                for kind in due:
+                    actions[kind](step)
+            except Interrupted:
+                stopping = True
+            if saving or locally or stopping:
+                save_now(step, locally=not (saving or stopping))
             checkpoints.check()
             history.write_saves(checkpoints.finished_saves())
         stopwatch.turn_to(CHECKPOINT)
         watchdog.expect("saving the last checkpoint", limits.save_timeout)
-        if step == total_steps:
+        if not stopping:
             finish(setup, state)
 
     # ------------------------------------------------------------------ end: all is saved
-    if step < total_steps:
-        assert stop.reason is not None  # the loop ends early only if there is one
-        say(f"stopped by {stop.reason.name} after step {step}, saved; the same command continues")
+    if stopping:
+        assert stop.reason is not None
+        where = f"after step {step}, saved" if step else "before the first step"
+        say(f"stopped by {stop.reason.name} {where}; the same command continues")
         return stop.reason.status
     progress.say_summary(workdir, time.perf_counter() - started)
     return 0
