@@ -1,5 +1,16 @@
 # shellcheck shell=bash
-# Sourced by scripts that start a program: signals are handed on to it, and a GPU's memory is its own.
+# Sourced by scripts that start a program: signals are handed on to it, a GPU's memory is its own, and
+# starts that soon fail become rare.
+
+# next_pause SECONDS: sets `pause`, how long to wait before the next start, from how long the last one
+# lasted: 10 seconds, and twice as long after each that lasted less than ten minutes, up to 320.
+next_pause() {
+  if [ "$1" -ge 600 ] || [ -z "${pause:-}" ]; then
+    pause=10
+  elif [ "$pause" -lt 320 ]; then
+    pause=$((pause * 2))
+  fi
+}
 
 # gpu_memory: JAX takes 92% of each GPU's memory instead of its own 75%, unless the user has chosen.
 gpu_memory() {

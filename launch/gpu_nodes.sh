@@ -23,6 +23,7 @@
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 hosts="" rank="" size="" coordinator="" local_rank=all processes_per_host=1 port=8476 restarts=100
 project="$ROOT" ssh_config="" unchecked=""
@@ -135,6 +136,7 @@ devices=$((processes_per_host > 1 ? count : 0))
 check_run_here gpu "$devices" "$count" "launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
 stopping="" again=0
 while :; do
+  began="$SECONDS"
   attempt
   [ -z "$dry_run" ] || exit 0
   status="$(outcome)"
@@ -144,5 +146,6 @@ while :; do
   again=$((again + 1))
   [ "$again" -le "$restarts" ] || fail "started again $restarts times (--restarts), last status $status; the workdir is saved"
   say "status $status: starting again ($again of at most $restarts)"
-  between_checks 20
+  next_pause $((SECONDS - began))
+  between_checks "$pause"
 done

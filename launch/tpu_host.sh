@@ -10,8 +10,10 @@
 #   tpu_host.sh report             this host's name, status and the last line of the log
 #
 # When the machinery fails (status 175) or a signal ends the training, every host starts it again by
-# itself. `settings`, beside the project, holds what tpu_pod.sh was told: variables (KEY=VALUE, quoted
-# for a shell), and the names of secrets, which are read anew at every start.
+# itself, after a pause that grows while it soon fails. The hosts wait four hours for each other, because
+# Google may take that long to mend a machine; T5X_DIFFEQ_ARRIVAL_SECONDS changes that. `settings`, beside
+# the project, holds what tpu_pod.sh was told: variables (KEY=VALUE, quoted for a shell), and the names of
+# secrets, which are read anew at every start.
 
 set -euo pipefail
 VENV="${VENV:-$HOME/t5x_diffeq_venv}" # beside the project, which is replaced as a whole
@@ -22,6 +24,8 @@ mkdir -p "$state"
 
 # TPU machines come with Python 3.10 and pip: uv brings the Python that the constraints are for.
 install_host() {
+  read_settings
+  trap 'needs_registry "$?"' EXIT
   export PATH="$state/uv/bin:$PATH"
   export UV_CONSTRAINT="$ROOT/docker/constraints.txt"
   # As a requirement: older versions of pip don't take the hashes of constraints.
@@ -31,6 +35,15 @@ install_host() {
     python3 -m pip install --quiet --target "$state/uv" --requirement "$state/uv.txt"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs quantization trackers
+  trap - EXIT
+}
+
+# needs_registry STATUS: what an installation that failed may lack.
+needs_registry() {
+  echo "$(hostname) could not install the project, which takes packages from PyPI and a Python from GitHub. With" \
+    "--internal_ips the network needs Cloud NAT for that, or give mirrors of your own: --env=PIP_INDEX_URL=URL" \
+    "--env=UV_DEFAULT_INDEX=URL --env=UV_PYTHON_INSTALL_MIRROR=URL" >&2
+  exit "$1"
 }
 
 is_running() {
@@ -74,12 +87,17 @@ resume() {
   begin "${arguments[@]}"
 }
 
-# Sets the variables and the secrets that tpu_pod.sh was told.
-set_up_environment() {
-  local each value
+# Sets the variables that tpu_pod.sh was told.
+read_settings() {
   [ -e "$ROOT/settings" ] || return 0
   # shellcheck disable=SC1091
   set -a && source "$ROOT/settings" && set +a
+}
+
+# Sets the secrets, too.
+set_up_environment() {
+  local each value
+  read_settings
   for each in ${T5X_DIFFEQ_SECRETS:-}; do
     value="$(gcloud secrets versions access latest --secret="${each#*=}")" ||
       die "the secret ${each#*=} (--secret=$each) can't be read; this machine's service account needs the role roles/secretmanager.secretAccessor"
@@ -90,20 +108,20 @@ set_up_environment() {
 # In the background: trains, and leaves the exit status for the other commands to find, also when it
 # ends before the training begins.
 run_training() {
-  local status=0 restarts=0 keeper=""
+  local status=0 restarts=0 keeper="" pause="" began
   trap 'leave_status "$?"' EXIT
   cd "$ROOT"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   set_up_environment
+  export T5X_DIFFEQ_ARRIVAL_SECONDS="${T5X_DIFFEQ_ARRIVAL_SECONDS:-14400}"
   LIBTPU_INIT_ARGS="$("$VENV/bin/python" launch/xla_flags.py tpu "${T5X_DIFFEQ_TPU:-}")"
   export LIBTPU_INIT_ARGS
   keep_log "$@"
   while :; do
-    status=0
+    status=0 began="$SECONDS"
     forwarding "$VENV/bin/python" -m t5x_diffeq.train "$@" || status=$?
+    next_pause $((SECONDS - began))
     again "$status" || break
-    restarts=$((restarts + 1))
-    echo "ended with status $status; starting again on this host ($restarts of at most ${T5X_DIFFEQ_RESTARTS:-100})"
   done
   # The keeper of the log may have failed: that is no reason to lose the status.
   if [ -n "$keeper" ]; then
@@ -134,8 +152,10 @@ keep_log() {
 # ended it; unless it was told to end.
 again() {
   [ "$1" -ge 129 ] && [ "$1" -ne 130 ] && [ "$restarts" -lt "${T5X_DIFFEQ_RESTARTS:-100}" ] || return 1
+  restarts=$((restarts + 1))
+  echo "ended with status $1; starting again on this host in $pause s ($restarts of at most ${T5X_DIFFEQ_RESTARTS:-100})"
   signalled=false # a signal while nothing trains; forward.sh sets it
-  sleep "${LAUNCH_POLL_SECONDS:-10}" &
+  sleep "${LAUNCH_POLL_SECONDS:-$pause}" &
   wait $! || true
   [ "$signalled" = false ] && [ ! -e "$state/stopped" ]
 }

@@ -13,7 +13,8 @@ from patience import patience
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.processes import Rank, cluster_in, rank_in
+from t5x_diffeq.runtime.processes import cluster_in, rank_in
+from t5x_diffeq.runtime.rendezvous import Rank
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ case "$*" in
   *) exit 0 ;;
 esac
 printf '%s\\0' "$@" >"$HOME/arguments.$(ls "$HOME" | grep -c '^arguments')"
+echo "$T5X_DIFFEQ_ARRIVAL_SECONDS" >"$HOME/arrival"
 [ -z "${TOKEN:-}" ] || echo "$TOKEN" >"$HOME/token"
 read -r status <"$HOME/statuses"
 sed -i 1d "$HOME/statuses"
@@ -40,15 +41,15 @@ class Host:
         python.write_text(PYTHON)
         python.chmod(0o755)
 
-    def run(self, *words, script="tpu_host.sh", **more):
+    def run(self, *words, script="tpu_host.sh", status=0, **more):
         given = {**os.environ, "HOME": str(self.home), "LAUNCH_POLL_SECONDS": "0", **more}
         given.pop("VENV", None)
         command = ["bash", self.home / "t5x_diffeq" / "launch" / script, *words]
         ended = subprocess.run(
             command, env=given, capture_output=True, text=True, timeout=patience(60)
         )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.strip()
+        assert ended.returncode == status, ended.stderr
+        return (ended.stderr if status else ended.stdout).strip()
 
     def begin(self, *statuses, number="1"):
         (self.home / "statuses").write_text("".join(f"{status}\n" for status in statuses))
@@ -78,7 +79,9 @@ def test_starts_again_when_the_machinery_fails(host):
     host.begin(175, 137, 0)
     assert host.wait() == "ended 0"
     assert host.trainings() == [["-m", "t5x_diffeq.train", *ARGUMENTS]] * 3
-    assert "ended with status 175; starting again" in (host.home / "t5x_diffeq_run/log").read_text()
+    log = (host.home / "t5x_diffeq_run/log").read_text()
+    assert "ended with status 175; starting again on this host in 10 s (1 of at most 100)" in log
+    assert "ended with status 137; starting again on this host in 20 s (2 of at most 100)" in log
 
 
 @pytest.mark.parametrize("status", [1, 2, 42, 130])
@@ -86,6 +89,40 @@ def test_other_ends_are_ends(host, status):
     host.begin(status, 0)
     assert host.wait() == f"ended {status}"
     assert len(host.trainings()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lasted", "pauses"),
+    [([1] * 8, [10, 20, 40, 80, 160, 320, 320, 320]), ([1, 1, 599, 600, 1], [10, 20, 40, 10, 20])],
+)
+def test_pauses_grow_while_starts_soon_fail(lasted, pauses):
+    script = 'source "$0"; for each in "$@"; do next_pause "$each"; echo "$pause"; done'
+    command = ["bash", "-c", script, ROOT / "launch" / "forward.sh", *map(str, lasted)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert list(map(int, ended.stdout.split())) == pauses
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", "14400"), ("7", "7")])
+def test_hosts_wait_for_one_that_is_being_mended(host, given, seconds):
+    variable = f"T5X_DIFFEQ_ARRIVAL_SECONDS={given}\n" if given else ""
+    (host.home / "t5x_diffeq" / "settings").write_text(variable)
+    host.begin(0)
+    assert host.wait() == "ended 0"
+    assert (host.home / "arrival").read_text().strip() == seconds
+
+
+def test_an_installation_without_a_network_says_what_it_needs(host):
+    """It takes the mirrors that it was told of, and its status is not 0."""
+    shutil.copytree(ROOT / "docker", host.home / "t5x_diffeq" / "docker")
+    (host.home / "t5x_diffeq" / "settings").write_text("PIP_INDEX_URL=https://mirror/simple\n")
+    python = host.home / "python3"
+    python.write_text('#!/usr/bin/env bash\necho "no way to $PIP_INDEX_URL" >&2\nexit 1\n')
+    python.chmod(0o755)
+    path = f"{host.home}:/usr/bin:/bin"
+    ended = host.run("install", status=1, PATH=path)
+    assert "no way to https://mirror/simple" in ended
+    assert f"{socket.gethostname()} could not install the project" in ended
+    assert "--internal_ips the network needs Cloud NAT" in ended
 
 
 def test_restarts_are_bounded(host):

@@ -9,11 +9,8 @@ Processes are found, in this order, from
 """
 
 import os
-import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -24,31 +21,14 @@ from t5x_diffeq.runtime.agreement import Agreement
 from t5x_diffeq.runtime.errors import InputError, MachineryError
 from t5x_diffeq.runtime.gathering import Gathering
 from t5x_diffeq.runtime.peers import Peers, start_relay
+from t5x_diffeq.runtime.rendezvous import Rank, bind_address, meet
 
 _DEFAULT_PORT = 8476
-_ALL_HERE = b"all are here"
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
 gathering: Gathering | None = None  # likewise
 agreement: Agreement | None = None  # likewise
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What identifies one process among all.
-
-    Attributes:
-      coordinator: process 0's `host:port`.
-      count: the number of processes.
-      index: the number of this process.
-      devices: the local devices of this process; None: those that JAX finds.
-    """
-
-    coordinator: str
-    count: int
-    index: int
-    devices: Sequence[int] | None = None
 
 
 def initialise() -> None:
@@ -64,7 +44,7 @@ def initialise() -> None:
         return
     _reserve_stdout()
     seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", _ARRIVAL_SECONDS))
-    peers = Peers(rank.index, rank.count, _meet(rank, seconds))
+    peers = Peers(rank.index, rank.count, meet(rank, seconds))
     gathering = Gathering(peers)
     agreement = Agreement(peers)  # which begins to listen
     coordinator = rank.coordinator if rank.index == 0 else start_relay(rank.coordinator)
@@ -75,6 +55,7 @@ def initialise() -> None:
             rank.count,
             rank.index,
             rank.devices,
+            coordinator_bind_address=bind_address(rank),
             heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
     except (ValueError, RuntimeError) as error:
@@ -143,81 +124,6 @@ def cluster_in(environment: Mapping[str, str]) -> str | None:
     if int(environment.get("OMPI_COMM_WORLD_SIZE") or 1) > 1:
         return "Open MPI"
     return None
-
-
-def _meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
-    """Returns when all processes have called it, with the open connections of this one.
-
-    JAX's own service ends a process whose peers don't arrive without naming them. So process 0
-    listens on the coordinator's port before that service does.
-    """
-    host, _, port = rank.coordinator.rpartition(":")
-    deadline = time.monotonic() + seconds
-    if rank.index == 0:
-        return _receive_ranks(rank, int(port), deadline, seconds)
-    return {0: _report_to(host.strip("[]"), int(port), rank, deadline, seconds)}
-
-
-def _receive_ranks(
-    rank: Rank, port: int, deadline: float, seconds: float
-) -> dict[int, socket.socket]:
-    """Process 0's part: waits for each of the others to send its number."""
-    arrived: dict[int, socket.socket] = {}
-    with _listen_on(port, rank.count, deadline) as server:
-        while len(arrived) < rank.count - 1:
-            server.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = server.accept()
-                connection.settimeout(5)
-                number = int(connection.recv(16))
-                if number in range(1, rank.count):
-                    arrived[number] = connection
-            except (TimeoutError, ValueError, OSError) as error:
-                if time.monotonic() < deadline:
-                    continue
-                absent = sorted(set(range(1, rank.count)) - arrived.keys())
-                raise MachineryError(
-                    f"of {rank.count} processes, {', '.join(map(str, absent))} did not arrive "
-                    f"within {seconds:.0f} s; see their logs, or whether they can reach "
-                    f"{rank.coordinator}"
-                ) from error
-    for connection in arrived.values():
-        connection.sendall(_ALL_HERE)
-    return arrived
-
-
-def _listen_on(port: int, count: int, deadline: float) -> socket.socket:
-    """A socket that listens on the port; waits if an earlier run still holds the port."""
-    while True:
-        try:
-            return socket.create_server(("", port), backlog=count)
-        except OSError as error:
-            if time.monotonic() < deadline:
-                time.sleep(0.5)
-                continue
-            raise MachineryError(
-                f"process 0 can't listen on port {port}: {error.strerror}; set "
-                "JAX_COORDINATOR_PORT (or the port in JAX_COORDINATOR_ADDRESS) to a free one, for "
-                "all processes"
-            ) from error
-
-
-def _report_to(host: str, port: int, rank: Rank, deadline: float, seconds: float) -> socket.socket:
-    """The other processes' part: sends its number to process 0, and waits for the reply."""
-    while time.monotonic() < deadline:
-        try:
-            connection = socket.create_connection((host, port), timeout=5)
-            connection.sendall(str(rank.index).encode())
-            connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
-            if connection.recv(len(_ALL_HERE)) == _ALL_HERE:
-                return connection
-        except OSError:
-            pass
-        time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
-    raise MachineryError(
-        f"process {rank.index} did not hear from process 0 at {rank.coordinator} within "
-        f"{seconds:.0f} s; see its log, or whether that address can be reached from here"
-    )
 
 
 def are_several() -> bool:

@@ -1,0 +1,57 @@
+"""How processes meet: where process 0 listens, and whom it waits for."""
+
+import socket
+import threading
+
+import pytest
+from patience import patience
+from slurm_cluster import free_ports
+
+from t5x_diffeq.runtime import rendezvous
+from t5x_diffeq.runtime.rendezvous import Rank, bind_address, meet, own_address
+
+
+def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, capfd):
+    """And says whom it waits for; nobody hears it elsewhere."""
+    monkeypatch.setattr(rendezvous, "_SECONDS_BETWEEN_LINES", 0.1)
+    (port,) = free_ports(1)
+    coordinator, met = f"127.0.0.1:{port}", {}
+
+    def arrive(index):
+        met[index] = meet(Rank(coordinator, 3, index), patience(60))
+
+    threads = [threading.Thread(target=arrive, args=(index,)) for index in range(3)]
+    for thread in threads[:2]:
+        thread.start()
+    said = ""
+    while "waiting for processes 2 of 3: 0:0" not in said:
+        said += capfd.readouterr().err
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port)).close()
+    threads[2].start()
+    for thread in threads:
+        thread.join(patience(60))
+    assert [sorted(met[index]) for index in range(3)] == [[1, 2], [0], [0]]
+    for connection in (each for connections in met.values() for each in connections.values()):
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("node7", "127.0.1.1", ""),  # Debian's /etc/hosts; the others resolve it otherwise
+        ("node7", "192.0.2.7", ""),  # forwarded from an address that no interface here has
+        ("node7", None, ""),
+    ],
+)
+def test_the_address_of_this_machine(monkeypatch, host, resolved, address):
+    def resolve(*arguments, **keywords):
+        if resolved is None:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert own_address(host) == address
+    assert bind_address(Rank(f"{host}:8476", 2, 0)) == f"{address or '[::]'}:8476"
