@@ -5,9 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over, sum_shards
 from t5x_diffeq.layers.parameter import declare
 
 Indices = Int[Array, "B L"]
@@ -92,13 +94,26 @@ def _rows_backward(
     indices: Indices,
     d_vectors: Vectors,
 ) -> tuple[Float[Array, "V D"], None]:
-    """The transpose of the look-up, in float32 whatever the dtypes of the forward pass."""
+    """The transpose of the look-up, in float32 whatever the dtypes of the forward pass.
+
+    Each device adds up its own tokens' rows. Under automatic sharding these sums would travel
+    whole, wherever the table is sharded along its width.
+    """
     del dtype, state_dtype
     d_vectors = nn.with_logical_constraint(d_vectors.astype(jnp.float32), ("batch", "length", None))
-    table = jax.ShapeDtypeStruct((size, d_vectors.shape[-1]), jnp.float32)
-    look_up = partial(jnp.take, indices=indices, axis=0)
-    (d_table,) = jax.linear_transpose(look_up, table)(d_vectors)
-    return nn.with_logical_constraint(d_table, (axis, None)), None
+    rows, length = mesh_axes("batch"), mesh_axes("length")
+    vocab, width = mesh_axes(axis) if axis else (), mesh_axes("embed")
+
+    def add_rows(indices: Indices, d_vectors: Vectors) -> Float[Array, "v _"]:
+        here = size // shards_over(vocab)
+        own = indices - (jax.lax.axis_index(vocab) * here if vocab else 0)
+        own = jnp.where((own >= 0) & (own < here), own, here)  # another device's: dropped
+        d_table = jnp.zeros((here, d_vectors.shape[-1]), jnp.float32)
+        return sum_shards(d_table.at[own].add(d_vectors, mode="drop"), (*rows, *length), width)
+
+    by_token = PartitionSpec(rows or None, length or None)
+    table_spec = PartitionSpec(vocab or None, width or None)
+    return on_shards(add_rows, (by_token, by_token), table_spec)(indices, d_vectors), None
 
 
 _rows.defvjp(_rows_forward, _rows_backward)

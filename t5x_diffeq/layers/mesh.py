@@ -6,6 +6,7 @@ from math import prod
 import jax
 from flax import linen as nn
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
 
 Rule = tuple[str, str | tuple[str, ...] | None]  # from a logical axis to mesh axes
 Rules = tuple[Rule, ...]
@@ -66,3 +67,31 @@ def on_shards(
         axis_names={*mesh.axis_names} - {*mesh.manual_axes},
         check_vma=check_vma,
     )
+
+
+def shards_over(axes: Sequence[str]) -> int:
+    """How many parts these axes of the context's mesh make; 1 without a mesh."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return prod(sizes[axis] for axis in axes)
+
+
+def sum_shards(
+    x: Float[Array, "v D"], over: Sequence[str], width: Sequence[str]
+) -> Float[Array, "v _"]:
+    """One device's part of the sum of all devices' x, in a function under `on_shards`.
+
+    The sum over the axes that split the width is scattered first, so that what travels over the
+    others, such as those between slices or nodes, are shards.
+
+    Args:
+      x: the summand of each device.
+      over: the mesh axes over which x varies and is summed.
+      width: the mesh axes that split the second axis of the result.
+    """
+    for axis in width:
+        if axis in over:
+            x = jax.lax.psum_scatter(x, axis, scatter_dimension=1, tiled=True)
+        else:  # x is the same on all devices of this axis
+            size = x.shape[1] // shards_over((axis,))
+            x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, 1)
+    return jax.lax.psum(x, tuple(axis for axis in over if axis not in width))

@@ -125,14 +125,14 @@ def _on_device(
     missing = -targets.size % chunk
 
     def prepare(y: Array, head: Array) -> tuple[Array, Array]:
+        # Float32 here makes its gradient a float32 sum over chunks and devices; each chunk casts it
+        # to y's dtype. The gradient of a value is summed over devices where it is made to vary over
+        # them: here, before the loop, so that this happens once, and before the gather, so that it
+        # is a sum of shards.
+        dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
         if width:
-            head = jax.lax.all_gather(head, width, axis=1, tiled=True)
-        # Float32 here makes its gradient a float32 sum over chunks; each chunk casts it to y's
-        # dtype.
-        head = head.astype(jnp.float32)
-        # The gradient of a value is summed over devices where it is made to vary over them: here,
-        # before the loop, so that this happens once.
-        head, y = _vary(head, tokens, (*vocab, *width)), _vary(y, (*vocab, *width), tokens)
+            head = _gather(head, width, dtype)
+        y = _vary(y, (*vocab, *width), tokens)
         states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
         return states.reshape(-1, chunk, y.shape[-1]), head
 
@@ -215,6 +215,24 @@ def _logits_of_chunk(
     logits = dot_products(states, head)
     numbers = first + jnp.arange(len(head))
     return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(head: Float[Array, "v _"], width: _Axes, dtype: jnp.dtype) -> Float[Array, "v D"]:
+    """The head's whole width, gathered in `dtype`; its gradient is scattered in float32."""
+    whole = jax.lax.all_gather(head.astype(dtype), width, axis=1, tiled=True)
+    return whole.astype(jnp.float32)
+
+
+def _gather_forward(head: Array, width: _Axes, dtype: jnp.dtype) -> tuple[Array, None]:
+    return _gather(head, width, dtype), None
+
+
+def _gather_backward(width: _Axes, dtype: jnp.dtype, _: None, d_whole: Array) -> tuple[Array]:
+    return (jax.lax.psum_scatter(d_whole, width, scatter_dimension=1, tiled=True),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 def _vary(x: Float[Array, "..."], over: _Axes, already: _Axes) -> Float[Array, "..."]:
