@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -332,7 +333,8 @@ def test_real_programs_on_eight_devices():
 
 
 def step_collectives(architecture, variant, **mesh):
-    """Those of the train step of a small model, 3 steps deep and T = 12."""
+    """Those of the train step of a small model, 3 steps deep and T = 12; and the bytes of one
+    device's part of its gradient, with that of a table that is also the head twice."""
     config = default.get_config()
     config.model.update(architecture=architecture, vocab_size=256, num_steps=3, time_embed_dim=12)
     config.model.update(embed_dim=64, num_heads=4, mlp_dim=128, num_frequencies=8)
@@ -340,7 +342,17 @@ def step_collectives(architecture, variant, **mesh):
     config.mesh.update(mesh)
     setup = setup_of(default.set_variant(copy.deepcopy(config), variant))
     with setup.context():
-        return collectives(compile_train_step(setup, 16).as_text())
+        found = collectives(compile_train_step(setup, 16).as_text())
+    params = setup.abstract_state.params
+    twice = params["token_embedding"] if setup.model.config.has_tied_head else {}
+    leaves = jax.tree.leaves((params, twice))
+    return found, sum(4 * prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
+
+
+def crosses_data(collective, num_devices=8):
+    """Whether its groups have devices of both halves, as where `data` is the first axis and 2."""
+    sides = {device < num_devices // 2 for device in collective.group or range(num_devices)}
+    return len(sides) == 2
 
 
 def select(found, predicate):
@@ -366,13 +378,20 @@ def is_time_embedding_sum(collective, shape, num_nodes=3, width=12):
     [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
 )
 def test_an_ode_moves_no_more_than_its_baseline(architecture, mesh):
-    """P, its gradient and its moments stay where they are: only sums for e(t) come on top."""
+    """P, its gradient and its moments stay where they are: only sums for e(t) come on top.
+
+    Over `data`, which crosses slices and nodes, only shards of the weights' gradient travel.
+    """
     leaves = {"llama": 9, "gpt": 12}[architecture]  # of the block, each made by a P
-    ode = step_collectives(architecture, "ode", **mesh)
+    ode, _ = step_collectives(architecture, "ode", **mesh)
     sums = select(ode, is_time_embedding_sum)
     assert {c.kind for c in sums} == {"all-reduce"}
     assert 0 < sum(c.bytes for c in sums) <= leaves * 3 * 12 * 4
     rest = traffic(select(ode, lambda c, shape: not is_time_embedding_sum(c, shape)))
-    base = traffic(step_collectives(architecture, "baseline", **mesh))
+    baseline, shards = step_collectives(architecture, "baseline", **mesh)
+    base = traffic(baseline)
     for kind in KINDS:
         assert rest[kind].bytes <= 1.01 * base[kind].bytes, kind
+    if "data" in mesh:
+        for found in (ode, baseline):
+            assert 0 < sum(c.bytes for c in found if crosses_data(c)) <= 1.1 * shards
