@@ -1,8 +1,15 @@
-"""Manifests that launch/gke.sh and launch/gke_data.sh would apply."""
+"""Manifests that launch/gke.sh and prepare_data.sh would apply, and the schemas that they fit."""
 
+import json
 import re
 
+import kubernetes_validate
 import yaml
+from helpers import ROOT
+from jsonschema import validate
+
+KUBERNETES = "1.34"
+JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
 
 CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
 TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")
@@ -16,6 +23,16 @@ def manifests(stand_ins, *arguments, script="gke.sh"):
     assert stand_ins.calls() == []
     documents = re.split(r"^\+ .*\n|^---\n", ended.stdout, flags=re.MULTILINE)
     return [document for text in documents if (document := yaml.safe_load(text))]
+
+
+def check(document, jobset=JOBSET):
+    """Strictly: a field that the schema doesn't know fails."""
+    if document["kind"] == "JobSet":
+        validate(document, jobset)
+        job = document["spec"]["replicatedJobs"][0]["template"]
+        check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job})
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 def expand(argument):
