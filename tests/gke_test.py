@@ -11,7 +11,18 @@ import pytest
 import yaml
 from helpers import ROOT
 from jsonschema import ValidationError
-from manifests import CONFIG, GPU, TPU, WORKDIR, check, expand, manifests, pods_of
+from manifests import (
+    CONFIG,
+    GPU,
+    TPU,
+    WORKDIR,
+    check,
+    expand,
+    manifests,
+    pods_of,
+    rules_of_pods,
+    what_follows,
+)
 from stand_ins import ODD, assert_one_error
 
 OPTIONAL = (
@@ -24,8 +35,14 @@ OPTIONAL = (
     "--pvc=claim",
     "--env=KEY=value",
     "--secret=hidden",
+    "--pod_network",
+    "--gcsfuse",
+    "--run_as_root",
 )
-DATA_OPTIONAL = ("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", "--queue=q")
+DATA_OPTIONAL = (
+    *("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", "--queue=q"),
+    *("--gcsfuse", "--run_as_root"),
+)
 # Constants of Kueue (pkg/controller/constants/constants.go): QueueLabel,
 # WorkloadPriorityClassLabel, and ProvReqAnnotationPrefix, whose annotations become parameters of
 # a ProvisioningRequest.
@@ -57,6 +74,8 @@ def test_manifests_are_valid(stand_ins, arguments, optional):
         "namespace: ns",
         "claimName: claim",
         "fsGroup: 1000",
+        "gke-gcsfuse/volumes: 'true'",
+        "runAsUser: 0",
         "name: hidden",
         "value: value",
     ):
@@ -112,12 +131,36 @@ def test_nodes_and_gpus(stand_ins):
     assert variables["JAX_NUM_PROCESSES"] == "3"
 
 
-def test_several_slices_use_the_network_of_their_hosts(stand_ins):
-    for count, wanted in ((1, None), (2, True)):
-        (jobset,) = manifests(stand_ins, *TPU, f"--slices={count}", "--image=image")
-        pod = pods_of(jobset)[1]
-        assert pod.get("hostNetwork") is wanted
-        assert ("dnsPolicy" in pod) == bool(wanted)
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (("--slices=1", "--service_account=robot"), None),
+        (("--slices=2",), True),
+        (("--slices=2", "--pod_network", "--service_account=robot"), None),
+    ],
+)
+def test_several_slices_use_the_network_of_their_hosts(stand_ins, more, wanted):
+    """There Workload Identity does not reach, so that it is told whose access is needed."""
+    (jobset,) = manifests(stand_ins, *TPU, *more, "--image=image")
+    pod = pods_of(jobset)[1]
+    assert pod.get("hostNetwork") is wanted
+    assert ("dnsPolicy" in pod) == bool(wanted)
+    assert pod.get("serviceAccountName") == (None if wanted else "robot")
+    told = stand_ins.run("gke.sh", *TPU, *more, "--image=image", "--dry-run").stderr
+    note = "act as the account of their node pools; it needs access to gs://bucket/run"
+    assert (note in told) == bool(wanted)
+
+
+def test_logs_of_the_tpu_go_where_the_user_can_write(stand_ins):
+    """GKE mounts its own folder at libtpu's default, /tmp/tpu_logs."""
+    (jobset,) = manifests(stand_ins, *TPU, "--image=image")
+    _, pod, container = pods_of(jobset)
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    (mounted,) = (each for each in container["volumeMounts"] if each["name"] == "tpu-logs")
+    assert mounted["mountPath"] == variables["TPU_LOG_DIR"]
+    assert {"name": "tpu-logs", "emptyDir": {}} in pod["volumes"]
+    (jobset,) = manifests(stand_ins, *GPU, "--image=image")
+    assert "tpu" not in yaml.safe_dump(pods_of(jobset)[1])
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
@@ -189,17 +232,31 @@ def test_a_config_of_ones_own_is_sent_along(stand_ins, tmp_path, variant):
     assert volume["configMap"]["name"] == config["metadata"]["name"]
 
 
+ENDS = [  # of a pod: its status, whether its node was preempted, drained or lost, and what follows
+    (1, False, "FailJobSet"),
+    (2, False, "FailJobSet"),
+    (130, False, "FailJobSet"),
+    (1, True, "FailJobSet"),  # what would happen on another node too
+    (42, False, "RestartJobSetAndIgnoreMaxRestarts"),
+    (42, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (137, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (143, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (175, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (None, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (175, False, "RestartJobSet"),
+    *((128 + number, False, "RestartJobSet") for number in (6, 7, 8, 9, 11, 15)),
+]
+
+
 @pytest.mark.parametrize("arguments", [TPU, GPU])
-def test_restarts_only_after_42_175_and_signals(stand_ins, arguments):
+def test_what_follows_when_a_pod_ends(stand_ins, arguments):
+    """Preemption and maintenance don't use up the restarts."""
     (document,) = manifests(stand_ins, *arguments, "--image=image")
-    job, _, container = pods_of(document)
-    rule = job["podFailurePolicy"]["rules"][-1]
-    codes = rule["onExitCodes"]
-    assert (rule["action"], codes["operator"]) == ("FailJob", "NotIn")
-    assert codes["values"] == sorted([42, 175, *(128 + n for n in (6, 7, 8, 9, 11, 15))])
-    assert codes["containerName"] == container["name"]
-    (rule,) = document["spec"]["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    _, _, container = pods_of(document)
+    for status, disrupted, action in ENDS:
+        assert what_follows(document, status, disrupted) == action, (status, disrupted)
+    codes = [each["onExitCodes"] for each in rules_of_pods(document) if "onExitCodes" in each]
+    assert {each["containerName"] for each in codes} == {container["name"]}
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
@@ -221,7 +278,8 @@ def test_data_as_an_indexed_job(stand_ins):
     full = manifests(stand_ins, *arguments, *DATA_OPTIONAL, script="prepare_data.sh")
     for document in full:
         check(document)
-    assert "claimName: claim" in yaml.safe_dump(full)
+    for value in ("claimName: claim", "gke-gcsfuse/volumes: 'true'", "runAsUser: 0"):
+        assert value in yaml.safe_dump(full)
     assert (parts["spec"]["completions"], finish["spec"]["completions"]) == (4, 1)
     (container,) = parts["spec"]["template"]["spec"]["containers"]
     (last,) = finish["spec"]["template"]["spec"]["containers"]
@@ -267,6 +325,9 @@ def test_blocks():
         ((*TPU, "--spot", "--flex_start", "--image=i"), "exclude each other"),
         ((*TPU, "--workdir=/folder", "--image=i"), "a pod loses its own folders when it ends"),
         ((*TPU, "--workdir=/shared/run", "--image=i"), "give --pvc=CLAIM, the volume"),
+        ((*TPU, "--service_account=robot", "--image=i"), "robot has no effect on several slices"),
+        ((*TPU, "--pvc=claim", "--gcsfuse", "--image=i"), "add --pod_network, which is slower"),
+        ((*GPU, "--gcsfuse", "--image=i"), "give --pvc=CLAIM, the volume that --gcsfuse"),
         ((*TPU, "--env=NOT_SET_HERE", "--image=i"), "there is no variable NOT_SET_HERE here"),
         ((*TPU, "--max_run_duration=2", "--image=i"), "must be like 90s, 30m, 24h or 7d"),
     ],

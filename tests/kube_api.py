@@ -67,6 +67,31 @@ class Cluster:
     seconds: object = field(default_factory=itertools.count)
     closed: threading.Event = field(default_factory=threading.Event)
     lock: object = field(default_factory=threading.RLock)
+    port: int = 0
+
+    def start(self):
+        handler = type("HandlerOfCluster", (Handler,), {"cluster": self})
+        self.server = Server(("127.0.0.1", self.port), handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self):
+        """From now on connections are refused, while nobody else can have the port."""
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.held.bind(("127.0.0.1", self.port))
+        self.server.shutdown()
+        self.server.server_close()
+
+    def write_kubeconfig(self, path: Path):
+        known = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": ""}}],
+            "current-context": "a",
+        }
+        path.write_text(yaml.safe_dump(known))
 
     def add_pod(self, name, labels, *lines, ends="Succeeded", phase="Running", waiting=None):
         """A pod of these labels; `waiting` is the reason for which its container doesn't start."""
@@ -100,11 +125,11 @@ class Cluster:
 
 
 def without_additions(posted: dict) -> dict:
-    own = json.loads(json.dumps(posted))
-    own["metadata"]["annotations"].pop("kubectl.kubernetes.io/last-applied-configuration")
-    if not own["metadata"]["annotations"]:
-        del own["metadata"]["annotations"]
-    return own
+    """The object as it was applied, without kubectl's own note of it."""
+    notes = dict(posted["metadata"]["annotations"])
+    del notes["kubectl.kubernetes.io/last-applied-configuration"]
+    applied = {key: value for key, value in posted["metadata"].items() if key != "annotations"}
+    return {**posted, "metadata": {**applied, **({"annotations": notes} if notes else {})}}
 
 
 def name_group(path: str) -> dict:
@@ -166,8 +191,6 @@ class Handler(BaseHTTPRequestHandler):
     def post(self, key, _, query, body):
         namespace, resource, _ = key
         name = body["metadata"]["name"]
-        if (namespace, resource, name) in self.cluster.objects:
-            return self.fail(409, "AlreadyExists", f'{resource} "{name}" already exists')
         if query.get("fieldValidation") != "Strict":
             return self.fail(400, "BadRequest", "the test wants strict validation")
         try:
@@ -281,51 +304,20 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_port = True  # the port can be held while nobody listens
+    allow_reuse_port = True  # so that a socket that doesn't listen can hold the port
 
     def handle_error(self, request, client_address):
         """A client that is interrupted breaks off."""
 
 
-class Running:
-    """A cluster whose server runs, and can be out of reach for a while."""
-
-    def __init__(self):
-        self.cluster, self.port = Cluster(), 0
-        self.start()
-
-    def start(self):
-        handler = type("HandlerOfCluster", (Handler,), {"cluster": self.cluster})
-        self.server = Server(("127.0.0.1", self.port), handler)
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def stop(self):
-        """From now on connections are refused; nobody else can have the port."""
-        self.held = socket.socket()
-        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self.held.bind(("127.0.0.1", self.port))
-        self.server.shutdown()
-        self.server.server_close()
-
-    def write_kubeconfig(self, path: Path):
-        known = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-            "contexts": [{"name": "a", "context": {"cluster": "a", "user": ""}}],
-            "current-context": "a",
-        }
-        path.write_text(yaml.safe_dump(known))
-
-
 @contextmanager
 def serve():
     """Within it, a cluster runs."""
-    running = Running()
+    cluster = Cluster()
+    cluster.start()
     try:
-        yield running
+        yield cluster
     finally:
-        running.cluster.closed.set()
-        running.stop()
-        running.held.close()
+        cluster.closed.set()
+        cluster.stop()
+        cluster.held.close()

@@ -4,6 +4,7 @@ What kubectl says and does here is real; each test says what becomes of a run (s
 finished JobSet or Job has a condition of the type Completed, Complete or Failed, and it is True.
 """
 
+import copy
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import kube_api
 import pytest
 from helpers import ROOT
 from kube_api import CUT
-from manifests import GPU, TPU, manifests
+from manifests import GPU, JOBSET, TPU, manifests, what_follows
 from patience import patience
 from stand_ins import assert_one_error
 
@@ -32,10 +33,10 @@ FIRST = {  # labels of the pod whose log is shown
 class Launched:
     """Scripts whose kubectl speaks to a cluster."""
 
-    def __init__(self, running, stand_ins):
-        self.running, self.cluster, self.stand_ins = running, running.cluster, stand_ins
+    def __init__(self, cluster, stand_ins):
+        self.cluster, self.stand_ins = cluster, stand_ins
         folder = stand_ins.folder
-        running.write_kubeconfig(folder / "kubeconfig")
+        cluster.write_kubeconfig(folder / "kubeconfig")
         (folder / "bin" / "kubectl").symlink_to(kube_api.find_kubectl())
         self.more = {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
 
@@ -71,8 +72,8 @@ def log_of(ended):
 
 @pytest.fixture
 def launched(stand_ins):
-    with kube_api.serve() as running:
-        yield Launched(running, stand_ins)
+    with kube_api.serve() as cluster:
+        yield Launched(cluster, stand_ins)
 
 
 def nothing():
@@ -198,6 +199,21 @@ def test_a_cluster_without_jobset(launched):
     assert launched.cluster.asked() == [] and ended.stderr.count(first) == 1
 
 
+def test_a_jobset_whose_rules_know_no_messages(launched):
+    """Before 0.10, all restarts count; the cluster checks the manifest by its own schema."""
+    launched.cluster.schema = copy.deepcopy(JOBSET)
+    policy = launched.cluster.schema["properties"]["spec"]["properties"]["failurePolicy"]
+    del policy["properties"]["rules"]["items"]["properties"]["onJobFailureMessagePatterns"]
+    launched.cluster.steps = [launched.end()]
+    ended = launched.run(*RUN)
+    assert ended.returncode == 0, ended.stderr
+    assert "JobSet is older than 0.10: preemptions count as restarts" in ended.stderr
+    (jobset,) = launched.cluster.made("JobSet")
+    for status, disrupted in ((42, False), (143, True), (175, False)):
+        assert what_follows(jobset, status, disrupted) == "RestartJobSet"
+    assert what_follows(jobset, 1) == "FailJobSet"
+
+
 def test_a_manifest_that_is_refused(launched):
     launched.cluster.refuse = lambda request: 403 if request == "POST jobsets" else None
     ended = launched.run(*RUN)
@@ -229,14 +245,14 @@ def test_503_for_a_moment(launched):
 
 def test_connections_refused_for_a_moment(launched):
     """Until the script has told of it."""
-    launched.cluster.steps = [launched.running.stop, launched.end()]
+    launched.cluster.steps = [launched.cluster.stop, launched.end()]
     process = launched.start(*RUN)
     told = []
     for line in process.stderr:
         told.append(line)
         if "was refused" in line and len(launched.cluster.steps) == 1:
-            launched.running.held.close()
-            launched.running.start()
+            launched.cluster.held.close()
+            launched.cluster.start()
             break
     _, rest = process.communicate(timeout=patience(60))
     assert process.returncode == 0, "".join(told) + rest
@@ -244,7 +260,7 @@ def test_connections_refused_for_a_moment(launched):
 
 @pytest.mark.slow
 def test_a_cluster_that_stays_away(launched):
-    launched.cluster.steps = [launched.running.stop]
+    launched.cluster.steps = [launched.cluster.stop]
     ended = launched.run(*RUN)
     assert ended.returncode == 1
     assert "the cluster can't be reached; the run goes on" in ended.stderr.splitlines()[-1]

@@ -45,3 +45,32 @@ def pods_of(document):
     job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     return job, job["template"]["spec"], container
+
+
+def rules_of_pods(document):
+    return pods_of(document)[0]["podFailurePolicy"]["rules"]
+
+
+def what_follows(document, status, disrupted=False):
+    """The action of JobSet when a pod ends with this status, or with None and its node is lost.
+
+    Reasons, messages and the order of rules are those of Kubernetes' Job controller
+    (pkg/controller/job/pod_failure_policy.go) and of JobSet (pkg/controllers/failure_policy.go).
+    """
+    reason = "BackoffLimitExceeded"
+    message = "Job has reached the specified backoff limit"
+    for index, rule in enumerate(rules_of_pods(document)):
+        if codes := rule.get("onExitCodes"):
+            said = f"Container train for pod default/pod failed with exit code {status}"
+            holds = status and (status in codes["values"]) == (codes["operator"] == "In")
+        else:
+            said = "Pod default/pod has condition DisruptionTarget"
+            holds = disrupted
+        if holds:
+            reason, message = "PodFailurePolicy", f"{said} matching FailJob rule at index {index}"
+            break
+    for rule in document["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+            return rule["action"]
+    return "RestartJobSet"
