@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
 # Trains on Google Kubernetes Engine, on TPU slices or GPU nodes, as a JobSet.
 #
-#   launch/gke.sh configs/llama1b.py --topology=4x4x4 --slices=2 --workdir=gs://BUCKET/run \
-#       --build=REPOSITORY [--config.x=y ...]
+#   launch/gke.sh configs/llama1b.py --topology=4x4x4 --workdir=gs://BUCKET/run --build=REPOSITORY \
+#       --service_account=NAME [--config.x=y ...]
+#   launch/gke.sh configs/llama1b.py --topology=4x4x4 --slices=2 --workdir=... --image=IMAGE
 #   launch/gke.sh configs/llama1b.py --gpu=nvidia-h100-80gb --nodes=4 --workdir=... --image=IMAGE
 #
 #   --build=REPOSITORY   builds the image and pushes it there; or --image=IMAGE takes one
 #   --type=v5p           of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
-#   --name --namespace=default --service_account=NAME
+#   --name --namespace=default
+#   --service_account=NAME    of Kubernetes, as which the pods act (Workload Identity). Not for several
+#                        slices: their pods use the network of their hosts, and act as the account of
+#                        their node pools, which needs access to the bucket (launch/gke/README.md)
+#   --pod_network        several slices use the pods' own network, which is slower, and --service_account
 #   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
 #   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
 #   --max_run_duration=7d    for which Kueue requests flex-start capacity
-#   --restarts=100       starts at most so often again: after 42 (saved on preemption), 175 (the
-#                        machinery failed) and signals
+#   --restarts=100       starts at most so often again after 175 (the machinery failed) and signals;
+#                        after 42 (saved on preemption) and lost nodes always, with JobSet 0.10 or later
 #   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
 #                        no more (up to 120 if the node pool says so: launch/gke/README.md)
 #   --env=KEY[=VALUE], --secret=NAME    variables, and Kubernetes Secrets whose keys become variables;
 #                        several may be given. Without VALUE: as set here
 #   --pvc=CLAIM, --mount=/shared    a volume that all pods mount there, for the workdir or the data
+#   --gcsfuse            that volume is a bucket, through Cloud Storage FUSE
+#   --run_as_root        the pods' programs run as root instead of the image's user, 1000
 #   --cache_gib=20       of each node's disk, for copies of token shards
 #   --replace            deletes an earlier run of that name first; what is in the workdir continues
 #   --unchecked          leaves out the check of config, data and mesh on this machine
@@ -33,10 +40,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"
 
 topology="" type=v5p slices=1 chips_per_host=4 gpu="" nodes=1 gpus_per_node=8
 queue="" priority="" service_account="" spot="" flex_start="" reservation="" max_run_duration=""
-restarts=100 grace="" pvc="" mount=/shared cache_gib=20 unchecked=""
+restarts=100 grace="" pvc="" mount=/shared cache_gib=20 unchecked="" pod_network="" gcsfuse=""
+run_as_root=""
 parse_options "topology type slices chips_per_host gpu nodes gpus_per_node image build name namespace
   queue priority service_account reservation max_run_duration restarts grace env secret pvc mount cache_gib" \
-  "spot flex_start replace unchecked" "$@"
+  "spot flex_start replace unchecked pod_network gcsfuse run_as_root" "$@"
 
 # ---------------------------------------------------------------- what was asked for
 
@@ -71,6 +79,7 @@ case "$workdir" in
   *) die "--workdir=$workdir: a pod loses its own folders when it ends; give gs://BUCKET/FOLDER, or --pvc=CLAIM and a folder in $mount" ;;
 esac
 [[ "$workdir" != "$mount"/* ]] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that is mounted at $mount")
+[ -z "$gcsfuse" ] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that --gcsfuse is about")
 
 # Sets `accelerator`, `chips` and `hosts` of a slice, and what JAX calls its devices.
 describe_slice() {
@@ -95,7 +104,16 @@ if [ -n "$gpu" ]; then
 elif [ -n "$topology" ]; then
   describe_slice
   tpu=true job=slice chips="$chips_per_host"
-  [ "$slices" -eq 1 ] || host_network=true
+  [ "$slices" -eq 1 ] || [ -n "$pod_network" ] || host_network=true
+fi
+if [ -n "$host_network" ]; then
+  # "Pods running on the host network don't use Workload Identity Federation for GKE", says GKE's page on it.
+  [ -z "$service_account" ] ||
+    die "--service_account=$service_account has no effect on several slices, whose pods use the network of their hosts: leave it out and give the account of the node pools access (launch/gke/README.md), or add --pod_network, which is slower"
+  [ -z "$gcsfuse" ] ||
+    die "--gcsfuse: Cloud Storage FUSE can't be mounted on the network of the hosts, which several slices use; add --pod_network, which is slower"
+  [[ "$workdir" != gs://* ]] ||
+    say "note: the pods of several slices act as the account of their node pools; it needs access to $workdir (launch/gke/README.md)"
 fi
 example="launch/gke.sh ${config#own_config/} --topology=4x4x4 --workdir=gs://BUCKET/$name --build=REPOSITORY"
 check_run "${gpu:+gpu}${tpu:+tpu}" "${devices:-0}" "$hosts" "$slices" "$example"
@@ -104,9 +122,20 @@ needs kubectl
 
 # ---------------------------------------------------------------- what is applied
 
+# Sets `messages` where JobSet's rules can ask for the message of a failure, as they can since 0.10.
+tells_reasons() {
+  local field=jobset.spec.failurePolicy.rules.onJobFailureMessagePatterns
+  messages=true
+  if [ -z "$dry_run" ] && ! kube explain "$field" >/dev/null 2>"$said" && grep -q "does not exist" "$said"; then
+    messages=""
+    say "note: this cluster's JobSet is older than 0.10: preemptions count as restarts, of which there are $restarts"
+  fi
+}
+
 make_room jobset
 find_image "${gpu:+gpu}${tpu:+tpu}"
 describe_pods
+tells_reasons
 template=train.yaml
 yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$priority" \
   SERVICE_ACCOUNT="$service_account" GRACE="$grace" SPOT="$spot" FLEX_START="$flex_start" \
@@ -114,6 +143,7 @@ yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$p
   DESCRIPTION="$config in $workdir" TPU="$tpu" GPU="$gpu" JOB="$job" SLICES="$slices" HOSTS="$hosts" \
   CHIPS="$chips" ACCELERATOR="$accelerator" GENERATION="$type" TOPOLOGY="$topology" \
   COORDINATOR="$coordinator" HOST_NETWORK="$host_network" CLAIM="$pvc" MOUNT="$mount" \
+  GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" MESSAGES="$messages" \
   CACHE_GIB="$cache_gib" DISK="$((cache_gib + 10))Gi" "${shared[@]}" \
   -- --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})"
 apply <<<"$yaml"

@@ -61,7 +61,8 @@ describe_pods() {
 make_room() {
   local object="$1/$name" earlier
   if [ -n "$replace" ]; then
-    kube delete "$object" "configmap/$name-config" --ignore-not-found --wait ||
+    # With all that belongs to it: two runs of one name would have pods of the same names.
+    kube delete "$object" "configmap/$name-config" --ignore-not-found --wait --cascade=foreground ||
       fail "$object can't be deleted; the lines above say why"
     return
   fi
@@ -85,47 +86,66 @@ apply() {
   fi
 }
 
-# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. For a
-# kind of resource that the cluster does not have, it is asked once.
+# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. What
+# the cluster does not have, be it an object or a kind of resource, is asked for once.
 asked() {
   local attempt
   for attempt in 1 2 3 4 5; do
     if kube get "$@" 2>"$said"; then return; fi
     cat "$said" >&2
-    ! grep -q "doesn't have a resource type" "$said" || return 1
+    ! grep -qE "doesn't have a resource type|\(NotFound\)" "$said" || return 1
     [ "$attempt" -eq 5 ] || between_checks 10
   done
   return 1
 }
 
-# follow KIND SELECTOR SELECTOR_OF_LOG: shows the log of one pod until the run `name` ends.
+# follow KIND SELECTOR SELECTOR_OF_LOG: shows the log of one pod, and of its successors, until the run `name`
+# ends.
 follow() {
-  local ended waiting stuck=0 lines=-1 object="$1/$name"
-  [ -z "$dry_run" ] || { kube logs --follow --max-log-requests=100 --tail=-1 --selector="$3"; return 0; }
+  local conditions ended waiting stuck=0 object="$1/$name"
+  [ -z "$dry_run" ] || { kube logs --follow --tail=-1 --selector="$3"; return 0; }
   trap 'exit 130' INT # kubectl catches it, and ends with 1
   say "following $object; Ctrl-C leaves it running; kubectl --namespace=$namespace delete $object ends it"
+  begun=" " whole=" "
   while :; do
-    ended="$(asked "$object" --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
+    if ! conditions="$(asked "$object" --output='jsonpath={.status.conditions[?(@.status=="True")].type}')"; then
+      ! grep -q "(NotFound)" "$said" || fail "$object is gone: it was deleted"
       fail "the cluster can't be reached; the run goes on: kubectl --namespace=$namespace get $object"
-    case "$ended" in
-      *Failed*) fail "$object failed: kubectl --namespace=$namespace describe $object; --replace starts it again" ;;
-      *Complete*) say "$object is done"; return ;;
-    esac
+    fi
+    case "$conditions" in *Failed* | *Complete*) ended=true ;; *) ended="" ;; esac
     waiting="$(asked pods --selector="$2" \
       --output='jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}')" || waiting=""
     case "$waiting" in
       *ImagePull* | *InvalidImageName* | *CreateContainer*Error*) stuck=$((stuck + 1)) ;;
       *) stuck=0 ;;
     esac
-    [ "$stuck" -lt 5 ] || fail "the pods of $object can't start: $waiting (image $image)"
-    # Ends at once while there is no pod, and when one ends: then its successor is waited for. Without
-    # a pod kubectl succeeds, too. It follows more than five, such as those of earlier attempts, only
-    # if it is told so.
-    if [ "$stuck" -eq 0 ] &&
-      kube logs --follow --max-log-requests=100 --tail="$lines" --selector="$3" 2>"$said" &&
-      ! grep -q "No resources found" "$said"; then
-      lines=20
-    fi
+    [ -n "$ended" ] || [ "$stuck" -lt 5 ] || fail "the pods of $object can't start: $waiting (image $image)"
+    [ "$stuck" -gt 0 ] || show_logs "$3"
+    case "$conditions" in
+      *Failed*) fail "$object failed: kubectl --namespace=$namespace describe $object; --replace starts it again" ;;
+      *Complete*) say "$object is done"; return ;;
+    esac
     between_checks 10
   done
+}
+
+# show_logs SELECTOR: of each such pod what was not shown yet, until the pod ends or, where the run has
+# `ended`, as far as it is there. `begun` holds the pods of which something was shown, `whole` those whose log
+# came to its end. A log that broke off goes on with its last lines.
+show_logs() {
+  local pods pod phase tail wait=--follow
+  [ -z "$ended" ] || wait=--follow=false
+  pods="$(asked pods --selector="$1" --sort-by=.metadata.creationTimestamp \
+    --output='jsonpath={range .items[*]}{.metadata.name} {.status.phase}{"\n"}{end}')" || return 0
+  while read -r pod phase; do
+    case "$phase" in
+      "" | Pending) continue ;;
+      Running) [ -z "$ended" ] || [[ "$whole" != *" $pod "* ]] || continue ;;
+      *) [[ "$whole" != *" $pod "* ]] || continue ;;
+    esac
+    tail=-1
+    [[ "$begun" != *" $pod "* ]] || tail=20
+    begun+="$pod "
+    ! kube logs "$wait" --tail="$tail" "$pod" 2>"$said" || whole+="$pod "
+  done <<<"$pods"
 }

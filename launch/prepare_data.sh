@@ -11,7 +11,7 @@
 #   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
 #   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
-#        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --replace
+#        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --gcsfuse --run_as_root --replace
 #
 # When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
 
@@ -28,9 +28,9 @@ esac
 output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
 # shellcheck disable=SC2034 # read by name, below
 partition="" account="" qos=""
-queue="" service_account="" spot="" pvc="" mount=/shared
+queue="" service_account="" spot="" pvc="" mount=/shared gcsfuse="" run_as_root=""
 parse_options "output parts shards cpus time partition account qos name image build namespace queue
-  service_account retries env secret pvc mount" "spot replace" "$@"
+  service_account retries env secret pvc mount" "spot replace gcsfuse run_as_root" "$@"
 shards="${shards:-$parts}"
 numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
@@ -66,7 +66,7 @@ job() {
   describe_pods
   apply <<<"$(manifest NAME="$1" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account" \
     SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" CLAIM="$pvc" \
-    MOUNT="$mount" "${shared[@]}" -- --config="$config" "${prepare[@]:1}")"
+    MOUNT="$mount" GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" "${shared[@]}" -- --config="$config" "${prepare[@]:1}")"
   follow job "batch.kubernetes.io/job-name=$1" \
     "batch.kubernetes.io/job-name=$1,batch.kubernetes.io/job-completion-index=0"
 }
@@ -74,6 +74,7 @@ job() {
 on_gke() {
   local base="$name"
   needs kubectl
+  [ -z "$gcsfuse" ] || [ -n "$pvc" ] || die "give --pvc=CLAIM, the volume that --gcsfuse is about"
   project_config
   check_name
   find_image tpu

@@ -1,23 +1,30 @@
-"""launch/gke.sh: its manifests against the schemas of Kubernetes and of JobSet, and what it calls.
+"""launch/gke.sh: its manifests against schemas of Kubernetes and JobSet, and what it refuses.
 
-There is no cluster in these tests. `kubectl` stands in; what it answers is what its documentation
-says: a condition of a finished JobSet or Job has the type Completed, Complete or Failed and the
-status True.
+All manifests here are those that --dry-run prints; kubectl_test.py applies them.
 """
 
 import importlib.util
-import json
 import re
 
 import kubernetes_validate
 import pytest
 import yaml
 from helpers import ROOT
-from jsonschema import ValidationError, validate
-from manifests import CONFIG, GPU, TPU, WORKDIR, expand, manifests, pods_of
+from jsonschema import ValidationError
+from manifests import (
+    CONFIG,
+    GPU,
+    TPU,
+    WORKDIR,
+    check,
+    expand,
+    manifests,
+    pods_of,
+    rules_of_pods,
+    what_follows,
+)
 from stand_ins import ODD, assert_one_error
 
-KUBERNETES = "1.34"
 OPTIONAL = (
     "--queue=q",
     "--priority=urgent",
@@ -28,11 +35,14 @@ OPTIONAL = (
     "--pvc=claim",
     "--env=KEY=value",
     "--secret=hidden",
+    "--pod_network",
+    "--gcsfuse",
+    "--run_as_root",
 )
-DATA_OPTIONAL = ("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", "--queue=q")
-DONE = {"call": r"get (jobset|job)/.*status==", "out": "Completed Complete"}
-NEW = {"call": "ignore-not-found", "out": ""}
-JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
+DATA_OPTIONAL = (
+    *("--pvc=claim", "--env=KEY=value", "--secret=hidden", "--spot", "--queue=q"),
+    *("--gcsfuse", "--run_as_root"),
+)
 # Constants of Kueue (pkg/controller/constants/constants.go): QueueLabel,
 # WorkloadPriorityClassLabel, and ProvReqAnnotationPrefix, whose annotations become parameters of
 # a ProvisioningRequest.
@@ -46,16 +56,6 @@ def render():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.render
-
-
-def check(document):
-    """Strictly: a field that the schema doesn't know fails."""
-    if document["kind"] == "JobSet":
-        validate(document, JOBSET)
-        job = document["spec"]["replicatedJobs"][0]["template"]
-        check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job})
-    else:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("optional", [(), OPTIONAL])
@@ -74,6 +74,8 @@ def test_manifests_are_valid(stand_ins, arguments, optional):
         "namespace: ns",
         "claimName: claim",
         "fsGroup: 1000",
+        "gke-gcsfuse/volumes: 'true'",
+        "runAsUser: 0",
         "name: hidden",
         "value: value",
     ):
@@ -129,12 +131,36 @@ def test_nodes_and_gpus(stand_ins):
     assert variables["JAX_NUM_PROCESSES"] == "3"
 
 
-def test_several_slices_use_the_network_of_their_hosts(stand_ins):
-    for count, wanted in ((1, None), (2, True)):
-        (jobset,) = manifests(stand_ins, *TPU, f"--slices={count}", "--image=image")
-        pod = pods_of(jobset)[1]
-        assert pod.get("hostNetwork") is wanted
-        assert ("dnsPolicy" in pod) == bool(wanted)
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (("--slices=1", "--service_account=robot"), None),
+        (("--slices=2",), True),
+        (("--slices=2", "--pod_network", "--service_account=robot"), None),
+    ],
+)
+def test_several_slices_use_the_network_of_their_hosts(stand_ins, more, wanted):
+    """There Workload Identity does not reach, so that it is told whose access is needed."""
+    (jobset,) = manifests(stand_ins, *TPU, *more, "--image=image")
+    pod = pods_of(jobset)[1]
+    assert pod.get("hostNetwork") is wanted
+    assert ("dnsPolicy" in pod) == bool(wanted)
+    assert pod.get("serviceAccountName") == (None if wanted else "robot")
+    told = stand_ins.run("gke.sh", *TPU, *more, "--image=image", "--dry-run").stderr
+    note = "act as the account of their node pools; it needs access to gs://bucket/run"
+    assert (note in told) == bool(wanted)
+
+
+def test_logs_of_the_tpu_go_where_the_user_can_write(stand_ins):
+    """GKE mounts its own folder at libtpu's default, /tmp/tpu_logs."""
+    (jobset,) = manifests(stand_ins, *TPU, "--image=image")
+    _, pod, container = pods_of(jobset)
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    (mounted,) = (each for each in container["volumeMounts"] if each["name"] == "tpu-logs")
+    assert mounted["mountPath"] == variables["TPU_LOG_DIR"]
+    assert {"name": "tpu-logs", "emptyDir": {}} in pod["volumes"]
+    (jobset,) = manifests(stand_ins, *GPU, "--image=image")
+    assert "tpu" not in yaml.safe_dump(pods_of(jobset)[1])
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
@@ -206,17 +232,31 @@ def test_a_config_of_ones_own_is_sent_along(stand_ins, tmp_path, variant):
     assert volume["configMap"]["name"] == config["metadata"]["name"]
 
 
+ENDS = [  # of a pod: its status, whether its node was preempted, drained or lost, and what follows
+    (1, False, "FailJobSet"),
+    (2, False, "FailJobSet"),
+    (130, False, "FailJobSet"),
+    (1, True, "FailJobSet"),  # what would happen on another node too
+    (42, False, "RestartJobSetAndIgnoreMaxRestarts"),
+    (42, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (137, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (143, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (175, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (None, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (175, False, "RestartJobSet"),
+    *((128 + number, False, "RestartJobSet") for number in (6, 7, 8, 9, 11, 15)),
+]
+
+
 @pytest.mark.parametrize("arguments", [TPU, GPU])
-def test_restarts_only_after_42_175_and_signals(stand_ins, arguments):
+def test_what_follows_when_a_pod_ends(stand_ins, arguments):
+    """Preemption and maintenance don't use up the restarts."""
     (document,) = manifests(stand_ins, *arguments, "--image=image")
-    job, _, container = pods_of(document)
-    rule = job["podFailurePolicy"]["rules"][-1]
-    codes = rule["onExitCodes"]
-    assert (rule["action"], codes["operator"]) == ("FailJob", "NotIn")
-    assert codes["values"] == sorted([42, 175, *(128 + n for n in (6, 7, 8, 9, 11, 15))])
-    assert codes["containerName"] == container["name"]
-    (rule,) = document["spec"]["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    _, _, container = pods_of(document)
+    for status, disrupted, action in ENDS:
+        assert what_follows(document, status, disrupted) == action, (status, disrupted)
+    codes = [each["onExitCodes"] for each in rules_of_pods(document) if "onExitCodes" in each]
+    assert {each["containerName"] for each in codes} == {container["name"]}
 
 
 @pytest.mark.parametrize("arguments", [TPU, GPU])
@@ -238,16 +278,14 @@ def test_data_as_an_indexed_job(stand_ins):
     full = manifests(stand_ins, *arguments, *DATA_OPTIONAL, script="prepare_data.sh")
     for document in full:
         check(document)
-    assert "claimName: claim" in yaml.safe_dump(full)
+    for value in ("claimName: claim", "gke-gcsfuse/volumes: 'true'", "runAsUser: 0"):
+        assert value in yaml.safe_dump(full)
     assert (parts["spec"]["completions"], finish["spec"]["completions"]) == (4, 1)
     (container,) = parts["spec"]["template"]["spec"]["containers"]
     (last,) = finish["spec"]["template"]["spec"]["containers"]
     assert container["args"].pop(1) == "--shard=$(PART)/4"
     assert container["args"] == last["args"]
     assert "PART" in [variable["name"] for variable in container["env"]]
-    stand_ins.rules(NEW, DONE)
-    assert stand_ins.run("prepare_data.sh", *arguments).returncode == 0
-    assert [call[2] for call in stand_ins.calls("kubectl")] == ["get", "apply", "get"] * 2
 
 
 def test_placeholders_and_values_match():
@@ -271,101 +309,7 @@ def test_blocks():
     assert filled(text, {"A": "1"}, []) == "a\n"
 
 
-# ---------------------------------------------------------------- what is called
-
-
-def verbs(stand_ins):
-    """docker's and kubectl's verbs, in order."""
-    return [call[1] if call[0] == "docker" else call[2] for call in stand_ins.calls()]
-
-
-def test_builds_applies_and_follows(stand_ins):
-    running = {"call": "get jobset/", "out": "", "times": 2}
-    stand_ins.rules(NEW, running, DONE)
-    ended = stand_ins.run("gke.sh", *TPU, "--build=repository")
-    assert ended.returncode == 0, ended.stderr
-    look = ["get", "get", "logs"]
-    assert verbs(stand_ins) == ["get", "build", "push", "apply", *look, *look, "get"]
-    build, push = stand_ins.calls("docker")
-    assert "--platform=linux/amd64" in build
-    assert any(re.fullmatch(r"--build-arg=REVISION=[0-9a-f]{40}(-dirty)?", word) for word in build)
-    assert f"--tag={push[2]}" in build
-    assert re.fullmatch(r"repository/t5x_diffeq-tpu:[0-9a-f]{12}", push[2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "message", "last"),
-    [
-        ({"call": "docker build", "status": 1}, "the image can't be built", "build"),
-        ({"call": "docker push", "status": 1}, "can't be pushed", "push"),
-        ({"call": "apply", "status": 1}, "kubectl did not take the manifest", "apply"),
-        ({"call": "output=json.*status==", "out": "Failed"}, "jobset/llama1b failed", "get"),
-        ({"call": "output=json.*status==", "status": 1}, "the cluster can't be reached", "get"),
-    ],
-)
-def test_failures_end_clearly(stand_ins, rule, message, last):
-    stand_ins.rules(NEW, rule)
-    ended = stand_ins.run("gke.sh", *TPU, "--build=repository")
-    assert_one_error(ended, 1, message)
-    assert verbs(stand_ins)[-1] == last
-    assert len(verbs(stand_ins)) <= 9
-
-
-@pytest.mark.parametrize("earlier", ["Failed", "Completed"])
-def test_a_run_of_that_name_has_ended(stand_ins, earlier):
-    """Kubernetes would leave it as it is; --replace deletes it, and its config, and starts anew."""
-    stand_ins.rules({"call": "ignore-not-found", "out": earlier}, DONE)
-    ended = stand_ins.run("gke.sh", *TPU, "--image=i")
-    assert_one_error(ended, 1, "--replace deletes it and starts it again")
-    assert verbs(stand_ins) == ["get"]
-    stand_ins.rules(DONE)
-    assert stand_ins.run("gke.sh", *TPU, "--image=i", "--replace").returncode == 0
-    assert verbs(stand_ins)[1:] == ["delete", "apply", "get"]
-    delete = stand_ins.calls("kubectl")[1]
-    assert {"jobset/llama1b", "configmap/llama1b-config", "--wait"} <= set(delete)
-
-
-def test_jobset_is_not_installed(stand_ins):
-    """The words are those of kubectl 1.32, which is not asked again."""
-    said = 'error: the server doesn\'t have a resource type "jobset"\n'
-    stand_ins.rules({"call": "ignore-not-found", "status": 1, "error": said})
-    ended = stand_ins.run("gke.sh", *TPU, "--image=i")
-    assert ended.returncode == 1
-    first, last = ended.stderr.splitlines()[-2:]
-    assert first == said.strip() and "is JobSet installed?" in last
-    assert verbs(stand_ins) == ["get"]
-
-
-def test_the_log_is_shown_from_its_beginning(stand_ins):
-    """Without a pod kubectl 1.32 succeeds, too; after one that ended, the last lines do."""
-    running = {"call": "get jobset/", "out": "", "times": 3}
-    absent = {"call": " logs ", "error": "No resources found in default namespace.\n", "times": 1}
-    stand_ins.rules(NEW, running, DONE, absent)
-    assert stand_ins.run("gke.sh", *TPU, "--image=i").returncode == 0
-    logs = [call for call in stand_ins.calls("kubectl") if "logs" in call]
-    tails = [word for call in logs for word in call if word.startswith("--tail")]
-    assert tails == ["--tail=-1", "--tail=-1", "--tail=20"]
-    assert all("--max-log-requests=100" in call for call in logs)
-
-
-def test_ctrl_c_leaves_the_log(stand_ins):
-    stand_ins.rules(NEW, {"call": "get jobset/", "out": ""}, {"call": " logs ", "waits": True})
-    status, said = stand_ins.interrupt("gke.sh", *TPU, "--image=i", call=" logs ")
-    assert status == 130, said
-    assert verbs(stand_ins).count("logs") == 1
-
-
-def test_image_is_missing(stand_ins):
-    stand_ins.rules(NEW, {"call": "get pods", "out": "ImagePullBackOff ErrImagePull"})
-    ended = stand_ins.run("gke.sh", *GPU, "--image=nowhere")
-    assert_one_error(ended, 1, "can't start: ImagePullBackOff ErrImagePull (image nowhere)")
-    assert verbs(stand_ins) == ["get", "apply", *["get", "get"] * 5]
-
-
-def test_the_cluster_is_out_of_reach_for_a_moment(stand_ins):
-    stand_ins.rules(NEW, {"call": "get jobset/", "status": 1, "times": 3}, DONE)
-    assert stand_ins.run("gke.sh", *GPU, "--image=image").returncode == 0
+# ---------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -381,6 +325,9 @@ def test_the_cluster_is_out_of_reach_for_a_moment(stand_ins):
         ((*TPU, "--spot", "--flex_start", "--image=i"), "exclude each other"),
         ((*TPU, "--workdir=/folder", "--image=i"), "a pod loses its own folders when it ends"),
         ((*TPU, "--workdir=/shared/run", "--image=i"), "give --pvc=CLAIM, the volume"),
+        ((*TPU, "--service_account=robot", "--image=i"), "robot has no effect on several slices"),
+        ((*TPU, "--pvc=claim", "--gcsfuse", "--image=i"), "add --pod_network, which is slower"),
+        ((*GPU, "--gcsfuse", "--image=i"), "give --pvc=CLAIM, the volume that --gcsfuse"),
         ((*TPU, "--env=NOT_SET_HERE", "--image=i"), "there is no variable NOT_SET_HERE here"),
         ((*TPU, "--max_run_duration=2", "--image=i"), "must be like 90s, 30m, 24h or 7d"),
     ],

@@ -1,8 +1,15 @@
-"""Manifests that launch/gke.sh and launch/gke_data.sh would apply."""
+"""Manifests that launch/gke.sh and prepare_data.sh would apply, and the schemas that they fit."""
 
+import json
 import re
 
+import kubernetes_validate
 import yaml
+from helpers import ROOT
+from jsonschema import validate
+
+KUBERNETES = "1.34"
+JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
 
 CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
 TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")
@@ -18,6 +25,16 @@ def manifests(stand_ins, *arguments, script="gke.sh"):
     return [document for text in documents if (document := yaml.safe_load(text))]
 
 
+def check(document, jobset=JOBSET):
+    """Strictly: a field that the schema doesn't know fails."""
+    if document["kind"] == "JobSet":
+        validate(document, jobset)
+        job = document["spec"]["replicatedJobs"][0]["template"]
+        check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job})
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
 def expand(argument):
     """A container's argument as Kubernetes passes it on, without variables of that name."""
     return re.sub(r"\$(\$|\(\w+\))", lambda m: "$" if m[1] == "$" else "WRONG", argument)
@@ -28,3 +45,32 @@ def pods_of(document):
     job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     return job, job["template"]["spec"], container
+
+
+def rules_of_pods(document):
+    return pods_of(document)[0]["podFailurePolicy"]["rules"]
+
+
+def what_follows(document, status, disrupted=False):
+    """The action of JobSet when a pod ends with this status, or with None and its node is lost.
+
+    Reasons, messages and the order of rules are those of Kubernetes' Job controller
+    (pkg/controller/job/pod_failure_policy.go) and of JobSet (pkg/controllers/failure_policy.go).
+    """
+    reason = "BackoffLimitExceeded"
+    message = "Job has reached the specified backoff limit"
+    for index, rule in enumerate(rules_of_pods(document)):
+        if codes := rule.get("onExitCodes"):
+            said = f"Container train for pod default/pod failed with exit code {status}"
+            holds = status and (status in codes["values"]) == (codes["operator"] == "In")
+        else:
+            said = "Pod default/pod has condition DisruptionTarget"
+            holds = disrupted
+        if holds:
+            reason, message = "PodFailurePolicy", f"{said} matching FailJob rule at index {index}"
+            break
+    for rule in document["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+            return rule["action"]
+    return "RestartJobSet"

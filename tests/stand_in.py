@@ -8,7 +8,7 @@ Linked under the program's name. $STAND_INS holds `rules.json`, a list of
      "homes": folders: the last argument is run in each by a shell, as ssh would on hosts,
      "environments": of each, variables,
      "keep": folders to copy the files among the arguments to,
-     "waits": true: it goes on until Ctrl-C and then ends with status 1, as kubectl 1.32 does}
+     "waits": true: it goes on until Ctrl-C and then ends with status 1}
 
 of which the first that holds is used; with none, the call does nothing and succeeds. `calls.jsonl`
 takes every call.

@@ -20,7 +20,7 @@ ON_MACHINES = (  # the extras that the scripts install on GPUs and TPUs
     "gpu,data,gcs,quantization,trackers",
     "tpu,data,gcs,quantization,trackers",
 )
-PROGRAMS = ("gcloud", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh")
+PROGRAMS = ("gcloud", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
 
