@@ -136,6 +136,8 @@ make_room jobset
 find_image "${gpu:+gpu}${tpu:+tpu}"
 describe_pods
 tells_reasons
+retries=0
+[ -z "$messages" ] || retries=6 # the other failures have rules of their own, and are not counted
 template=train.yaml
 yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$priority" \
   SERVICE_ACCOUNT="$service_account" GRACE="$grace" SPOT="$spot" FLEX_START="$flex_start" \
@@ -143,7 +145,7 @@ yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$p
   DESCRIPTION="$config in $workdir" TPU="$tpu" GPU="$gpu" JOB="$job" SLICES="$slices" HOSTS="$hosts" \
   CHIPS="$chips" ACCELERATOR="$accelerator" GENERATION="$type" TOPOLOGY="$topology" \
   COORDINATOR="$coordinator" HOST_NETWORK="$host_network" CLAIM="$pvc" MOUNT="$mount" \
-  GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" MESSAGES="$messages" \
+  GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" MESSAGES="$messages" RETRIES="$retries" \
   CACHE_GIB="$cache_gib" DISK="$((cache_gib + 10))Gi" "${shared[@]}" \
   -- --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})"
 apply <<<"$yaml"

@@ -122,7 +122,7 @@ def test_nodes_and_gpus(stand_ins):
     """All pods of all nodes are one Job of a JobSet: if one ends, all start again."""
     (jobset,) = manifests(stand_ins, *GPU, "--image=image")
     job, pod, container = pods_of(jobset)
-    assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (3, 3, 0)
+    assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (3, 3, 6)
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
     variables = {each["name"]: each["value"] for each in container["env"]}
@@ -243,6 +243,7 @@ ENDS = [  # of a pod: its status, whether its node was preempted, drained or los
     (143, True, "RestartJobSetAndIgnoreMaxRestarts"),
     (175, True, "RestartJobSetAndIgnoreMaxRestarts"),
     (None, True, "RestartJobSetAndIgnoreMaxRestarts"),
+    (None, False, ""),  # refused by its node
     (175, False, "RestartJobSet"),
     *((128 + number, False, "RestartJobSet") for number in (6, 7, 8, 9, 11, 15)),
 ]

@@ -212,6 +212,7 @@ def test_a_jobset_whose_rules_know_no_messages(launched):
     for status, disrupted in ((42, False), (143, True), (175, False)):
         assert what_follows(jobset, status, disrupted) == "RestartJobSet"
     assert what_follows(jobset, 1) == "FailJobSet"
+    assert what_follows(jobset, None) == "RestartJobSet"
 
 
 def test_a_manifest_that_is_refused(launched):

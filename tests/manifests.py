@@ -52,7 +52,8 @@ def rules_of_pods(document):
 
 
 def what_follows(document, status, disrupted=False):
-    """The action of JobSet when a pod ends with this status, or with None and its node is lost.
+    """The action of JobSet when a pod ends with this status, or with None and its node is lost or
+    refuses it; empty where its Job makes the pod again.
 
     Reasons, messages and the order of rules are those of Kubernetes' Job controller
     (pkg/controller/job/pod_failure_policy.go) and of JobSet (pkg/controllers/failure_policy.go).
@@ -69,6 +70,9 @@ def what_follows(document, status, disrupted=False):
         if holds:
             reason, message = "PodFailurePolicy", f"{said} matching FailJob rule at index {index}"
             break
+    else:
+        if pods_of(document)[0]["backoffLimit"]:
+            return ""
     for rule in document["spec"]["failurePolicy"]["rules"]:
         patterns = rule.get("onJobFailureMessagePatterns", [""])
         if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
