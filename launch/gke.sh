@@ -66,6 +66,9 @@ project_config
 name="${name:-$(name_of_config)}"
 check_name
 resolve_environment
+# A machine may be away for hours; the pods on the others wait for it.
+[[ " ${environment[*]+"${environment[*]}"}" == *" T5X_DIFFEQ_ARRIVAL_SECONDS="* ]] ||
+  environment+=(T5X_DIFFEQ_ARRIVAL_SECONDS=14400)
 
 if [ -n "$topology" ] && [ -n "$gpu" ]; then die "--topology (TPU) and --gpu exclude each other"; fi
 shape='^([1-9][0-9]*(x[1-9][0-9]*){1,2})?$' # bash 3.2 takes no parentheses after =~

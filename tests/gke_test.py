@@ -151,6 +151,14 @@ def test_several_slices_use_the_network_of_their_hosts(stand_ins, more, wanted):
     assert (note in told) == bool(wanted)
 
 
+@pytest.mark.parametrize(("given", "seconds"), [((), "14400"), (("9",), "9")])
+def test_pods_wait_for_one_whose_machine_is_being_mended(stand_ins, given, seconds):
+    more = [f"--env=T5X_DIFFEQ_ARRIVAL_SECONDS={each}" for each in given]
+    (jobset,) = manifests(stand_ins, *TPU, *more, "--image=image")
+    variables = [(each["name"], each["value"]) for each in pods_of(jobset)[2]["env"]]
+    assert [value for name, value in variables if "ARRIVAL" in name] == [seconds]
+
+
 def test_logs_of_the_tpu_go_where_the_user_can_write(stand_ins):
     """GKE mounts its own folder at libtpu's default, /tmp/tpu_logs."""
     (jobset,) = manifests(stand_ins, *TPU, "--image=image")
