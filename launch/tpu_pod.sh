@@ -94,6 +94,9 @@ hosts() {
 # first COMMAND: on process 0's host.
 first() { on "$(slice_names | sed -n 1p)" 0 "$1"; }
 
+# What process 0's host says of the run. gcloud prints there, too, when it makes its key.
+status_of_run() { first "$(here status)" | tail -n 1; }
+
 # invocation VERB: this script's for this TPU, as a user types it.
 invocation() {
   quoted "$0" "$1" --name="$name" ${where[@]+"${where[@]}"}
@@ -273,7 +276,7 @@ supervise() {
     began="$SECONDS"
     first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # that it ended, or that ssh did, is asked next
     [ -z "$dry_run" ] || return 0
-    ended="$(first "$(here status)")" || ended=unreachable
+    ended="$(status_of_run)" || ended=unreachable
     lines=20
     [ $((SECONDS - began)) -lt 600 ] || dropped=0 # once in a while is no trouble
     case "$ended" in
@@ -326,7 +329,7 @@ start() {
     "launch/tpu_pod.sh ${config#own_config/} --type=v5p-128 --zone=us-east5-a --workdir=gs://BUCKET/$name"
   [ ${#missing[@]} -eq 0 ] || die "give ${missing[*]}" # where --unchecked left the check out
   [ -n "$dry_run" ] || { find_zone && find_state; }
-  if [ "$state" = ACTIVE ] && [ "$(first "$(here status)")" = running ]; then
+  if [ "$state" = ACTIVE ] && [ "$(status_of_run)" = running ]; then
     say "a run is there already: its log (stop it with '$(invocation stop)')"
   else
     begin
@@ -336,7 +339,10 @@ start() {
 
 case "$verb" in
   start) start ;;
-  status) tpu_state; hosts "$(here report)" ;;
+  status)
+    state="$(tpu_state)"
+    [ -n "$dry_run" ] || echo "${state:-none}"
+    if [ -n "$dry_run" ] || [ "$state" = ACTIVE ]; then hosts "$(here report)"; fi ;;
   logs)
     trap 'exit 130' INT
     on "$(slice_names | sed -n 1p)" "$worker" "$(here follow 100)" ;;

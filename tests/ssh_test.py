@@ -1,35 +1,22 @@
 """launch/gpu_nodes.sh over real ssh: two hosts, which are two sshd on this machine."""
 
-import contextlib
 import getpass
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 from launched_run import STEPS, LaunchedRun, wait_for
-from slurm_cluster import free_ports, path
+from slurm_cluster import free_ports
+from ssh_server import SSHD, SshServer, make_key
 
-SSHD = shutil.which("sshd", path=path())
 NAMES = ("one", "two")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not SSHD, reason="no sshd here: apt-get install openssh-server"),
 ]
-SERVER = """
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/key
-AuthorizedKeysFile {folder}/key.pub
-PidFile none
-StrictModes no
-UsePAM no
-PermitRootLogin yes
-PasswordAuthentication no
-"""
 CLIENT = """
 Host *
   HostName 127.0.0.1
@@ -47,38 +34,25 @@ class Hosts:
 
     def __enter__(self) -> "Hosts":
         self.folder = Path(tempfile.mkdtemp(prefix="sshd-"))
-        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")]
-        subprocess.run(key, check=True)
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # sshd does not start without
+        make_key(self.folder / "key")
+        keys = self.folder / "key.pub"
+        self.servers = {name: SshServer(self.folder / name, keys) for name in NAMES}
+        for server in self.servers.values():
+            server.start()
         self.config = self.folder / "ssh_config"
-        self.ports = dict(zip(NAMES, free_ports(2), strict=True))
-        ports = "".join(f"Host {name}\n  Port {port}\n" for name, port in self.ports.items())
+        ports = "".join(
+            f"Host {name}\n  Port {server.port}\n" for name, server in self.servers.items()
+        )
         self.config.write_text(ports + CLIENT.format(folder=self.folder, user=getpass.getuser()))
-        self.servers = {}
-        for name in NAMES:
-            self.start(name)
         return self
 
     def start(self, name: str) -> None:
         """The host is there, and can be reached."""
-        settings = self.folder / f"sshd_config_{name}"
-        settings.write_text(SERVER.format(port=self.ports[name], folder=self.folder))
-        command = [SSHD, "-D", "-e", "-f", settings]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.servers[name] = subprocess.Popen(command, stderr=log, start_new_session=True)
-        reached = ["ssh", "-F", self.config, "-o", "BatchMode=yes", name, "true"]
-        wait_for(lambda: subprocess.run(reached).returncode == 0, 60)
+        self.servers[name].start()
 
     def end(self, name: str) -> None:
-        """Takes the host away: its sshd, and every connection to it."""
-        parent = str(self.servers[name].pid)
-        children = subprocess.run(["pgrep", "-P", parent], capture_output=True, text=True)
-        self.servers[name].kill()
-        self.servers[name].wait()
-        for child in map(int, children.stdout.split()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        """Takes the host away."""
+        self.servers[name].end()
 
     def __exit__(self, *exception: object) -> None:
         for name in NAMES:
