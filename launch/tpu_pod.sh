@@ -31,6 +31,7 @@
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 verb=start
 case "${1:-}" in start | status | logs | stop | delete) verb="$1"; shift ;; esac
@@ -270,7 +271,7 @@ begin() {
 
 # Shows the log until the run ends; starts it again where that helps.
 supervise() {
-  local ended lines=+1 dropped=0 began
+  local ended lines=+1 dropped=0 began started="$SECONDS" pause=""
   trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # gcloud gets it, too, and may end with any status
   while :; do
     began="$SECONDS"
@@ -294,9 +295,11 @@ supervise() {
     [ "$dropped" -le 10 ] || fail "worker 0 of $name can't be held; '$(invocation logs)' shows the run, if it goes on"
     attempt=$((attempt + 1))
     [ "$attempt" -le "$restarts" ] || fail "started again $restarts times (--restarts) and $ended; the workdir is saved"
+    next_pause $((SECONDS - started))
     say "$ended: starting again ($attempt of at most $restarts)"
+    between_checks "$pause"
     begin
-    lines=+1 dropped=0
+    lines=+1 dropped=0 started="$SECONDS"
   done
 }
 
