@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 from helpers import ROOT
-from launched_run import wait_for
+from launched_run import wait_for_text
 from patience import patience
 from process_runs import HEAR_CTRL_C
 from slurm_cluster import free_ports
@@ -74,7 +74,7 @@ class Host:
         self.server = SshServer(folder / f"sshd{number}", folder / "authorized_keys", more)
 
     def begin(self, before: str) -> None:
-        """A new machine, whose Python environment is made and runs lines of shell before."""
+        """The machine is new; its Python environment is made, and runs lines of shell before."""
         shutil.rmtree(self.home, ignore_errors=True)
         venv = self.home / "t5x_diffeq_venv"
         add_python(venv, before)
@@ -82,7 +82,7 @@ class Host:
         self.server.start()
 
     def processes(self, word: str = "") -> list[psutil.Process]:
-        """Those of this host, but for sshd, that have the word in their command."""
+        """The host's processes, but for sshd, that have the word in their command."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -132,7 +132,7 @@ class CloudTpu:
         self.stack.close()
 
     def begin_hosts(self, before: str) -> None:
-        """New machines, which know nobody's key yet."""
+        """The hosts are new machines, which know nobody's key yet."""
         (self.folder / "authorized_keys").unlink(missing_ok=True)
         for host in self.hosts:
             self.stack.callback(host.end)
@@ -150,7 +150,7 @@ class CloudTpu:
         subprocess.run(command, env=self.environment(), check=True, capture_output=True)
 
     def launch(self, *words: str, cwd: Path | None = None, **more: str) -> "Launched":
-        """launch/tpu_pod.sh, as a user calls it."""
+        """A user calls launch/tpu_pod.sh."""
         environment = {**self.environment(), **more}
         log = self.folder / f"log{len(list(self.folder.glob('log*')))}"
         launched = Launched(words, environment, cwd or self.folder, log)
@@ -158,13 +158,13 @@ class CloudTpu:
         return launched
 
     def run(self, *words: str, **more: str) -> "Launched":
-        """The same, to its end."""
+        """`launch` that waits for the end."""
         launched = self.launch(*words, **more)
         launched.wait()
         return launched
 
     def variables(self) -> dict[str, str]:
-        """Those of `gcloud`: a token, a project, and where the APIs are."""
+        """`gcloud` is told a token, a project, and where the APIs are."""
         apis = {
             f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": f"{self.api.address}{path}"
             for name, path in APIS.items()
@@ -180,7 +180,7 @@ class CloudTpu:
         }
 
     def environment(self) -> dict[str, str]:
-        """The user's."""
+        """The user's variables; no proxy and no agent is inherited."""
         inherited = {
             name: value
             for name, value in clean_environment().items()
@@ -225,16 +225,10 @@ class Launched:
 
     def wait_for_text(self, text: str, after: str = "") -> None:
         """Returns when it has said so, after it said something else."""
-
-        def is_so() -> bool:
-            said = text in self.log().partition(after)[2] if after else text in self.log()
-            assert said or self.process.poll() is None, self.log()
-            return said
-
-        wait_for(is_so)
+        wait_for_text(self.process, self.log_file, text, after)
 
     def interrupt(self) -> None:
-        """Ctrl-C, which the terminal sends to all that the script started."""
+        """The terminal sends Ctrl-C to all that the script started."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:

@@ -53,7 +53,7 @@ def words_of(run):
 
 
 def undisturbed(run):
-    """The process of the same training without a launcher of hosts."""
+    """The process of the same training, which no launcher of hosts started."""
     words = [word for word in run.words if word.startswith("--config.")]
     train = [run.installed_at / "bin" / "python", "-m", "t5x_diffeq.train"]
     train += ["--config=configs/tiny.py", f"--workdir={run.workdir}", *words]
@@ -148,7 +148,7 @@ def test_denied(cloud):
 
 
 def test_refused(cloud):
-    """A reserved TPU, in the zone that `gcloud` has configured; what is printed clears it."""
+    """The TPU is reserved, in the zone that `gcloud` has configured; what is printed clears it."""
     cloud.configure("compute/zone", ZONE)
     cloud.api.states = ["FAILED"]
     launched = cloud.run(*RUN, "--reserved")
@@ -167,7 +167,7 @@ def test_refused(cloud):
 
 
 def test_what_a_person_does(cloud, run, tmp_path):
-    """With an agent that lacks the key of `gcloud`: Ctrl-C, logs, status, stop, delete."""
+    """Their agent lacks the key of `gcloud`. They press Ctrl-C, look, stop and delete."""
     run.set(seconds=patience(2))  # it must not end before it is stopped
     cloud.api.states = ["ACTIVE"]
     cloud.api.add("a-tpu", GRANTED)

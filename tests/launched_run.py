@@ -116,3 +116,16 @@ def wait_for(is_so, seconds: float = 600) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)
+
+
+def wait_for_text(process: subprocess.Popen, log: Path, text: str, after: str = "") -> None:
+    """Waits until the log of a process has the text, behind another one."""
+
+    def is_so() -> bool:
+        ended = process.poll() is not None
+        said = log.read_text()
+        found = text in (said.partition(after)[2] if after else said)
+        assert found or not ended, said
+        return found
+
+    wait_for(is_so)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launched_run import STEPS, LaunchedRun, wait_for
+from launched_run import STEPS, LaunchedRun, wait_for, wait_for_text
 from slurm_cluster import free_ports
 from ssh_server import SSHD, SshServer, make_key
 
@@ -78,13 +78,7 @@ class NodesRun:
 
     def wait_for_text(self, text: str, after: str = "") -> None:
         """Returns when it has said so, after it said something else."""
-
-        def is_so():
-            said = text in self.log().partition(after)[2] if after else text in self.log()
-            assert said or self.process.poll() is None, self.log()
-            return said
-
-        wait_for(is_so)
+        wait_for_text(self.process, self.log_file, text, after)
 
     def log(self) -> str:
         return self.log_file.read_text()
