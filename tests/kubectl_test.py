@@ -145,12 +145,10 @@ def test_the_log_goes_on_after_a_restart(launched):
     assert log_of(ended) == ["before", *lines]
 
 
-def test_a_log_that_breaks_off_goes_on(launched):
-    launched.cluster.steps = [
-        launched.add_first("first", "1", "2", CUT, "3"),
-        nothing,
-        launched.end(),
-    ]
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_log_that_breaks_off_goes_on(launched, phase):
+    add = launched.add_first("first", "1", "2", CUT, "3", phase=phase)
+    launched.cluster.steps = [add, nothing, launched.end()]
     ended = launched.run(*RUN)
     assert ended.returncode == 0, ended.stderr
     assert log_of(ended) == ["1", "2", "1", "2", "3"]
