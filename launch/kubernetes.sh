@@ -120,7 +120,7 @@ follow() {
       *) stuck=0 ;;
     esac
     [ -n "$ended" ] || [ "$stuck" -lt 5 ] || fail "the pods of $object can't start: $waiting (image $image)"
-    [ "$stuck" -gt 0 ] || show_logs "$3"
+    if [ "$stuck" -eq 0 ] || [ -n "$ended" ]; then show_logs "$3"; fi
     case "$conditions" in
       *Failed*) fail "$object failed: kubectl --namespace=$namespace describe $object; --replace starts it again" ;;
       *Complete*) say "$object is done"; return ;;
@@ -133,8 +133,8 @@ follow() {
 # `ended`, as far as it is there. `begun` holds the pods of which something was shown, `whole` those whose log
 # came to its end. A log that broke off goes on with its last lines.
 show_logs() {
-  local pods pod phase tail wait=--follow
-  [ -z "$ended" ] || wait=--follow=false
+  local pods pod phase tail follow=--follow
+  [ -z "$ended" ] || follow=--follow=false
   pods="$(asked pods --selector="$1" --sort-by=.metadata.creationTimestamp \
     --output='jsonpath={range .items[*]}{.metadata.name} {.status.phase}{"\n"}{end}')" || return 0
   while read -r pod phase; do
@@ -146,6 +146,6 @@ show_logs() {
     tail=-1
     [[ "$begun" != *" $pod "* ]] || tail=20
     begun+="$pod "
-    ! kube logs "$wait" --tail="$tail" "$pod" 2>"$said" || whole+="$pod "
+    ! kube logs "$follow" --tail="$tail" "$pod" 2>"$said" || whole+="$pod "
   done <<<"$pods"
 }

@@ -9,7 +9,9 @@ import sys
 
 import emulator
 import pytest
+from emulator import needs_emulator
 from helpers import ROOT
+from patience import patience
 
 FILES = """
 import pytest
@@ -40,6 +42,31 @@ with pytest.raises(InputError, match="is damaged"):
 with pytest.raises(InputError, match="there is no such object"):
     staging.stage([root / "none"])
 """
+LEASES = """
+import os, threading
+from t5x_diffeq.runtime import locks
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_path
+
+lock, told, ended = parse_path("gs://bucket/run/.lock", "it"), [], threading.Event()
+
+def take():
+    try:
+        with locks.hold_lock(lock, "it"):
+            told.append("held")
+            ended.wait(10 * float(os.environ["T5X_DIFFEQ_LEASE_SECONDS"]))
+    except InputError:
+        told.append("refused")
+        if told.count("refused") == 7:
+            ended.set()
+
+threads = [threading.Thread(target=take) for _ in range(8)]  # the others see it beat
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert sorted(told) == ["held"] + 7 * ["refused"], told
+"""
 SHARDS = """
 import os, sys
 from dataclasses import replace
@@ -61,13 +88,15 @@ for gib in ("1", "0"):  # copied; read by ArrayRecord where they are
 """
 
 
+@needs_emulator
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [FILES, SHARDS], ids=["files", "shards"])
+@pytest.mark.parametrize("code", [FILES, LEASES, SHARDS], ids=["files", "leases", "shards"])
 def test_in_the_bucket_of_another_server(code, tmp_path):
     with emulator.serve() as (store, environment):
         text = "".join(f"line {n} of the text.\n" for n in range(3000))
         store.put("bucket", "texts/a.txt", text.encode())
         given = {**os.environ, **environment, "T5X_DIFFEQ_CACHE": str(tmp_path / "cache")}
+        given["T5X_DIFFEQ_LEASE_SECONDS"] = f"{patience(1):.0f}"
         command = [sys.executable, "-W", "ignore", "-c", code]
         ended = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr

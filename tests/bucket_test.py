@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -215,29 +214,6 @@ def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
         locks.hold_lock(lock, "it"),
     ):
         pass
-
-
-def test_only_one_takes_a_lease(store, monkeypatch):
-    """Eight at once; the others see it beat."""
-    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
-    lock, told, ended = parse_path("gs://bucket/run/.lock", "it"), [], threading.Event()
-
-    def take():
-        try:
-            with locks.hold_lock(lock, "it"):
-                told.append("held")
-                ended.wait(patience(10))
-        except InputError:
-            told.append("refused")
-            if told.count("refused") == 7:
-                ended.set()
-
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(told) == ["held"] + 7 * ["refused"]
 
 
 def test_copies_are_checked_and_bounded(store, monkeypatch):

@@ -86,6 +86,9 @@ class Handler(BaseHTTPRequestHandler):
         status = self.server.store.refuse(self.command, unquote(self.path))
         if status:
             return self.answer({"error": {"code": status, "message": "refused"}}, status)
+        self.respond(split)
+
+    def respond(self, split):
         for pattern, method in ROUTES:
             verb, _, path = pattern.partition(" ")
             if verb == self.command and (found := re.fullmatch(path, split.path)):
@@ -268,9 +271,7 @@ def multipart(headers, body):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.store = Store()
+    store: Store  # or what else holds the objects, and refuses
 
     def handle_error(self, request, client_address):
         """A client that has read enough breaks off."""
@@ -279,11 +280,18 @@ class Server(ThreadingHTTPServer):
 @contextmanager
 def serve():
     """Within it, a server runs: gives its store and the environment that leads to it."""
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    with running(Handler) as (server, url):
+        server.store = Store()
+        yield server.store, environment(url)
+
+
+@contextmanager
+def running(handler):
+    """Within it, a server of this process runs, which has yet to get its store; and its address."""
+    server = Server(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield server.store, environment(f"http://127.0.0.1:{server.server_port}")
+        yield server, f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

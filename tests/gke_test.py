@@ -5,6 +5,7 @@ All manifests here are those that --dry-run prints; kubectl_test.py applies them
 
 import importlib.util
 import re
+import shlex
 
 import kubernetes_validate
 import pytest
@@ -316,6 +317,18 @@ def test_blocks():
     assert filled(text, {"A": "1"}, [], {"E": ["k=$v", "l="]}) == 'a\n  "k": "$$v"\n  "l": ""\nb\n'
     assert filled(text, {"A": ""}, [], {"E": ["k=v"]}) == "b\n"
     assert filled(text, {"A": "1"}, []) == "a\n"
+
+
+def documented():
+    """The commands of launch/gke/README.md that start runs."""
+    text = (ROOT / "launch" / "gke" / "README.md").read_text().replace("\\\n", "")
+    return [shlex.split(each) for each in re.findall(r"(?m)^    launch/gke\.sh (.*)$", text)]
+
+
+@pytest.mark.parametrize("words", documented(), ids=lambda words: f"{len(words)} words")
+def test_documented_commands_are_taken(stand_ins, words):
+    (jobset,) = manifests(stand_ins, *words, "--unchecked")
+    check(jobset)
 
 
 # ---------------------------------------------------------------- what is refused

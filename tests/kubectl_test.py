@@ -34,7 +34,7 @@ class Launched:
     """Scripts whose kubectl speaks to a cluster."""
 
     def __init__(self, cluster, stand_ins):
-        self.cluster, self.stand_ins = cluster, stand_ins
+        self.cluster, self.stand_ins, self.started = cluster, stand_ins, None
         folder = stand_ins.folder
         cluster.write_kubeconfig(folder / "kubeconfig")
         (folder / "bin" / "kubectl").symlink_to(kube_api.find_kubectl())
@@ -45,7 +45,7 @@ class Launched:
 
     def start(self, *arguments):
         """Without waiting for the end."""
-        return subprocess.Popen(
+        self.started = subprocess.Popen(
             ["env", "--default-signal=INT", ROOT / "launch" / "gke.sh", *arguments],
             env=self.stand_ins.environment(**self.more),
             cwd=self.stand_ins.folder,
@@ -54,6 +54,12 @@ class Launched:
             text=True,
             start_new_session=True,
         )
+        return self.started
+
+    def kill(self):
+        """What still runs, because a test failed."""
+        if self.started and self.started.poll() is None:
+            os.killpg(self.started.pid, signal.SIGKILL)
 
     def add_first(self, name, *lines, **more):
         """A step: the first pod of the first slice is there."""
@@ -73,7 +79,9 @@ def log_of(ended):
 @pytest.fixture
 def launched(stand_ins):
     with kube_api.serve() as cluster:
-        yield Launched(cluster, stand_ins)
+        launched = Launched(cluster, stand_ins)
+        yield launched
+        launched.kill()
 
 
 def nothing():
@@ -145,12 +153,10 @@ def test_the_log_goes_on_after_a_restart(launched):
     assert log_of(ended) == ["before", *lines]
 
 
-def test_a_log_that_breaks_off_goes_on(launched):
-    launched.cluster.steps = [
-        launched.add_first("first", "1", "2", CUT, "3"),
-        nothing,
-        launched.end(),
-    ]
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_log_that_breaks_off_goes_on(launched, phase):
+    add = launched.add_first("first", "1", "2", CUT, "3", phase=phase)
+    launched.cluster.steps = [add, nothing, launched.end()]
     ended = launched.run(*RUN)
     assert ended.returncode == 0, ended.stderr
     assert log_of(ended) == ["1", "2", "1", "2", "3"]
