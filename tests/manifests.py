@@ -66,7 +66,8 @@ def what_follows(document, status, disrupted=False):
             holds = status and (status in codes["values"]) == (codes["operator"] == "In")
         else:
             said = "Pod default/pod has condition DisruptionTarget"
-            holds = disrupted
+            condition = {"type": "DisruptionTarget", "status": "True"}
+            holds = disrupted and condition in rule["onPodConditions"]
         if holds:
             reason, message = "PodFailurePolicy", f"{said} matching FailJob rule at index {index}"
             break
