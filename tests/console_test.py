@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from patience import patience
 
 from t5x_diffeq.runtime import console
 
@@ -13,11 +14,33 @@ def frequent_lines(monkeypatch):
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.02)
 
 
+class Said:
+    """What was said so far."""
+
+    def __init__(self, capsys):
+        self.capsys, self.text = capsys, ""
+
+    def wait_for(self, line):
+        """Returns when a line begins so."""
+        deadline = time.monotonic() + patience(30)
+        while f"\n{line}" not in f"\n{self.text}":
+            assert time.monotonic() < deadline, self.text
+            self.text += self.capsys.readouterr().err
+
+
 def test_lines_with_the_time_left(frequent_lines, capsys):
-    list(console.track((time.sleep(0.05) or n for n in range(4)), "reading", 4, "files"))
-    lines = capsys.readouterr().err.splitlines()
-    assert "reading: 0:00 so far" in lines  # before the first is done, nothing is known
-    assert any(line.startswith("reading: 2 of 4 files, 0:00 left") for line in lines)
+    said = Said(capsys)
+
+    def files():
+        said.wait_for("reading: 0:0")  # before the first is done, nothing is known
+        yield from range(2)
+        said.wait_for("reading: 1 of 4 files, 0:0")
+        yield 2
+        said.wait_for("reading: 2 of 4 files, 0:0")
+        yield 3
+
+    assert list(console.track(files(), "reading", 4, "files")) == [0, 1, 2, 3]
+    assert " left" in said.text.splitlines()[-1]
 
 
 def test_the_time_left():
@@ -28,10 +51,11 @@ def test_the_time_left():
 
 
 def test_within_another_nothing_is_shown(frequent_lines, capsys):
+    said = Said(capsys)
     with console.Progress("outer"):
         list(console.track((time.sleep(0.05) or n for n in range(3)), "inner", 3, "files"))
-    err = capsys.readouterr().err
-    assert "outer" in err and "inner" not in err
+        said.wait_for("outer: ")
+    assert "inner" not in said.text
 
 
 def test_an_error_ends_it(frequent_lines, capsys):
