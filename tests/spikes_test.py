@@ -187,7 +187,8 @@ def test_averages(small, tmp_path, monkeypatch):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected
     )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (loss,) = (line["eval_averages/loss"] for line in lines if "eval_averages/loss" in line)
-    assert loss != lines[-1].get("eval/loss")
+    evaluated = [line for line in lines if "eval_averages/loss" in line]
+    assert [line["step"] for line in evaluated] == [3, 6]  # that at 3 was left out by the stop
+    assert evaluated[-1]["eval_averages/loss"] != lines[-1].get("eval/loss")
     small.train.update(ema_decay=0.0, total_steps=7)
     assert train(Config.of(small), tmp_path) == 0  # and they can be given up
