@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by scripts that start a program: signals are handed on to it, a GPU's memory is its own, and
-# starts that soon fail become rare.
+# Sourced by scripts that start a program: signals are handed on to it, a GPU's memory is its own, and the
+# pause before a new start grows while starts soon fail.
 
 # next_pause SECONDS: sets `pause`, how long to wait before the next start, from how long the last one
 # lasted: 10 seconds, and twice as long after each that lasted less than ten minutes, up to 320.

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import pytest
 from patience import patience
@@ -23,8 +24,9 @@ def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, 
     threads = [threading.Thread(target=arrive, args=(index,)) for index in range(3)]
     for thread in threads[:2]:
         thread.start()
-    said = ""
+    said, deadline = "", time.monotonic() + patience(30)
     while "waiting for processes 2 of 3: 0:0" not in said:
+        assert time.monotonic() < deadline, said
         said += capfd.readouterr().err
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port)).close()

@@ -105,11 +105,12 @@ def _rows_backward(
     vocab, width = mesh_axes(axis) if axis else (), mesh_axes("embed")
 
     def add_rows(indices: Indices, d_vectors: Vectors) -> Float[Array, "v _"]:
-        here = size // shards_over(vocab)
-        own = indices - (jax.lax.axis_index(vocab) * here if vocab else 0)
-        own = jnp.where((own >= 0) & (own < here), own, here)  # another device's: dropped
-        d_table = jnp.zeros((here, d_vectors.shape[-1]), jnp.float32)
-        return sum_shards(d_table.at[own].add(d_vectors, mode="drop"), (*rows, *length), width)
+        num_rows = size // shards_over(vocab)
+        local = indices - (jax.lax.axis_index(vocab) * num_rows if vocab else 0)
+        is_here = (local >= 0) & (local < num_rows)
+        d_table = jnp.zeros((num_rows, d_vectors.shape[-1]), jnp.float32)
+        d_table = d_table.at[jnp.where(is_here, local, num_rows)].add(d_vectors, mode="drop")
+        return sum_shards(d_table, (*rows, *length), width)
 
     by_token = PartitionSpec(rows or None, length or None)
     table_spec = PartitionSpec(vocab or None, width or None)

@@ -41,8 +41,8 @@ def axes_of_last_rows(num_rows: int) -> tuple[str, ...]:
     They are those of a batch, and the stages too if there are enough rows: every other step of a
     model is one stage's, but the head would be computed by all.
     """
-    axes, sizes = mesh_axes("batch"), jax.sharding.get_abstract_mesh().shape
-    shards = prod(sizes[axis] for axis in axes) * num_stages()
+    axes = mesh_axes("batch")
+    shards = shards_over(axes) * num_stages()
     return (*axes, STAGE) if num_stages() > 1 and num_rows % shards == 0 else axes
 
 
