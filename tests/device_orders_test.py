@@ -163,24 +163,23 @@ def single_process_run(text, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "order", "mesh"),
-    [
-        (2, "interleaved", ()),
-        (2, "reversed", ()),
-        (4, "interleaved", ("--config.mesh.data=2",)),
-        (4, "random", ("--config.mesh.tensor=2",)),  # rows that several processes hold
-    ],
+ARRANGEMENTS = (
+    (2, "interleaved", ()),
+    (2, "reversed", ()),
+    (4, "interleaved", ("--config.mesh.data=2",)),
+    (4, "random", ("--config.mesh.tensor=2",)),  # rows that several processes hold
 )
-def test_losses_equal_those_of_one_process(
-    single_process_run, text, tmp_path, processes, order, mesh
-):
-    run(text, tmp_path, processes, 4 // processes, *SHORT, *mesh, order=order)
-    for name in ("train/loss", "eval/loss"):
-        expected = read_reports(single_process_run, name)
-        assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
-        np.testing.assert_allclose(read_reports(tmp_path, name), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_losses_equal_those_of_one_process(single_process_run, text, tmp_path, sample):
+    for processes, order, mesh in sample(ARRANGEMENTS):
+        workdir = tmp_path / f"{processes}-{order}"
+        run(text, workdir, processes, 4 // processes, *SHORT, *mesh, order=order)
+        for name in ("train/loss", "eval/loss"):
+            expected = read_reports(single_process_run, name)
+            assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
+            np.testing.assert_allclose(read_reports(workdir, name), expected, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import numpy as np
+import warm_python
+from compilation import flags_of_processes
 from helpers import ROOT, numbered_lines
 from patience import patience
 
@@ -52,10 +54,9 @@ def command(text, workdir, processes, devices, *more, order=None):
     """The command of a tiny run of 20 steps; its devices may be in another `order`."""
     ordered = [ROOT / "tests" / "device_order.py", order] if order else ["-m"]
     train = [
-        *(sys.executable, *ordered, "t5x_diffeq.train", "--config=configs/shakespeare.py"),
-        *(f"--workdir={workdir}", f"--config.data.path={text}"),
-        *("--config.model.embed_dim=32", "--config.model.num_steps=2"),
-        "--config.model.time_embed_dim=48",
+        *(warm_python.executable(), *ordered, "t5x_diffeq.train"),
+        *("--config=configs/shakespeare.py", f"--workdir={workdir}"),
+        *(f"--config.data.path={text}", *SMALL_MODEL),
         *("--config.train.batch_size=16", "--config.train.eval_batch_size=16"),
         *("--config.train.eval_batches=4", "--config.train.total_steps=20"),
         *("--config.train.log_every=1", "--config.train.checkpoint_every=10", *more),
@@ -65,9 +66,7 @@ def command(text, workdir, processes, devices, *more, order=None):
 
 def start(arguments):
     """The process of a command, its standard output and error piped."""
-    # Compiled as for users: slower programs overlap for longer, those of a step and of the curves
-    # over depth, and Gloo then takes a collective of one for the other's (jax 0.10.2).
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": flags_of_processes(), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, stdout=-1
     )

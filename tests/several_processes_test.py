@@ -89,7 +89,7 @@ def start_run(arguments):
 
 @pytest.mark.slow
 def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
-    arguments = command(text, tmp_path, 2, 2, "--config.train.total_steps=5000")
+    arguments = command(text, tmp_path, 2, 2, "--config.train.total_steps=20000")
     process, children = start_run(arguments)
     os.kill(children[1], signal.SIGTERM)
     log = process.stderr.read()
@@ -106,7 +106,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
 
 @pytest.mark.slow
 def test_sigkill_to_one_ends_the_others_and_names_it(text, tmp_path):
-    process, children = start_run(command(text, tmp_path, 2, 2, "--config.train.total_steps=5000"))
+    process, children = start_run(command(text, tmp_path, 2, 2, "--config.train.total_steps=20000"))
     os.kill(children[1], signal.SIGKILL)
     begun = time.monotonic()
     log = process.stderr.read()

@@ -74,9 +74,11 @@ class Watcher:
         self.compiling.join()
         if self.programs is None:
             return self._watch_the_gradient(step, train_step, state, *arguments)
-        kept, curves = self.programs.before(state.params, arguments[0])
+        # No other program runs beside these two: CPU devices of several processes pair collectives
+        # in the order in which they come (Gloo's), and one program then waits for the other's.
+        kept, curves = jax.block_until_ready(self.programs.before(state.params, arguments[0]))
         state, metrics, of_gradient = train_step(state, *arguments)
-        change = self.programs.after(state.params, kept)
+        change = jax.block_until_ready(self.programs.after(state.params, kept))
         self.found[step] = {**of_gradient, **curves, **change}
         return state, metrics
 
