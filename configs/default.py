@@ -239,7 +239,8 @@ def get_config() -> ConfigDict:
     mesh.stage = 1  # stages, each of which takes its part of the solver steps; they also split what
     #   fsdp splits of the parameters, but not the batch
     mesh.data = placeholder(int)  # devices that split the batch and replicate the parameters;
-    #   None: the number of TPU slices, because fsdp should not cross them (1 without several)
+    #   None: the number of TPU slices or GPU nodes, because fsdp should not cross them (1 without
+    #   several); of GPUs with too little memory for that, 1
     mesh.fsdp = -1  # devices that split the batch and the parameters; -1: all that are left
     mesh.expert = 1  # devices that split the batch and the experts of a mixture, if there is one
     mesh.context = 1  # devices that split each sequence, if one is too long for a device

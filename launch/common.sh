@@ -168,7 +168,8 @@ seconds_of() {
 }
 
 # check_run CHIP COUNT HOSTS SLICES EXAMPLE: builds the config with all its overrides and checks it, its
-# data and its mesh against machines of `chip` (tpu or gpu). `missing` holds what the script itself
+# data and its mesh against machines of `chip` (tpu or gpu). COUNT devices of HOSTS processes make a
+# slice; a slice of GPUs is a node. `missing` holds what the script itself
 # found to be missing; everything that is wrong is told at once.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
@@ -176,7 +177,7 @@ check_run() {
   checked "$@" || exit
 }
 
-# check_run_here CHIP COUNT HOSTS EXAMPLE: the same for machines that share this one's files, with the
+# check_run_here CHIP COUNT HOSTS SLICES EXAMPLE: the same for machines that share this one's files, with the
 # environment that is there. None is made for it: --dry-run makes nothing, and an image needs none.
 check_run_here() {
   local status=0
@@ -185,7 +186,7 @@ check_run_here() {
     say "note: the config is not checked here, for there is no environment in $VENV; the run checks it"
     return
   fi
-  checked "$1" "$2" "$3" 1 "$4" --shared || status=$?
+  checked "$@" --shared || status=$?
   [ "$status" -ne 2 ] || exit 2
   [ "$status" -eq 0 ] || say "warning: the config could not be checked here, as said above; the run checks it"
 }

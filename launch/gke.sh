@@ -103,7 +103,7 @@ describe_slice() {
 
 tpu="" chips="$gpus_per_node" hosts="$nodes" accelerator="$gpu" job=node host_network="" coordinator=""
 if [ -n "$gpu" ]; then
-  slices=1 devices=$((nodes * gpus_per_node)) coordinator="$name-node-0-0.$name:8476"
+  slices=1 coordinator="$name-node-0-0.$name:8476"
 elif [ -n "$topology" ]; then
   describe_slice
   tpu=true job=slice chips="$chips_per_host"
@@ -119,7 +119,11 @@ if [ -n "$host_network" ]; then
     say "note: the pods of several slices act as the account of their node pools; it needs access to $workdir (launch/gke/README.md)"
 fi
 example="launch/gke.sh ${config#own_config/} --topology=4x4x4 --workdir=gs://BUCKET/$name --build=REPOSITORY"
-check_run "${gpu:+gpu}${tpu:+tpu}" "${devices:-0}" "$hosts" "$slices" "$example"
+if [ -n "$gpu" ]; then
+  check_run gpu "$gpus_per_node" 1 "$nodes" "$example"
+else
+  check_run "${tpu:+tpu}" "${devices:-0}" "$hosts" "$slices" "$example"
+fi
 [ ${#missing[@]} -eq 0 ] || die "give ${missing[*]}" # where --unchecked left the check out
 needs kubectl
 

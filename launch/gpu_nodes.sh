@@ -132,8 +132,9 @@ outcome() {
 
 [ "$project" != "$ROOT" ] || run setup gpu data gcs quantization trackers # here, once: the machines see the same environment
 # With one process per host, only the hosts know how many GPUs it has: 0 leaves the mesh to the run.
-devices=$((processes_per_host > 1 ? count : 0))
-check_run_here gpu "$devices" "$count" "launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
+devices=$((processes_per_host > 1 ? processes_per_host : 0))
+check_run_here gpu "$devices" "$processes_per_host" $((count / processes_per_host)) \
+  "launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
 stopping="" again=0
 while :; do
   began="$SECONDS"

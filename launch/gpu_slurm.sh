@@ -155,7 +155,7 @@ fi
 if [ "$verb" = sweep ]; then
   check_sweep_here
 else
-  check_run_here gpu "$((nodes * gpus_per_node))" "$((nodes * tasks_per_node))" \
+  check_run_here gpu "$gpus_per_node" "$tasks_per_node" "$nodes" \
     "launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4"
 fi
 job="$(run sbatch --parsable "${options[@]}" ${further[@]+"${further[@]}"} \

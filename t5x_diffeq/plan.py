@@ -2,12 +2,14 @@
 
 Says whether it fits, what it computes and moves, and how long it may take, next to the per-layer
 baseline of the same shape; if it does not fit, it says what would. --slices=2 plans two TPU slices.
---topology=h100:8 counts what GPUs would need, on virtual CPU devices; --topology=cpu:8 is for a
-quick look. --sweep searches meshes, remat policies, microbatches and the blocks of attention, and
-prints the flags of the fastest. Nothing is run. Prints tables on standard error and one JSON object
-per model on standard output. The model and its baseline are compiled one after the other. For TPUs
-a step of a tiny model takes some 15 CPU seconds to compile, and one of a 1B model 120 to 210, which
-is as many seconds on an idle core. A sweep compiles up to some twenty steps.
+--topology=h100:8x8 plans eight nodes of eight GPUs (also a100, h200, b200), with the GPU's compiler
+if t5x_diffeq[gpu_compiler] is installed, which needs no GPU; else it counts on virtual CPU devices
+what they would need. --topology=cpu:8 is for a quick look. --sweep searches meshes, remat policies,
+microbatches and the blocks of attention, and prints the flags of the fastest. Nothing is run.
+Prints tables on standard error and one JSON object per model on standard output. The model and its
+baseline are compiled one after the other. For TPUs a step of a tiny model takes some 15 CPU seconds
+to compile, and one of a 1B model 120 to 210, which is as many seconds on an idle core; for GPUs, a
+1B model takes some 10. A sweep compiles up to some twenty steps.
 """
 
 from absl import flags
@@ -22,7 +24,10 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "TPUs, as v5p:4x4x4 or v6e:16x16; GPUs, as h100:8; cpu:8.", flag_values=FLAGS
+    "topology",
+    None,
+    "TPUs, as v5p:4x4x4 or v6e:16x16; GPUs, as h100:8 or h100:8x8; cpu:8.",
+    flag_values=FLAGS,
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
 _SWEEP = flags.DEFINE_bool(
@@ -38,8 +43,9 @@ def main() -> None:
     from t5x_diffeq.planner.topology import make_topology
     from t5x_diffeq.verbs.plan import show_plans, sweep
 
-    where = make_topology(_TOPOLOGY.value, _SLICES.value)
-    (sweep if _SWEEP.value else show_plans)(Config.of(CONFIG.value), where)
+    config = Config.of(CONFIG.value)
+    where = make_topology(_TOPOLOGY.value, _SLICES.value, host_memory=config.optimizer.offload)
+    (sweep if _SWEEP.value else show_plans)(config, where)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Collectives are counted as often as they run; an ODE's step moves what its baseline's does."""
 
 import copy
+import importlib.util
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -18,7 +19,8 @@ from t5x_diffeq.planner.collectives import (
     collectives,
     traffic,
 )
-from t5x_diffeq.training.step import compile_train_step
+from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.training.step import lower_train_step
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -332,7 +334,7 @@ def test_real_programs_on_eight_devices():
     assert found["all-to-all"].bytes == size
 
 
-def step_collectives(architecture, variant, **mesh):
+def step_collectives(architecture, variant, devices=None, **mesh):
     """Those of the train step of a small model, 3 steps deep and T = 12; and the bytes of one
     device's part of its gradient, with that of a table that is also the head twice."""
     config = default.get_config()
@@ -340,9 +342,9 @@ def step_collectives(architecture, variant, **mesh):
     config.model.update(embed_dim=64, num_heads=4, mlp_dim=128, num_frequencies=8)
     config.data.sequence_length = 32
     config.mesh.update(mesh)
-    setup = setup_of(default.set_variant(copy.deepcopy(config), variant))
+    setup = setup_of(default.set_variant(copy.deepcopy(config), variant), 256, devices)
     with setup.context():
-        found = collectives(compile_train_step(setup, 16).as_text())
+        found = collectives(lower_train_step(setup, 16).compile().as_text())
     params = setup.abstract_state.params
     twice = params["token_embedding"] if setup.model.config.has_tied_head else {}
     leaves = jax.tree.leaves((params, twice))
@@ -395,3 +397,28 @@ def test_an_ode_moves_no_more_than_its_baseline(architecture, mesh):
     if "data" in mesh:
         for found in (ode, baseline):
             assert 0 < sum(c.bytes for c in found if crosses_data(c)) <= 1.1 * shards
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs libtpu")
+@pytest.mark.parametrize("slices", [1, 2])
+def test_no_gradient_travels_whole_on_tpus(slices):
+    """Between two slices, or over `data` within one, only shards of the gradient travel."""
+    devices = make_topology("v5e:2x4", slices).devices
+    _, shards = step_collectives("llama", "baseline", devices, data=2)
+    for variant in ("ode", "baseline"):
+        found, _ = step_collectives("llama", variant, devices, data=2)
+        across = [
+            c
+            for c in found
+            if (c.kind == BETWEEN_SLICES if slices == 2 else crosses_data(c, len(devices)))
+        ]
+        moved = sum(c.bytes for c in across)
+        print(
+            variant,
+            slices,
+            moved,
+            shards,
+            [(c.kind, c.bytes, [str(s) for s in c.shapes]) for c in across],
+        )
+        assert 0.5 * shards < moved <= 1.1 * shards, variant

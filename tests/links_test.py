@@ -2,8 +2,8 @@
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
-import jax
 import pytest
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
@@ -15,6 +15,8 @@ from t5x_diffeq.training.chips import CHIPS
 
 class TorusDevice:
     """A device at these coordinates of a slice."""
+
+    platform = "tpu"
 
     def __init__(self, *coords, slice_index=0):
         self.coords, self.slice_index = coords, slice_index
@@ -86,7 +88,8 @@ def test_hosts_exchange_over_the_network_alone():
 
 
 def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
-    links = Links(jax.devices() * 2, CHIPS["H100"])
+    gpus = [SimpleNamespace(platform="gpu", id=number) for number in range(16)]
+    links = Links(gpus, CHIPS["H100"])
     near, far = (links.route(collective("all-gather", g)) for g in (tuple(range(8)), (0, 8)))
     assert (near.bandwidth, near.crossed) == (450e9, 1)
     assert (far.network, far.crossed) == (50e9, 2)

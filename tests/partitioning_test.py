@@ -1,6 +1,7 @@
 """Meshes fill or say why not; parameters are laid out by their logical axes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -9,8 +10,17 @@ from helpers import mesh_of, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.runs.progress import describe_devices
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import AXES, arrange_mesh, axes_across_slices
+from t5x_diffeq.training import setup as setups
+from t5x_diffeq.training.chips import CHIPS
+from t5x_diffeq.training.partitioning import (
+    AXES,
+    arrange_mesh,
+    axes_across_slices,
+    mesh_sizes,
+)
+from t5x_diffeq.training.setup import make_setup
 
 
 @pytest.mark.parametrize(
@@ -132,3 +142,36 @@ def test_stages_cross_slices_first():
         assert {device.slice_index for device in mesh.devices[n].flat} == {n}
     with pytest.raises(InputError, match=r"stage 2 x .* 4 slices don't .* set mesh.data=2"):
         axes_across_slices(sizes_of(stage=2, tensor=8), devices)
+
+
+def test_weights_stay_within_a_node_by_default(small):
+    """Unless the mesh says otherwise, or a GPU has too little memory for its part of the state."""
+    devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
+    small.mesh.fsdp = -1
+
+    def sizes(**given):
+        small.mesh.update(given)
+        return mesh_sizes(Config.of(small).mesh, 16, devices)
+
+    assert sizes() == sizes_of(data=4, fsdp=4)
+    assert sizes(tensor=2) == sizes_of(data=4, fsdp=2, tensor=2)
+    assert sizes(stage=2, tensor=1) == sizes_of(stage=2, data=2, fsdp=4)
+    assert sizes(stage=1, fsdp=16) == sizes_of(fsdp=16)
+    assert sizes(fsdp=2) == sizes_of(data=8, fsdp=2)
+    assert sizes(data=1, fsdp=-1) == sizes_of(fsdp=16)
+
+
+def test_weights_cross_nodes_where_a_gpu_has_too_little_memory(small, monkeypatch):
+    small.mesh.fsdp, small.train.batch_size = -1, 8
+    config = Config.of(small)
+    setup = make_setup(config, 256, slices=2)
+    assert (setup.mesh.shape["data"], setup.mesh.shape["fsdp"]) == (2, 4)
+    h100 = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    assert setups.fits_on_gpu(h100, setup.abstract_state)
+    little = replace(CHIPS["H100"], memory_bytes=10_000.0)
+    monkeypatch.setitem(CHIPS, "H100", little)
+    assert not setups.fits_on_gpu(h100, setup.abstract_state)
+    monkeypatch.setattr(setups, "fits_on_gpu", lambda device, state: False)
+    setup = make_setup(config, 256, slices=2)
+    assert (setup.mesh.shape["data"], setup.mesh.shape["fsdp"]) == (1, 8)
+    assert setup.config.mesh.data == 1  # from which the log knows why

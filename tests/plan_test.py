@@ -41,9 +41,9 @@ SMALL = {
     "train.batch_size": 16,
 }
 KEYS = {"name", "topology", "mesh", "fits", "memory", "flops", "collectives", "seconds", "mfu"}
-CPU = Topology("cpu:1", 1, jax.devices()[:1], "cpu")
-EIGHT_CPUS = Topology("cpu:8", 1, jax.devices(), "cpu")
-EIGHT = Topology("h100:8", 1, jax.devices(), "H100", gpus=True)
+CPU = Topology("cpu:1", 1, jax.devices()[:1], "cpu", "cpu")
+EIGHT_CPUS = Topology("cpu:8", 1, jax.devices(), "cpu", "cpu")
+EIGHT = Topology("h100:8", 1, jax.devices(), "H100", "cpu")
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_said_and_helped(monkeypatch, capsys):
     needed = plan.make_plan("model", config, CPU).memory.needed
     tight = planning.Chip(1e12, 0.99 * needed, 1e9, 1e9, 1, 1e9)
     monkeypatch.setitem(CHIPS, "H100", tight)
-    one = Topology("h100:1", 1, jax.devices()[:1], "H100", gpus=True)
+    one = Topology("h100:1", 1, jax.devices()[:1], "H100", "cpu")
     made = plan.make_plan("model", config, one)
     assert made.memory.fits is False
     assert tables.verdict(made).startswith("does not fit")
@@ -345,7 +345,7 @@ def test_gpus_are_counted_on_virtual_devices(capsys):
 
 
 def test_jax_must_be_told_to_take_most_of_a_gpu():
-    one = Topology("h200:1", 1, jax.devices()[:1], "H200", gpus=True)
+    one = Topology("h200:1", 1, jax.devices()[:1], "H200", "cpu")
     setup = one_setup()
     flops = step_flops(setup.model.config, 16)
 

@@ -9,7 +9,6 @@ with which all is tested, and the oldest that an exported model supports.
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chats import TEMPLATES, TWO_TURNS, chat_tokenizer_of
+from environments import make_environment
 from exported_models import (
     ADAPTED,
     CLASSIC,
@@ -49,30 +49,10 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.setup import make_setup
 
-MINUTES = 10
-UV = (sys.executable, "-m", "uv")
-
 
 def install(versions: str, folder: Path) -> Path:
     """A Python in `folder` with the packages of a file of tests/: torch, transformers and peft."""
-    python = folder / "bin" / "python"
-    # uv doesn't read pip's settings; a wheel found there is preferred to the registry's.
-    links = os.environ.get("PIP_FIND_LINKS")
-    environment = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
-    wanted = ["--requirements", ROOT / "tests" / versions]
-    for command in (
-        [*UV, "venv", "--quiet", "--python", sys.executable, folder],
-        [*UV, "pip", "install", "--quiet", "--python", python, *wanted],
-    ):
-        try:
-            ended = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=60 * MINUTES
-            )
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"torch and transformers took over {MINUTES} minutes to install")
-        if ended.returncode != 0:
-            pytest.skip(f"torch and transformers can't be installed: {ended.stderr[-300:]}")
-    return python
+    return make_environment(folder, "--requirements", str(ROOT / "tests" / versions))
 
 
 @pytest.fixture(scope="module")

@@ -48,12 +48,13 @@ class Sampling:
 
 
 @partial(jax.jit, static_argnames="model")
-def _make_weights_by_step(model: LanguageModel, params: dict) -> list[Weights]:
+def make_weights_by_step(model: LanguageModel, params: dict) -> list[Weights]:
+    """The weights of each solver step."""
     return nn.apply(LanguageModel.merged_weights_by_step, model)({"params": params})
 
 
 @partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="caches")
-def _extend(
+def extend(
     model: LanguageModel,
     sampling: Sampling,
     params: dict,
@@ -81,7 +82,7 @@ def _extend(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _make_caches(model: LanguageModel, batch_size: int, length: int) -> list[Cache]:
+def make_caches(model: LanguageModel, batch_size: int, length: int) -> list[Cache]:
     """Empty caches, made on the devices where they stay."""
     return model.empty_caches(batch_size, length)
 
@@ -109,8 +110,8 @@ def generate(
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
       taken: gets the solver steps that each generated token but the last took.
     """
-    weights = _make_weights_by_step(model, params)
-    extend = partial(_extend, model, sampling, params, weights)
+    weights = make_weights_by_step(model, params)
+    read = partial(extend, model, sampling, params, weights)
     keys = key if key.ndim else jax.random.split(key, len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length
@@ -119,13 +120,13 @@ def generate(
     tokens = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    caches = _make_caches(model, len(prompts), room)
+    caches = make_caches(model, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
-    token, caches, _ = extend(tokens, positions, lengths - 1, keys, caches)
+    token, caches, _ = read(tokens, positions, lengths - 1, keys, caches)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
-            token, caches, steps = extend(token[:, None], positions, last, keys, caches)
+            token, caches, steps = read(token[:, None], positions, last, keys, caches)
             if taken is not None:
                 taken.append(np.asarray(steps)[:, 0])

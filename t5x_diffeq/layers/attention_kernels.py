@@ -42,6 +42,7 @@ def choose(
     length: int,
     segments: bool = False,
     shards: int = 1,
+    capability: str | None = None,
 ) -> tuple[str, str]:
     """The fastest kernel that the platform has for these shapes, and the reason.
 
@@ -52,8 +53,10 @@ def choose(
       length: sequence length in tokens.
       segments: whether rows have several segments.
       shards: the number of devices that share each sequence.
+      capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
     """
     if platform == "gpu":
+        widest = 256 if str(capability).startswith("9.") else 128  # of cuDNN's heads
         if shards > 1:
             return "xla", (
                 "the flash attention of cuDNN and Triton takes whole sequences, not "
@@ -61,8 +64,11 @@ def choose(
             )
         if jnp.dtype(dtype).itemsize != 2:
             return "xla", f"cuDNN's flash attention takes 16-bit numbers, not {jnp.dtype(dtype)}"
-        if head_dim > 128 or head_dim % 8:
-            return "xla", f"cuDNN's flash attention takes heads up to 128 wide, not {head_dim}"
+        if head_dim > widest or head_dim % 8:
+            return "xla", (
+                f"cuDNN's flash attention takes heads up to {widest} wide here, in steps of 8, not "
+                f"{head_dim}"
+            )
         if not segments:
             return "cudnn", "cuDNN's flash attention"
         if length % LANES or head_dim < _LEAST_OF_TRITON:
@@ -92,6 +98,7 @@ def check(
     length: int,
     segments: bool = False,
     shards: int = 1,
+    capability: str | None = None,
 ) -> str:
     """The reason why the kernel named in the config runs as it does on this platform.
 
@@ -99,10 +106,10 @@ def check(
       InputError: if the platform doesn't have the kernel for these shapes, saying why.
     """
     shapes = (platform, dtype, head_dim, length)
-    best, reason = choose(*shapes, segments, shards)
+    best, reason = choose(*shapes, segments, shards, capability)
     name, _, block = kernel.partition(":")
     # On a GPU either kernel takes rows with and without segments.
-    usable = {"xla", *(choose(*shapes, each, shards)[0] for each in (False, True))}
+    usable = {"xla", *(choose(*shapes, each, shards, capability)[0] for each in (False, True))}
     if name not in usable:
         raise InputError(
             f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
@@ -200,10 +207,22 @@ def causal_attention(
         return checkpoint_name(mixed, _KEPT)
     if kernel == STAND_IN:
         return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), _KEPT)
-    mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    name = cast(Literal["xla", "cudnn"], kernel)  # the two others
-    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
+    local = partial(_dot_product_attention, cast(Literal["xla", "cudnn"], kernel))  # the two others
+    # JAX can't split cuDNN's over a mesh of which one axis is taken, as stages take theirs (0.12).
+    by_device = kernel == "cudnn"
+    mixed = _on_own_rows(local, q, k, v, segments) if by_device else local(q, k, v, segments)
     return checkpoint_name(mixed, _KEPT)
+
+
+def _dot_product_attention(
+    kernel: Literal["xla", "cudnn"],
+    q: Queries,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    segments: Segments | None,
+) -> Queries:
+    mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
 
 
 def triton_attention(

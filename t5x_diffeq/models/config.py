@@ -61,7 +61,11 @@ class ModelConfig(ModelKeys):
         self._check_adapters()
 
     def with_attention_for(
-        self, platform: str, segments: bool = False, shards: int = 1
+        self,
+        platform: str,
+        segments: bool = False,
+        shards: int = 1,
+        capability: str | None = None,
     ) -> tuple["ModelConfig", str]:
         """The config with "auto" attention resolved, and the reason.
 
@@ -69,6 +73,7 @@ class ModelConfig(ModelKeys):
           platform: "cpu", "gpu" or "tpu".
           segments: whether rows hold several documents, which attention doesn't leave.
           shards: the number of devices that share each sequence.
+          capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
 
         Raises:
           InputError: if the kernel that the config names can't be used there.
@@ -80,6 +85,7 @@ class ModelConfig(ModelKeys):
             self.max_length,
             segments,
             shards,
+            capability,
         )
         if self.attention != "auto":
             return self, check(self.attention, *shapes)

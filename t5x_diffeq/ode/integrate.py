@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -205,26 +206,51 @@ def _scan_and_recompute(
     if kept_dtype == y.dtype:
         # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
         return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs, unroll)
-    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step, unroll=unroll))
+    dtype, (pure_step, captured) = y.dtype, _without_closure(step, y, inputs)
 
-    def forward(y: Vector, inputs: StepInputs) -> tuple[Vector, tuple[Vector, StepInputs]]:
+    def run(captured: list[Array], y: Vector, inputs: StepInputs) -> Vector:
+        return _scan(partial(pure_step, captured), y, inputs, unroll)
+
+    def forward(captured: list[Array], y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
         def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
-            return step(y, x), y.astype(kept_dtype)
+            return pure_step(captured, y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs, unroll=unroll)
-        return y, (kept, inputs)
+        return y, (captured, kept, inputs)
 
-    def backward(found: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
+    def backward(residuals: tuple, dy: Vector) -> tuple[None, Vector, StepInputs]:
+        captured, *of_steps = residuals
+
         def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
             y, (W, key) = at
-            _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
+            _, pull_back = jax.vjp(
+                lambda y, W: pure_step(captured, y, (W, key)), y.astype(dtype), W
+            )
             return pull_back(dy)
 
-        dy, dW = jax.lax.scan(back, dy, found, reverse=True, unroll=unroll)
-        return dy, (dW, None)  # keys have no gradient
+        dy, dW = jax.lax.scan(back, dy, tuple(of_steps), reverse=True, unroll=unroll)
+        return None, dy, (dW, None)  # neither what is captured nor keys have a gradient
 
+    again = jax.custom_vjp(run)
     again.defvjp(forward, backward)
-    return again(y, inputs)
+    return again(captured, y, inputs)
+
+
+def _without_closure(
+    step: Step, y: Vector, inputs: StepInputs
+) -> tuple[Callable[[list[Array], Vector, StepInputs], Vector], list[Array]]:
+    """The step with the arrays that it captures, such as the tokens' places, as an argument; they.
+
+    JAX can't lower a backward pass, on a mesh with stages, that captures arrays (jax 0.10, 0.12).
+    """
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    traced, result = jax.make_jaxpr(step, return_shape=True)(y, x)
+
+    def pure_step(captured: list[Array], y: Vector, x: StepInputs) -> Vector:
+        evaluate = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))
+        return jax.tree.unflatten(jax.tree.structure(result), evaluate(*jax.tree.leaves((y, x))))
+
+    return pure_step, traced.consts
 
 
 def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:

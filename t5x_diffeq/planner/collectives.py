@@ -137,7 +137,7 @@ def _read_collective(execution: Execution, program: Program) -> Collective | Non
         tuple(moved),
         execution.times,
         first_group(it),
-        bool(start) or _is_in_chain(it, execution) or _is_started(program, execution.computation),
+        _runs_beside_others(it, execution, program),
         sum(_zero_bytes(program, computation, name) for name in it.operands)
         if kind == _REDUCE
         else 0,
@@ -161,6 +161,16 @@ def _zero_bytes(program: Program, computation: Computation, name: str) -> int:
 def _is_sent_to_host(it: Instruction) -> bool:
     """Whether the instruction sends data to the host, for the network between slices."""
     return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
+
+
+def _runs_beside_others(it: Instruction, execution: Execution, program: Program) -> bool:
+    """Whether other instructions can run before it is done.
+
+    A GPU's program starts and ends every collective, and says of some that they are waited for.
+    """
+    if it.opcode.endswith("-start"):
+        return '"is_sync":true' not in it.attributes
+    return _is_in_chain(it, execution) or _is_started(program, execution.computation)
 
 
 def _is_started(program: Program, name: str) -> bool:

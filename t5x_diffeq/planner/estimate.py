@@ -6,9 +6,12 @@ their devices span, and the latency of each of these collectives. The high end t
 half of the peak, hides no collective, and adds the cost of hosts and stragglers. Neither has been
 confirmed on a TPU.
 
-For GPUs there are no compiler estimates here. The low end is then all FLOPs at the peak, or all
-collectives over NVLink and the network, whichever takes longer; the high end is both, one after the
-other, with the FLOPs at two fifths of the peak, which is what well-tuned GPU training reaches.
+The GPU's compiler gives no times. The low end is then all FLOPs at the peak, or all bytes to and
+from memory, or all collectives that run beside other work, whichever takes longest, and the
+collectives that are waited for. At the high end the FLOPs are at two fifths of the peak, which is
+what well-tuned GPU training reaches (or at the peak, and then all bytes, if that takes longer), and
+no collective is hidden. Where virtual CPU devices stand in for GPUs, there are no bytes, and no
+collective is known to be waited for.
 """
 
 from collections.abc import Sequence
@@ -32,10 +35,14 @@ ASSUMED_OF_HOSTS = (
     "other and beside nothing else, since layers are updated in turn once there is the gradient",
 )
 ASSUMED_OF_GPUS = (
-    "step, low: all FLOPs at the peak, or all collectives over NVLink (machines of 8; between them "
-    "an adapter per GPU), whichever takes longer",
-    f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then the collectives, then "
-    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. No GPU has confirmed either",
+    "step, low: all FLOPs at the peak, or all bytes to and from memory, or the collectives beside "
+    "other work, whichever takes longest; then the collectives that are waited for (NVLink in a "
+    "node; between nodes an adapter per GPU)",
+    f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then all collectives, then "
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times, and no "
+    "GPU has confirmed either",
+)
+ASSUMED_OF_STAND_INS = (
     "temporaries are those of the CPU's compiler, which computes bfloat16 products in float32, so "
     "they are an upper bound; the attention kernel counts with what it reads, keeps and writes",
 )
@@ -46,7 +53,8 @@ class StepTimes:
     """Seconds of an optimizer step.
 
     Attributes:
-      compute: the compiler's own instructions; on a GPU, all FLOPs at the peak.
+      compute: the compiler's own instructions; on a GPU, all FLOPs at the peak, or all bytes to and
+        from memory if they take longer.
       kernels: fused attention kernels at the peak, for which the compiler has no estimate.
       waited: synchronous collectives, during which nothing else runs.
       overlapped: asynchronous collectives, which overlap with the rest.
@@ -104,14 +112,33 @@ def tpu_times(
 
 
 def gpu_times(
-    figures: Chip, links: Links, found: Sequence[Collective], flops: float, offloaded: int
+    figures: Chip,
+    links: Links,
+    found: Sequence[Collective],
+    flops: float,
+    memory_bytes: int,
+    offloaded: int,
 ) -> StepTimes:
-    """The estimate for a GPU; arguments as in `tpu_times`, but `flops` are all of one device's."""
-    compute, crossing = flops / figures.peak_flops, _crossing(figures, offloaded)
-    moved = sum(links.route(it).seconds(it) for it in found)
-    low = max(compute, moved) + crossing
-    high = compute / _GPU_AT_WORST + moved + crossing
-    return StepTimes(compute, 0, 0, moved, 0, crossing, low, high * (1 + _HOSTS_AND_STRAGGLERS))
+    """The estimate for a GPU.
+
+    Args:
+      figures: the GPU's specifications.
+      links: the links between the program's devices.
+      found: the program's collectives.
+      flops: all FLOPs of one device.
+      memory_bytes: bytes that the program reads from and writes to memory; 0 if unknown.
+      offloaded: bytes of the state in the host's memory.
+    """
+    at_peak, memory = flops / figures.peak_flops, memory_bytes / figures.memory_bandwidth
+    seconds = [(it.asynchronous, links.route(it).seconds(it)) for it in found]
+    overlapped = sum(each for beside, each in seconds if beside)
+    waited = sum(each for beside, each in seconds if not beside)
+    crossing = _crossing(figures, offloaded)
+    compute = max(at_peak, memory)
+    low = max(compute, overlapped) + waited + crossing
+    high = max(at_peak / _GPU_AT_WORST, at_peak + memory) + overlapped + waited + crossing
+    parts = (compute, 0.0, waited, overlapped, 0.0, crossing)
+    return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
 
 
 def _crossing(figures: Chip, offloaded: int) -> float:

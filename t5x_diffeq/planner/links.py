@@ -16,7 +16,7 @@ from t5x_diffeq.training.chips import Chip
 
 _TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
 _HOP_SECONDS = 1e-6  # from a TPU to its neighbour
-_NETWORK_SECONDS = 2e-5  # from one slice or machine to another
+_NETWORK_SECONDS = 2e-5  # from one slice or node to another
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
 # of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
 _CUBE, _POD = 4, 16
@@ -28,10 +28,10 @@ class Route:
 
     Attributes:
       size: number of devices in the group.
-      bandwidth: bytes/s that a device sends to others in its slice or machine.
+      bandwidth: bytes/s that a device sends to others in its slice or node.
       hops: number of hops between neighbours, once around the ring or along the line.
-      crossed: number of slices or machines that the group spans.
-      network: bytes/s that a device sends to other slices or machines.
+      crossed: number of slices or nodes that the group spans.
+      network: bytes/s that a device sends to other slices or nodes.
     """
 
     size: int
@@ -62,13 +62,12 @@ class Links:
     Args:
       devices: `jax.Device`s, in the program's order.
       figures: the specifications of each device.
+      per_node: the number of GPUs in a node.
     """
 
-    def __init__(self, devices: Sequence[Any], figures: Chip):
+    def __init__(self, devices: Sequence[Any], figures: Chip, per_node: int = 8):
         self.figures = figures
-        self.coordinates = [
-            _coordinates_of(device, number) for number, device in enumerate(devices)
-        ]
+        self.coordinates = [_coordinates_of(device, per_node) for device in devices]
         own = [coords for part, coords in self.coordinates if part == self.coordinates[0][0]]
         self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
         self.rings = tuple(_is_ring(extent, self.extents) for extent in self.extents)
@@ -118,8 +117,8 @@ def _is_ring(extent: int, extents: tuple[int, ...]) -> bool:
     return extent == _POD
 
 
-def _coordinates_of(device: Any, number: int) -> tuple[int, tuple[int, ...]]:
-    coords = getattr(device, "coords", None)
-    if coords is None:
-        return number // 8, (number % 8,)
-    return getattr(device, "slice_index", None) or 0, tuple(coords)
+def _coordinates_of(device: Any, per_node: int) -> tuple[int, tuple[int, ...]]:
+    """The slice or node of a device, and where it is in that."""
+    if device.platform != "tpu":  # a GPU, or a virtual device
+        return device.id // per_node, (device.id % per_node,)
+    return getattr(device, "slice_index", None) or 0, tuple(device.coords)

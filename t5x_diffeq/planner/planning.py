@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import jax
 from jax.stages import Compiled
@@ -12,13 +11,15 @@ from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
 from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
+from t5x_diffeq.planner.kernels import kernels
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
-from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.planner.topology import Topology, check_cudnn
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.host_memory import is_on_host
+from t5x_diffeq.training.partitioning import shard_bytes
 from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
@@ -74,6 +75,9 @@ class Plan:
       flops: the step's FLOPs, on all devices together.
       cost: the cost of one device's program.
       traffic: the traffic of collectives, per device.
+      between_nodes: the part of it whose groups have devices of several slices or GPU nodes; of
+        exchanges between pairs of devices, this isn't known.
+      kernels: how often kernels of libraries run, on GPUs.
       times: the estimated times; None also where the compiler has no estimates, as for CPUs.
     """
 
@@ -84,6 +88,8 @@ class Plan:
     flops: StepFlops
     cost: ProgramCost | None = None
     traffic: dict[str, Traffic] | None = None
+    between_nodes: dict[str, Traffic] | None = None
+    kernels: dict[str, int] | None = None
     times: StepTimes | None = None
 
     @property
@@ -103,27 +109,37 @@ class Plan:
 
 
 def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
-    """The setup of a config on a topology; for GPUs with a stand-in for their kernels."""
-    setup = make_setup(config, vocab_size, topology.devices)
-    own = setup.model.config
-    shapes = (own.dtype, own.head_width, own.max_length)
-    shards = setup.mesh.shape["context"]
-    if not topology.gpus or choose("gpu", *shapes, shards=shards)[0] == "xla":
-        return setup
-    return replace(setup, model=LanguageModel(replace(own, attention=STAND_IN)))
+    """The setup of a config on a topology; on virtual GPUs with a stand-in for their kernels.
+
+    Raises:
+      InputError: if the config can't be used there, or needs a package that isn't installed.
+    """
+    slices = topology.slices * topology.nodes
+    with topology.as_target():
+        setup = make_setup(config, vocab_size, topology.devices, slices)
+    model = setup.model.config
+    if topology.stands_in:
+        shapes = (model.dtype, model.head_width, model.max_length)
+        kernel, _ = choose("gpu", *shapes, shards=setup.mesh.shape["context"])
+        if kernel != "xla":
+            return replace(setup, model=LanguageModel(replace(model, attention=STAND_IN)))
+    if topology.compiled_by == "cuda" and model.attention == "cudnn":
+        check_cudnn()
+    return setup
 
 
 def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     """Compiles the train step and reads what the compiler and the program tell about it."""
     flops = step_flops(setup.model.config, batch_size)
     try:
-        with setup.context():
+        with setup.context(), topology.as_target():
             compiled = lower_train_step(setup, batch_size).compile()
     except jax.errors.JaxRuntimeError as error:
         return Plan(setup, batch_size, topology, read_refusal(setup, error), flops)
     text = compiled.as_text()
     assert text is not None  # XLA's programs have one
     cost, found = program_cost(text), collectives(text)
+    links = _links(setup, topology)
     return Plan(
         setup,
         batch_size,
@@ -132,14 +148,16 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
         flops,
         cost,
         traffic(found),
-        _estimate_times(setup, topology, cost, found, flops),
+        traffic(it for it in found if links.route(it).crossed > 1) if links else None,
+        kernels(text) if topology.compiled_by == "cuda" else None,
+        _estimate_times(setup, topology, links, cost, found, flops) if links else None,
     )
 
 
-def _bytes_per_device(arrays: object) -> int:
-    return sum(
-        prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays)
-    )
+def _links(setup: Setup, topology: Topology) -> Links | None:
+    """The links between the mesh's devices; None where they aren't known."""
+    devices, per_node = list(setup.mesh.devices.flat), len(topology.devices) // topology.nodes
+    return Links(devices, topology.figures, per_node) if topology.figures else None
 
 
 def state_bytes(setup: Setup) -> tuple[int, int, int]:
@@ -149,9 +167,9 @@ def state_bytes(setup: Setup) -> tuple[int, int, int]:
     """
     state = setup.abstract_state
     arrays = jax.tree.leaves(state)
-    offloaded = _bytes_per_device([x for x in arrays if is_on_host(x)])
-    moments = _bytes_per_device([x for x in jax.tree.leaves(state.opt_state) if not is_on_host(x)])
-    return _bytes_per_device(state.params), moments, offloaded
+    offloaded = shard_bytes([x for x in arrays if is_on_host(x)])
+    moments = shard_bytes([x for x in jax.tree.leaves(state.opt_state) if not is_on_host(x)])
+    return shard_bytes(state.params), moments, offloaded
 
 
 def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> DeviceMemory:
@@ -187,20 +205,20 @@ def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemor
 def _estimate_times(
     setup: Setup,
     topology: Topology,
+    links: Links,
     cost: ProgramCost,
     found: Sequence[Collective],
     flops: StepFlops,
-) -> StepTimes | None:
-    figures, devices = topology.figures, setup.mesh.devices
-    if figures is None:
-        return None
-    links = Links(list(devices.flat), figures)
+) -> StepTimes:
+    figures = links.figures
     # Stages also compute while they wait for a microbatch, so their devices count for less.
-    at_work = devices.size / setup.pipeline_slowdown
+    at_work = setup.mesh.size / setup.pipeline_slowdown
     offloaded = state_bytes(setup)[-1]
     if topology.gpus:
-        return gpu_times(figures, links, found, flops.total / at_work, offloaded)
+        memory_bytes = 0 if topology.stands_in else cost.memory_bytes
+        of_device = flops.total / at_work
+        return gpu_times(figures, links, found, of_device, memory_bytes, offloaded)
     fused = setup.model.config.attention != "xla"
-    kernels = flops.attention_kernels / at_work if fused else 0
+    of_kernels = flops.attention_kernels / at_work if fused else 0
     assert cost.cycles is not None  # the TPU compiler gives them
-    return tpu_times(figures, links, cost.cycles, found, kernels, offloaded)
+    return tpu_times(figures, links, cost.cycles, found, of_kernels, offloaded)

@@ -3,7 +3,13 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, ASSUMED_OF_HOSTS, StepTimes
+from t5x_diffeq.planner.estimate import (
+    ASSUMED,
+    ASSUMED_OF_GPUS,
+    ASSUMED_OF_HOSTS,
+    ASSUMED_OF_STAND_INS,
+    StepTimes,
+)
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.runtime.console import align, format_count, say
 from t5x_diffeq.training.chips import GIB
@@ -18,8 +24,10 @@ def plan_record(plan: Plan) -> dict[str, object]:
     return {
         "topology": plan.topology.name,
         "slices": plan.topology.slices,
+        "nodes": plan.topology.nodes,
         "mesh": dict(plan.setup.mesh.shape),
         "device_kind": plan.topology.kind,
+        "compiled_by": plan.topology.compiled_by,
         "remat": plan.setup.model.config.remat,
         "microbatches": plan.setup.config.train.microbatches,
         "attention": plan.setup.model.config.attention,
@@ -28,16 +36,22 @@ def plan_record(plan: Plan) -> dict[str, object]:
         "memory": asdict(m),
         "flops": {**asdict(f), "model": f.model, "total": f.total},
         "memory_traffic": plan.cost and plan.cost.memory_bytes,
-        "collectives": plan.traffic and {k: t._asdict() for k, t in plan.traffic.items()},
+        "collectives": _traffic_record(plan.traffic),
+        "between_nodes": _traffic_record(plan.between_nodes),
+        "kernels": plan.kernels,
         "seconds": times and asdict(times),
         "tokens_per_second": plan.tokens_per_second,
         "mfu": plan.mfu,
     }
 
 
+def _traffic_record(moved: dict[str, Traffic] | None) -> dict[str, dict[str, int]] | None:
+    return None if moved is None else {kind: moved[kind]._asdict() for kind in moved}
+
+
 def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
     m, f, t = plan.memory, plan.flops, plan.times
-    moved = plan.traffic or {}
+    moved, crossing = plan.traffic or {}, plan.between_nodes or {}
     return {
         "bytes": {
             "parameters": m.parameters,
@@ -51,6 +65,7 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "there is": m.available,
             "to and from memory": plan.cost and plan.cost.memory_bytes,
             **{kind: of_kind.bytes for kind, of_kind in moved.items()},
+            "of these, between nodes": sum(of_kind.bytes for of_kind in crossing.values()),
             "zeros in all-reduces": sum(of_kind.padding for of_kind in moved.values()),
         },
         "FLOPs": {
@@ -93,9 +108,11 @@ def print_plans(plans: dict[str, Plan]) -> None:
     say(*align(lines))
     for name, plan in plans.items():
         say(*(f"{name}: {line}" for line in (verdict(plan), *_remarks(plan))))
-    gpus = next(iter(plans.values())).topology.gpus
+    topology = next(iter(plans.values())).topology
     if any(plan.times for plan in plans.values()):
-        say(*(ASSUMED_OF_GPUS if gpus else ASSUMED))
+        say(*(ASSUMED_OF_GPUS if topology.gpus else ASSUMED))
+        if topology.stands_in:
+            say(*ASSUMED_OF_STAND_INS)
         if any(plan.times and plan.times.crossing for plan in plans.values()):
             say(*ASSUMED_OF_HOSTS)
 
@@ -137,8 +154,11 @@ def _step_range(times: StepTimes) -> str:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    compiled = {} if plan.topology.cpus else plan.traffic or {}
+    compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
     lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
+    if plan.kernels:
+        counts = (f"{count} x {name}" for name, count in sorted(plan.kernels.items()))
+        lines.append(f"kernels of libraries: {', '.join(counts)}")
     others = (_describe_replication(plan), _describe_offload(plan), memory_share(plan))
     return [line for line in (*lines, *others) if line]
 
@@ -177,7 +197,7 @@ def _describe_offload(plan: Plan) -> str | None:
     kind = plan.topology.kind
     if plan.times and not plan.times.crossing:
         return f"the times lack the copies from and to the host, whose link to a {kind} isn't known"
-    if plan.topology.gpus:
+    if plan.topology.stands_in:
         return "temporaries lack the moments that are on the device during the update"
     return None
 

@@ -1,20 +1,27 @@
-"""Devices that aren't there: TPU slices to compile for, or virtual CPU devices.
+"""Devices that aren't there, to compile for: TPU slices, nodes of GPUs, virtual CPU devices.
 
-The latter also stand in for GPUs, for which nothing can be compiled without one.
+XLA's compilers for TPUs and GPUs run without either. Without the GPU's, virtual CPU devices stand
+in for GPUs, which counts FLOPs and bytes but says nothing about the GPU's own program.
 """
 
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
 from jax.experimental import topologies
 
+from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, Chip, chip
 
-_GPUS = {name.lower(): name for name in CHIPS if not name.startswith("TPU")}
+GPUS_PER_NODE = 8  # where the name gives a count alone
+_GPUS = {name.lower(): name for name in TARGETS}
+_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Without these, libtpu looks for a TPU on this machine, and for another process that uses it.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -33,42 +40,75 @@ class Topology:
       slices: the number of TPU slices, joined by the data-centre network.
       devices: the devices that JAX compiles for.
       kind: the kind of the intended devices, a key of `chips.CHIPS`; "cpu" for virtual ones.
-      gpus: whether the devices are virtual CPU devices in place of GPUs.
+      compiled_by: whose compiler: "tpu", "cuda" or "cpu". A CPU's program tells nothing about
+        scheduling elsewhere.
+      nodes: the number of GPU nodes, joined by their network adapters.
     """
 
     name: str
     slices: int
     devices: list[jax.Device]
     kind: str
-    gpus: bool = False
+    compiled_by: str
+    nodes: int = 1
 
     @property
-    def cpus(self) -> bool:
-        """Whether programs are compiled for CPU, which tells nothing about scheduling elsewhere."""
-        return self.devices[0].platform == "cpu"
+    def gpus(self) -> bool:
+        """Whether the intended devices are GPUs."""
+        return self.kind in TARGETS
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the devices are virtual CPU devices in place of GPUs."""
+        return self.gpus and self.compiled_by == "cpu"
 
     @property
     def figures(self) -> Chip | None:
         """The specifications of the intended devices, if known."""
         return CHIPS[self.kind] if self.gpus else chip(self.kind)
 
+    @contextmanager
+    def as_target(self) -> Iterator[None]:
+        """A context in which JAX takes the intended GPUs for those of this machine."""
+        if self.compiled_by != "cuda":
+            yield
+            return
+        # JAX asks the machine's own GPU what cuDNN's attention may be given, instead of the one to
+        # compile for (jax 0.10.2, 0.12.0).
+        from jax._src.cudnn import fused_attention_stablehlo as of_cudnn
 
-def make_topology(name: str, slices: int = 1) -> Topology:
-    """`v5p:4x4x4`, `h100:8` or `cpu:8`; called before JAX starts its backends.
+        ours = TARGETS[self.kind].capability
+        kept = of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal
 
-    TPU devices can be compiled for, but not run on. There are no such devices for GPUs: equally
-    many virtual devices of this machine's CPU stand in for them.
+        def parse(capability: str) -> tuple[int, ...]:
+            return tuple(int(part) for part in capability.split("."))
+
+        of_cudnn.check_compute_capability = lambda least: ours >= parse(least)
+        of_cudnn.is_cuda_compute_capability_equal = lambda other: ours == parse(other)
+        try:
+            yield
+        finally:
+            of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal = kept
+
+
+def make_topology(name: str, slices: int = 1, *, host_memory: bool = False) -> Topology:
+    """`v5p:4x4x4`, `h100:8`, `h100:8x8` or `cpu:8`; called before JAX starts its backends.
+
+    Devices of TPUs and GPUs can be compiled for, but not run on. Of GPUs, `h100:8x8` are eight
+    nodes of eight; a count alone is one node, or nodes of eight.
 
     Args:
-      name: the name of one slice.
+      name: the name of one slice, or of all GPUs.
       slices: the number of equal TPU slices.
+      host_memory: whether arrays will lie in the host's memory, which the GPU's compiler doesn't
+        know without a GPU: virtual CPU devices stand in then.
 
     Raises:
       InputError: if there is no such topology, or a package that it needs isn't installed.
     """
     if not re.fullmatch(r"\w+:\d+(x\d+)*", name):
         raise InputError(
-            f"--topology={name}: it is written like v5p:4x4x4, v6e:16x16, h100:8 or cpu:8"
+            f"--topology={name}: it is written like v5p:4x4x4, v6e:16x16, h100:8x8 or cpu:8"
         )
     if slices < 1:
         raise InputError(f"--slices={slices}: it must be at least 1")
@@ -76,17 +116,81 @@ def make_topology(name: str, slices: int = 1) -> Topology:
     kind, _, size = name.partition(":")
     if kind != "cpu" and kind not in _GPUS:
         devices = _tpu_devices(name, kind, slices)
-        return Topology(name, slices, devices, devices[0].device_kind)
+        return Topology(name, slices, devices, devices[0].device_kind, "tpu")
     if slices > 1:
-        raise InputError(f"--slices={slices}: only TPUs have slices; leave it out for {name}")
-    devices = _cpu_devices(name, size)
-    return Topology(name, slices, devices, _GPUS.get(kind, "cpu"), gpus=kind in _GPUS)
+        raise InputError(
+            f"--slices={slices}: only TPUs have slices; leave it out for {name} (h100:2x8 are two "
+            "nodes)"
+        )
+    if kind == "cpu":
+        return Topology(name, 1, _cpu_devices(name, size), "cpu", "cpu")
+    nodes, per_node = _nodes(name, size)
+    if not any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
+        say(
+            f'{name}: counted on virtual CPU devices; pip install "t5x_diffeq[gpu_compiler]" '
+            "brings the GPU's compiler, which needs no GPU"
+        )
+        devices = _cpu_devices(name, str(nodes * per_node))
+        return Topology(name, 1, devices, _GPUS[kind], "cpu", nodes)
+    devices = _gpu_devices(_GPUS[kind], nodes, per_node)
+    return Topology(name, 1, devices, _GPUS[kind], "cuda", nodes)
+
+
+def _why_not_compiled(host_memory: bool) -> str | None:
+    """Why the GPU's compiler isn't used; None if it is."""
+    if host_memory:
+        return "without a GPU its compiler knows no memory of the host (optimizer.offload)"
+    if any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
+        return None
+    return (
+        "the GPU's compiler isn't installed; it needs no GPU: pip install "
+        '"t5x_diffeq[gpu_compiler]"'
+    )
+
+
+def check_cudnn() -> None:
+    """Checks that cuDNN is installed, whose attention JAX asks for its version.
+
+    Raises:
+      InputError: if it isn't; says which package brings it.
+    """
+    if not importlib.util.find_spec("nvidia") or not importlib.util.find_spec("nvidia.cudnn"):
+        raise InputError(
+            "model.attention=cudnn can't be compiled without cuDNN, which needs no GPU: "
+            "pip install nvidia-cudnn-cu13, or set model.attention=xla"
+        )
+
+
+def _nodes(name: str, size: str) -> tuple[int, int]:
+    """The number of GPU nodes, and of GPUs in each."""
+    match [int(part) for part in size.split("x")]:
+        case [count] if 0 < count <= GPUS_PER_NODE:
+            return 1, count
+        case [count] if count and count % GPUS_PER_NODE == 0:
+            return count // GPUS_PER_NODE, GPUS_PER_NODE
+        case [nodes, per_node] if nodes and per_node:
+            return nodes, per_node
+    raise InputError(
+        f"--topology={name}: give a count of GPUs, as in h100:8, or nodes and GPUs of each, as in "
+        f"h100:8x8; a count beyond {GPUS_PER_NODE} is a multiple of it"
+    )
+
+
+def _gpu_devices(kind: str, nodes: int, per_node: int) -> list[jax.Device]:
+    """GPUs that aren't there, node by node; a process for each node."""
+    described = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=kind,
+        target_config=target_config(kind),
+        topology=f"1x{nodes}x{per_node}",
+    )
+    return list(described.devices)
 
 
 def _cpu_devices(name: str, size: str) -> list[jax.Device]:
     """Virtual devices of this machine."""
     if not size.isdecimal() or int(size) < 1:
-        raise InputError(f"--topology={name}: give a count of devices, as in cpu:8 or h100:8")
+        raise InputError(f"--topology={name}: give a count of devices, as in cpu:8")
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
         flags = f"{flags} --xla_force_host_platform_device_count={size}"

@@ -147,7 +147,7 @@ def say_account(
     print_table(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
-            "devices": describe_devices(setup.mesh),
+            "devices": describe_devices(setup.mesh) + _describe_default(config, setup),
             "data": f"{corpus.name}: {corpus.amount('train')} train, "
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": _describe_model(c),
@@ -203,11 +203,19 @@ def describe_devices(mesh: Mesh) -> str:
 
 
 def _describe_slices(mesh: Mesh) -> str:
-    """`; 2 slices, crossed by data 2`; empty for one slice."""
+    """`; 2 slices, crossed by data 2`; empty for one slice, or one node of GPUs."""
     devices = mesh.devices.flat
     across = axes_across_slices(dict(mesh.shape), list(devices))
     crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
-    return f"; {num_slices(list(devices))} slices, crossed by {crossing}" if crossing else ""
+    parts = "nodes" if devices[0].platform == "gpu" else "slices"
+    return f"; {num_slices(list(devices))} {parts}, crossed by {crossing}" if crossing else ""
+
+
+def _describe_default(config: Config, setup: Setup) -> str:
+    """Why weights cross nodes though the config leaves that open; empty where they don't."""
+    if setup.config.mesh.data == config.mesh.data:
+        return ""
+    return ", because a GPU has too little memory for its part of the state within one node"
 
 
 def _describe_model(c: ModelConfig) -> str:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from math import prod
 
 import jax
 
@@ -49,7 +48,7 @@ def least_memory(setup: Setup, batch_size: int, of_host: bool) -> int:
     rows = max(1, batch_size // shards // setup.config.train.microbatches)
     length = c.max_length // setup.mesh.shape["context"]
     stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
-    return stream + sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in there)
+    return stream + partitioning.shard_bytes(there)
 
 
 def _device_memory(devices: Sequence[jax.Device]) -> int | None:

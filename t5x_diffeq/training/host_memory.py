@@ -38,7 +38,7 @@ def check_host_memory(device: Any, version: str = metadata.version("jaxlib")) ->
     if HOST not in kinds:
         raise InputError(
             f"optimizer.offload needs memory of kind {HOST}, and {device.device_kind} has "
-            f"{', '.join(kinds)}; leave the key out"
+            f"{', '.join(kinds) or 'none that JAX knows without the device'}; leave the key out"
         )
     if device.platform == "gpu" and version in _WRONG_ON_GPU:
         raise InputError(

@@ -27,42 +27,50 @@ _EARLIER_RULES = {"batch": ("data", "fsdp"), "length": None, "head_dim": None}  
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
 
 
-def make_mesh(mesh: MeshKeys, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    mesh: MeshKeys,
+    batch_size: int,
+    devices: Sequence[jax.Device] | None = None,
+    slices: int | None = None,
+) -> Mesh:
     """The mesh over all devices.
 
     An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices, or the part of it that stages
-    don't lie across.
+    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes, or the part of
+    it that stages don't lie across; where no axis is -1, it means what the others leave.
 
     Args:
       mesh: `config.mesh`.
       batch_size: sequences in a global batch.
       devices: the devices of the mesh; None: those that this process sees.
+      slices: the number of slices or nodes; None: what the devices say.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
         can't be laid out on the network of the devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_sizes(mesh, batch_size, devices)
+    sizes = mesh_sizes(mesh, batch_size, devices, slices)
     return arrange_mesh(sizes, devices[: prod(sizes.values())])
 
 
-def mesh_sizes(mesh: MeshKeys, batch_size: int, devices: Sequence[Any]) -> dict[str, int]:
+def mesh_sizes(
+    mesh: MeshKeys, batch_size: int, devices: Sequence[Any], slices: int | None = None
+) -> dict[str, int]:
     """The size of each mesh axis on these devices.
 
     Args:
       mesh: `config.mesh`.
       batch_size: sequences in a global batch.
       devices: objects with a device's attributes `platform`, `process_index` and `slice_index`.
+      slices: the number of slices or nodes; None: what the devices say.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.
     """
     sizes = {axis: getattr(mesh, axis) for axis in AXES}
     if sizes["data"] is None:
-        slices = num_slices(devices) if devices[0].platform == "tpu" else 1
-        sizes["data"] = slices // gcd(sizes[STAGE], slices)
+        sizes["data"] = _default_data(sizes, len(devices), slices or num_slices(devices))
     if any(size < 1 and size != -1 for size in sizes.values()):
         raise InputError(f"mesh axes are {describe_mesh(sizes)}; each is at least 1, or -1 to fill")
     filled = [axis for axis, size in sizes.items() if size == -1]
@@ -103,12 +111,21 @@ def arrange_mesh(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
 
 
 def num_slices(devices: Sequence[Any]) -> int:
-    """The number of slices that the devices belong to.
+    """The number of slices that the devices belong to; a GPU's slice is its node.
 
     Fast links (ICI of TPUs, NVLink of GPUs) join the devices of a slice; the slower data-centre
     network (DCN) joins the slices.
     """
     return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def _default_data(sizes: Mapping[str, int | None], num_devices: int, slices: int) -> int:
+    """The size of `data` where the config leaves it open: weights shall not cross slices."""
+    given = [size for axis, size in sizes.items() if axis != "data" and size is not None]
+    others = prod(given)
+    if slices > 1 and min(given) > 0 and num_devices % others == 0:
+        return num_devices // others
+    return slices // gcd(sizes[STAGE] or 1, slices)
 
 
 def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[str, int]:
@@ -154,12 +171,12 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
     return next((n for n in usable if batch_size % (n * rest) == 0), size)
 
 
-def _on_many_machines(devices: Sequence[jax.Device]) -> bool:
+def _on_many_machines(devices: Sequence[Any]) -> bool:
     """Whether the devices belong to several processes, each of which must take part."""
     return len({device.process_index for device in devices}) > 1
 
 
-def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[jax.Device]) -> None:
+def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[Any]) -> None:
     needed, present = prod(sizes.values()), len(devices)
     if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
@@ -330,6 +347,13 @@ def shard_shapes(boxed: Any, mesh: Mesh, rules: Rules) -> Any:
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         unbox(boxed),
         state_shardings(boxed, mesh, rules),
+    )
+
+
+def shard_bytes(arrays: Any) -> int:
+    """Bytes of one device's parts of a tree of arrays, or of their shapes with shardings."""
+    return sum(
+        prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays)
     )
 
 

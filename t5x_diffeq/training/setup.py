@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,14 @@ from t5x_diffeq.models.sub_fields import kernels_not_quantized
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
+from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.config_checks import check_grid
-from t5x_diffeq.training.host_memory import check_host_memory, offload, place
+from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.mesh_checks import check_context, check_microbatches, check_stages
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
+
+_SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,27 +173,55 @@ def expected_vocab_size(config: Config) -> int:
 
 
 def make_setup(
-    config: Config, vocab_size: int, devices: Sequence[jax.Device] | None = None
+    config: Config,
+    vocab_size: int,
+    devices: Sequence[jax.Device] | None = None,
+    slices: int | None = None,
 ) -> Setup:
     """The setup of `config`, for a tokenizer with `vocab_size` tokens.
+
+    If the config leaves `mesh.data` open, weights don't leave a node of GPUs. Where a GPU has too
+    little memory for that, the setup's config has `mesh.data=1`: all nodes share the weights.
 
     Args:
       config: the run's config.
       vocab_size: the vocabulary size of its tokenizer.
       devices: the devices to run on; None: those that this process sees.
+      slices: the number of TPU slices or GPU nodes; None: what the devices say.
 
     Raises:
       InputError: if any values of the config can't be used, alone or together.
     """
-    mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices)
+    mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices, slices)
+    setup = _setup_on(mesh, config, vocab_size)
+    if config.mesh.data is not None or mesh.shape["data"] == 1:
+        return setup
+    if fits_on_gpu(mesh.devices.flat[0], setup.abstract_state):
+        return setup
+    return make_setup(config.with_values({"mesh.data": 1}), vocab_size, devices, slices)
+
+
+def fits_on_gpu(device: Any, state: TrainState) -> bool:
+    """Whether a GPU has memory for its part of the state and the gradient; true of other devices,
+    and of GPUs whose memory isn't known.
+    """
+    figures = chip(device.device_kind) if device.platform == "gpu" else None
+    arrays = [*jax.tree.leaves(state), *jax.tree.leaves(state.params)]
+    needed = partitioning.shard_bytes([x for x in arrays if not is_on_host(x)])
+    return figures is None or needed < _SHARE_OF_STATE * figures.memory_bytes
+
+
+def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     check_microbatches(config.train, mesh)
     check_stages(config, mesh)
+    device = mesh.devices.flat[0]
     model_config, attention_reason = ModelConfig.of(
         config.model, vocab_size, config.data.sequence_length
     ).with_attention_for(
-        mesh.devices.flat[0].platform,
+        device.platform,
         segments=not config.data.cross_documents,
         shards=mesh.shape["context"],
+        capability=getattr(device, "compute_capability", None),
     )
     if model_config.quantization != "none":
         kernels_not_quantized(model_config)  # refuses a block that has no others

@@ -1,0 +1,122 @@
+"""The GPU's compiler, which needs no GPU, takes every kind of step, and no gradient travels whole.
+
+`gpu_programs.py` compiles them, in an environment that has the compiler.
+"""
+
+import json
+import os
+import subprocess
+import sysconfig
+from importlib.metadata import version
+
+import pytest
+from environments import make_environment
+from gpu_programs import CASES, NODES
+from helpers import ROOT
+from patience import patience
+
+from t5x_diffeq.planner.collectives import BETWEEN_SLICES
+from t5x_diffeq.planner.gpu_targets import TARGETS
+from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.runtime.errors import InputError
+
+pytestmark = pytest.mark.slow
+KERNELS = {  # of attention, by case; the others have cuDNN's
+    "documents": {"__gpu$xla.gpu.triton"},
+    "context, microbatches": set(),
+    "decoding": set(),
+}
+CUDNN = {"cuDNN fmhaSoftmax", "cuDNN fmhaSoftmaxBackward"}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A Python with the GPU's compiler and cuDNN, and what the tests' own has."""
+    folder = tmp_path_factory.mktemp("gpu") / "venv"
+    python = make_environment(folder, f"jax[cuda13-local]=={version('jax')}", "nvidia-cudnn-cu13")
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    return python
+
+
+def run(python, *command):
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [python, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(900),
+    )
+
+
+def test_every_kind_of_step_compiles(python):
+    """Each program has its kernels; over the network of two nodes go the gradient's shards alone,
+    once for the ODE as for the baseline."""
+    ended = run(python, "tests/gpu_programs.py")
+    told = {line["case"]: line for line in map(json.loads, ended.stdout.splitlines())}
+    assert told.keys() == CASES.keys(), ended.stderr[-2000:]
+    for case, program in told.items():
+        assert "error" not in program, (case, program["error"])
+        found = {name for name in program["kernels"] if name.startswith(("cuDNN", "__gpu"))}
+        assert found == KERNELS.get(case, CUDNN), case
+    shards = told["baseline"]["gradient"]
+    for case in ("ode", "baseline"):
+        assert told[case]["mesh"]["data"] == NODES  # by default, across the nodes
+        crossing = told[case]["between_nodes"]
+        assert 0.5 * shards < crossing <= 1.1 * shards, (case, crossing, shards)
+
+
+def test_a_plan(python):
+    keys = (
+        "--config.model.embed_dim=64",
+        "--config.model.num_heads=1",
+        "--config.model.mlp_dim=64",
+    )
+    more = ("--config.model.num_steps=2", "--config.model.dtype=bfloat16")
+    verb = ("-m", "t5x_diffeq.plan", "--config=configs/tiny.py", "--topology=h100:2x4")
+    ended = run(python, *verb, *keys, *more, "--config.data.cross_documents=True")
+    assert ended.returncode == 0, ended.stderr
+    model, baseline = map(json.loads, ended.stdout.splitlines())
+    for plan in (model, baseline):
+        assert (plan["compiled_by"], plan["nodes"], plan["fits"]) == ("cuda", 2, True)
+        assert (plan["mesh"]["data"], plan["mesh"]["fsdp"]) == (2, 4)
+        assert plan["kernels"].keys() >= CUDNN
+        assert plan["collectives"][BETWEEN_SLICES]["executions"] == 0
+        total, crossing = (
+            sum(kind["bytes"] for kind in plan[name].values())
+            for name in ("collectives", "between_nodes")
+        )
+        assert 0 < crossing < total
+        assert 0 < plan["seconds"]["low"] < plan["seconds"]["high"]
+    assert "between nodes" in ended.stderr and "no GPU has confirmed" in ended.stderr
+
+
+COMPILE_A_PRODUCT = """
+import sys
+import jax
+from jax.sharding import SingleDeviceSharding
+from t5x_diffeq.planner.topology import make_topology
+
+for kind in sys.argv[1:]:
+    device = make_topology(f"{kind.lower()}:1").devices[0]
+    print(device.device_kind, device.compute_capability)
+    on_device = SingleDeviceSharding(device)
+    square = jax.ShapeDtypeStruct((64, 64), "bfloat16", sharding=on_device)
+    jax.jit(lambda x: x @ x).lower(square).compile()
+"""
+
+
+def test_targets(python):
+    """The compiler takes the description of each kind, and knows whose devices these are."""
+    ended = run(python, "-c", COMPILE_A_PRODUCT, *TARGETS)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    capabilities = {kind: ".".join(map(str, it.capability)) for kind, it in TARGETS.items()}
+    assert ended.stdout.splitlines() == [f"NVIDIA {kind} {of}" for kind, of in capabilities.items()]
+
+
+def test_bad_nodes():
+    for name in ("h100:0", "h100:12", "h100:2x0", "h100:2x2x2"):
+        with pytest.raises(InputError, match=f"--topology={name}: give a count of GPUs"):
+            make_topology(name)
