@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.errors import InputError
 
 pytestmark = pytest.mark.slow
 KERNELS = {  # of attention, by case; the others have cuDNN's
-    "documents": {"__gpu$xla.gpu.triton"},
+    "documents, tensor, int8 moments": {"__gpu$xla.gpu.triton"},
     "context, microbatches": set(),
     "decoding": set(),
 }

@@ -39,21 +39,19 @@ EXPERTS = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 CASES = {  # topology, variant, keys
     "ode": ("h100:2x8", "ode", {}),
     "baseline": ("h100:2x8", "baseline", {}),
-    "documents": ("h100:8", "ode", {"data.cross_documents": False, "mesh.tensor": 2}),
-    "grouped queries, int8 moments": (
+    "stages, grouped queries": ("h100:2x8", "ode", {"mesh.stage": 2, "model.num_kv_heads": 2}),
+    "documents, tensor, int8 moments": (
         "h100:8",
         "ode",
-        {"model.num_kv_heads": 2, "optimizer.moments": "int8"},
+        {"data.cross_documents": False, "mesh.tensor": 2, "optimizer.moments": "int8"},
     ),
-    "wide heads": ("h100:8", "ode", {"model.num_heads": 1}),
+    "wide heads, int8": ("h100:8", "ode", {"model.num_heads": 1, "model.quantization": "int8"}),
     "context, microbatches": ("h100:8", "ode", {"mesh.context": 2, "train.microbatches": 2}),
-    "stages": ("h100:2x8", "ode", {"mesh.stage": 2}),
     "experts, muon": (
         "h100:8",
         "ode",
         {"model.block": EXPERTS, "mesh.expert": 2, "optimizer.name": "muon"},
     ),
-    "int8": ("h100:8", "ode", {"model.quantization": "int8"}),
     "fp8, reversible": (
         "h100:8",
         "ode",

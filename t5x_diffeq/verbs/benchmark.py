@@ -36,7 +36,7 @@ _WARM_UP_STEPS = 2  # rounds that are not counted
 _TRACED_STEPS = 3  # of each model
 
 
-class _Contestant:
+class Contestant:
     """A model with its compiled optimizer step, its train state and a batch.
 
     The step is on the grids of `depths`; None is the model's own.
@@ -128,23 +128,21 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
       traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     check_depths(config)
-    contestants = [_Contestant("model", config)]
+    contestants = [Contestant("model", config)]
     if config.train.trainable:
         contestants.append(
-            _Contestant(
-                "full", config.with_values({"train.trainable": (), "model.adapter_rank": 0})
-            )
+            Contestant("full", config.with_values({"train.trainable": (), "model.adapter_rank": 0}))
         )
     else:
-        contestants.append(_Contestant("baseline", baseline_of(config)))
+        contestants.append(Contestant("baseline", baseline_of(config)))
     if config.train.microbatches > 1:
         whole = config.with_values({"train.microbatches": 1})
-        contestants.append(_Contestant("whole batch", whole))
+        contestants.append(Contestant("whole batch", whole))
     if config.optimizer.name != "adam":
-        contestants.append(_Contestant("adam", config.with_values({"optimizer.name": "adam"})))
+        contestants.append(Contestant("adam", config.with_values({"optimizer.name": "adam"})))
     for drawn in _other_grids(config):
         name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
-        contestants.append(_Contestant(name, config, drawn))
+        contestants.append(Contestant(name, config, drawn))
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()

@@ -1,0 +1,277 @@
+"""Checks and times this machine's GPU; see launch/gpu_check.sh.
+
+Each part is a process of its own, which has the GPU to itself, and whose failure leaves the others.
+"""
+
+import argparse
+import dataclasses
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    value: str
+    fine: bool | None = None  # None: a measurement
+
+
+# ---------------------------------------------------------------------------------- is it right?
+
+
+def check_kernels(small: bool) -> Iterator[Row]:
+    """Values and gradients of the platform's attention in bfloat16, beside XLA's in float32."""
+    import jax
+    import jax.numpy as jnp
+
+    from t5x_diffeq.layers.attention_kernels import causal_attention, choose
+
+    device, length = jax.devices()[0], 128 if small else 1024
+    capability = getattr(device, "compute_capability", None)
+    for width, heads, groups, documents in ((64, 8, 8, 1), (128, 8, 2, 1), (64, 8, 2, 4)):
+        shapes = ((2, length, heads, width), *[(2, length, groups, width)] * 2)
+        keys = jax.random.split(jax.random.key(width), 3)
+        exact = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+        rounded = [x.astype(jnp.bfloat16) for x in exact]
+        segments = jnp.repeat(jnp.arange(documents), length // documents)[None].repeat(2, 0)
+        segments = segments.astype(jnp.int32) if documents > 1 else None
+        shape = (jnp.bfloat16, width, length, documents > 1)
+        kernel, _ = choose(device.platform, *shape, capability=capability)
+
+        def run(kernel: str, segments: jax.Array | None, *qkv: jax.Array) -> tuple:
+            def total(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+                mixed = causal_attention(*qkv, kernel, segments).astype(jnp.float32)
+                return jnp.sin(mixed).sum(), mixed
+
+            gradients, mixed = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
+            return mixed, *gradients
+
+        found = jax.jit(partial(run, kernel, segments))(*rounded)
+        with jax.default_matmul_precision("highest"):
+            wanted = jax.jit(partial(run, "xla", segments))(*(x.astype(float) for x in rounded))
+        errors = [
+            float(jnp.abs(a.astype(float) - b).max() / jnp.abs(b).max())
+            for a, b in zip(found, wanted, strict=True)
+        ]
+        what = f"{kernel}, width {width}, {heads} heads on {groups}, {documents} documents a row"
+        told = f"largest error {max(errors):.1e} of the largest entry (limit 2e-2)"
+        yield Row(what, told, max(errors) < 2e-2)
+
+
+def check_recorded_arrays(small: bool) -> Iterator[Row]:
+    """Logits of the official implementation, recorded in tests/golden."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from small_models import GPT_ODE, gpt_params, load
+
+    from t5x_diffeq.models.language_model import LanguageModel
+
+    arrays = load("gpt_ode.npz")
+    tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
+    params = {"params": gpt_params(arrays, "param")}
+    for num_steps in (3, 6, 12):
+        model = LanguageModel(dataclasses.replace(GPT_ODE, num_steps=num_steps))
+        with jax.default_matmul_precision("highest"):
+            logits = np.asarray(jax.jit(model.apply)(params, tokens))[..., :97]
+        error = float(np.abs(logits - arrays[f"evaluate_at/logits_{num_steps}"]).max())
+        told = f"error {error:.1e} (limit 1e-4)"
+        yield Row(f"recorded logits, {num_steps} steps", told, error < 1e-4)
+
+
+def check_resume(small: bool) -> Iterator[Row]:
+    """Fifty steps, stopped with SIGTERM after some twenty, and again by the same command."""
+    from process_runs import SMALL_MODEL
+
+    folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} and {n * n} are a number and its square\n" for n in range(3000)))
+    command = [
+        *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/tiny.py"),
+        *(f"--workdir={folder / 'run'}", f"--config.data.path={text}"),
+        *("--config.data.source=text_files", "--config.data.tokenizer=bytes"),
+        *("--config.train.total_steps=50", "--config.train.log_every=1"),
+        *("--config.train.eval_batches=2", "--config.model.dtype=bfloat16"),
+        *(SMALL_MODEL if small else ()),
+    ]
+    start = partial(subprocess.Popen, command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    with start() as first:
+        for line in first.stderr:
+            if line.startswith("step 20/"):
+                first.send_signal(signal.SIGTERM)
+                break
+        log = first.stderr.read()
+    with start() as second:
+        log += second.stderr.read()
+    from t5x_diffeq.tracking.jsonl import read_metrics
+
+    losses = [line["train/loss"] for line in read_metrics(folder / "run") if "train/loss" in line]
+    fine = (first.returncode, second.returncode, len(losses)) == (42, 0, 50)
+    told = (
+        f"loss {losses[0]:.3f} to {losses[-1]:.3f}; exits {first.returncode}, {second.returncode}"
+    )
+    yield Row("50 steps, stopped at 20 and resumed", told if fine else log[-2000:], fine)
+
+
+# -------------------------------------------------------------------------------- how fast is it?
+
+
+def config_to_time(small: bool):
+    """Llama-1B at full width, its time embedding as wide as leaves the GPU room for both models."""
+    import jax
+
+    from configs import llama1b
+    from t5x_diffeq.runtime.config import Config
+    from t5x_diffeq.training.device_memory import least_memory
+    from t5x_diffeq.training.setup import expected_vocab_size, make_setup
+
+    config = llama1b.get_config("ode")
+    config.model.remat = "keep:qkv,attention,mlp"
+    config.data.cross_documents = True  # one document a row, as in the estimates of `plan`
+    config.train.batch_size = 8
+    if small:
+        config.model.update(embed_dim=64, mlp_dim=128, num_heads=2, num_steps=2, time_embed_dim=8)
+        config.data.sequence_length = 128
+        return Config.of(config)
+    there = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    for width in (24, 12, 6, 3):
+        config.model.time_embed_dim = width
+        setup = make_setup(Config.of(config), expected_vocab_size(Config.of(config)))
+        if 2 * least_memory(setup, config.train.batch_size, of_host=False) < there:
+            break
+    return Config.of(config)
+
+
+def time_steps(small: bool) -> Iterator[Row]:
+    """Llama-1B's block, ODE and baseline in turns."""
+    import jax
+
+    from t5x_diffeq.planner.gpu_targets import TARGETS
+    from t5x_diffeq.planner.planning import plan_step
+    from t5x_diffeq.planner.topology import Topology
+    from t5x_diffeq.runtime.config_files import baseline_of
+    from t5x_diffeq.training.chips import GIB, chip
+    from t5x_diffeq.verbs.benchmark import Contestant
+
+    device, config = jax.devices()[0], config_to_time(small)
+    figures = chip(device.device_kind)
+    known = (name for name in TARGETS if device.platform == "gpu" and name in device.device_kind)
+    kind = next(known, "cpu")
+    where = Topology(f"{kind.lower()}:1", 1, [device], kind, "cpu" if kind == "cpu" else "cuda")
+    models = {"ODE": config, "baseline": baseline_of(config)}
+    contestants = {name: Contestant(name, each) for name, each in models.items()}
+    for round in range(_WARM_UP + _TIMED):
+        for contestant in contestants.values():
+            contestant.step()
+            if round < _WARM_UP:
+                contestant.seconds.clear()
+    medians = {name: statistics.median(c.seconds) for name, c in contestants.items()}
+    tokens = config.train.batch_size * config.data.sequence_length
+    c = config.model
+    for name, seconds in medians.items():
+        plan = plan_step(contestants[name].setup, config.train.batch_size, where)
+        told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
+        if figures:
+            told += f", MFU {plan.flops.model / seconds / figures.peak_flops:.1%}"
+        told += f", {plan.memory.needed / GIB:.2f} GiB"
+        if plan.times:
+            low, high = 1e3 * plan.times.low, 1e3 * plan.times.high
+            told += f" (`plan` says {low:.1f} to {high:.1f} ms)"
+        yield Row(f"{name}, {c.num_steps} steps, width {c.embed_dim}, {tokens} tokens", told)
+    yield Row(
+        f"ODE / baseline, T = {c.time_embed_dim}", f"{medians['ODE'] / medians['baseline']:.3f}"
+    )
+
+
+_WARM_UP, _TIMED = 2, 10  # steps of each model
+
+
+def time_generation(small: bool) -> Iterator[Row]:
+    """Tokens of one sequence per second, with the cache."""
+    from t5x_diffeq.benchmarks.generation_rate import generation_rates
+    from t5x_diffeq.training.setup import expected_vocab_size, make_setup
+
+    config = config_to_time(small)
+    model = make_setup(config, expected_vocab_size(config)).model
+    rates = generation_rates(model, rounds=20)
+    told = (
+        f"{rates['cached']:.1f} tokens/s, {rates['cached'] / rates['reread']:.1f} times rereading"
+    )
+    yield Row("generation, one sequence", told)
+
+
+# -------------------------------------------------------------------------------------- the table
+
+
+def name_machine(small: bool) -> Iterator[Row]:
+    """What this ran on."""
+    import jax
+
+    device = jax.devices()[0]
+    yield Row("device", f"{device.device_kind}, jax {jax.__version__}")
+
+
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "machine": name_machine,
+    "kernels": check_kernels,
+    "recorded arrays": check_recorded_arrays,
+    "training and resuming": check_resume,
+    "steps": time_steps,
+    "generation": time_generation,
+}
+
+
+def run_part(name: str, small: bool, seconds: float) -> list[Row]:
+    """The rows of a part, as far as it came."""
+    command = [sys.executable, __file__, f"--part={name}", *(["--small"] if small else [])]
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
+        out, why = ended.stdout, ended.stderr.strip()[-600:] if ended.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        out, why = (error.stdout or b"").decode(), f"not done in {seconds:.0f} s"
+    rows = [Row(*json.loads(line)) for line in out.splitlines() if line.startswith("[")]
+    return [*rows, Row(name, why, False)] if why else rows
+
+
+def main() -> int:
+    """Prints the table; the exit status is 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=8, help="of all parts together")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--output", type=Path, default=Path("gpu_check.md"), help="the table")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        for row in PARTS[options.part](options.small):
+            print(json.dumps(row), flush=True)
+        return 0
+    until = time.monotonic() + 60 * options.minutes
+    rows = []
+    for name in PARTS:
+        rows += run_part(name, options.small, until - time.monotonic())
+        table = ["| | | |", "|---|---|---|"]
+        marks = {True: "right", False: "**wrong**", None: ""}
+        for row in rows:
+            value = " ".join(row.value.split()).replace("|", "/")
+            table.append(f"| {row.what} | {value} | {marks[row.fine]} |")
+        options.output.write_text("\n".join(table) + "\n")  # after each part: nothing is lost
+    print(options.output.read_text(), end="")
+    return int(any(row.fine is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

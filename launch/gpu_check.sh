@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The first minutes on a new GPU: is it right there, does it resume, how fast is it?
+#
+#   launch/gpu_check.sh [--minutes=8] [--small] [--output=FILE]
+#
+# Kernels against float32, the recorded arrays, a training that is stopped and resumed, then Llama-1B's
+# block at full width, ODE and baseline in turns beside what `plan` says of this GPU, and generation.
+# Prints a table in Markdown, on standard output and into FILE (gpu_check.md). Needs one GPU and no
+# network; --small takes sizes for a CPU. Sets itself up the first time; where JAX is installed for
+# the GPU already, VENV=DIR names that environment.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+case "${1:-}" in
+  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+esac
+if ! "$VENV/bin/python" -c "import jax, t5x_diffeq" 2>/dev/null; then setup gpu data; fi
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
+exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"
