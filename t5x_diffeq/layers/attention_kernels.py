@@ -291,7 +291,8 @@ def _local_triton(
     q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments | None, interpret: bool
 ) -> Queries:
     # Imported here, because jax 0.12 warns at this import that the kernel will move to tokamax. Of
-    # tokamax 0.0.12, the public function takes no segments.
+    # tokamax 0.0.12, the public function takes no segments; nor does JAX's kernel in Mosaic GPU,
+    # whose backward pass isn't causal either (jax 0.10, 0.12).
     from jax.experimental.pallas.ops.gpu.attention import mha
 
     heads, head_dim = q.shape[2:]

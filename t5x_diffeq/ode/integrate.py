@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Step = Callable[[Carried, StepInputs], Carried]
+Captured = list[Any]  # arrays, of JAX or of NumPy
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
@@ -208,10 +210,10 @@ def _scan_and_recompute(
         return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs, unroll)
     dtype, (pure_step, captured) = y.dtype, _without_closure(step, y, inputs)
 
-    def run(captured: list[Array], y: Vector, inputs: StepInputs) -> Vector:
+    def run(captured: Captured, y: Vector, inputs: StepInputs) -> Vector:
         return _scan(partial(pure_step, captured), y, inputs, unroll)
 
-    def forward(captured: list[Array], y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
+    def forward(captured: Captured, y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
         def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
             return pure_step(captured, y, x), y.astype(kept_dtype)
 
@@ -238,19 +240,27 @@ def _scan_and_recompute(
 
 def _without_closure(
     step: Step, y: Vector, inputs: StepInputs
-) -> tuple[Callable[[list[Array], Vector, StepInputs], Vector], list[Array]]:
-    """The step with the arrays that it captures, such as the tokens' places, as an argument; they.
+) -> tuple[Callable[[Captured, Vector, StepInputs], Vector], Captured]:
+    """The step with the integers that it captures, the tokens' places, as an argument; and they.
 
     JAX can't lower a backward pass, on a mesh with stages, that captures arrays (jax 0.10, 0.12).
+    Captured floats stay, so that JAX refuses to differentiate by them rather than to find zero.
     """
     x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     traced, result = jax.make_jaxpr(step, return_shape=True)(y, x)
+    is_float = [jnp.issubdtype(const.dtype, jnp.inexact) for const in traced.consts]
 
-    def pure_step(captured: list[Array], y: Vector, x: StepInputs) -> Vector:
-        evaluate = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))
+    def pure_step(captured: Captured, y: Vector, x: StepInputs) -> Vector:
+        given = iter(captured)
+        constants = [
+            const if stays else next(given)
+            for const, stays in zip(traced.consts, is_float, strict=True)
+        ]
+        evaluate = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, constants))
         return jax.tree.unflatten(jax.tree.structure(result), evaluate(*jax.tree.leaves((y, x))))
 
-    return pure_step, traced.consts
+    moved = [const for const, stays in zip(traced.consts, is_float, strict=True) if not stays]
+    return pure_step, moved
 
 
 def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:

@@ -14,7 +14,7 @@ from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
 from t5x_diffeq.planner.kernels import kernels
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
-from t5x_diffeq.planner.topology import Topology, check_cudnn
+from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
@@ -120,11 +120,10 @@ def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
     model = setup.model.config
     if topology.stands_in:
         shapes = (model.dtype, model.head_width, model.max_length)
-        kernel, _ = choose("gpu", *shapes, shards=setup.mesh.shape["context"])
+        shards = setup.mesh.shape["context"]
+        kernel, _ = choose("gpu", *shapes, shards=shards, capability=topology.capability)
         if kernel != "xla":
             return replace(setup, model=LanguageModel(replace(model, attention=STAND_IN)))
-    if topology.compiled_by == "cuda" and model.attention == "cudnn":
-        check_cudnn()
     return setup
 
 

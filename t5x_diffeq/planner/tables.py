@@ -51,7 +51,7 @@ def _traffic_record(moved: dict[str, Traffic] | None) -> dict[str, dict[str, int
 
 def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
     m, f, t = plan.memory, plan.flops, plan.times
-    moved, crossing = plan.traffic or {}, plan.between_nodes or {}
+    moved, crossing = plan.traffic or {}, (plan.between_nodes or {}).values()
     return {
         "bytes": {
             "parameters": m.parameters,
@@ -65,7 +65,7 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "there is": m.available,
             "to and from memory": plan.cost and plan.cost.memory_bytes,
             **{kind: of_kind.bytes for kind, of_kind in moved.items()},
-            "of these, between nodes": sum(of_kind.bytes for of_kind in crossing.values()),
+            "of these, between slices or nodes": sum(each.bytes for each in crossing),
             "zeros in all-reduces": sum(of_kind.padding for of_kind in moved.values()),
         },
         "FLOPs": {

@@ -58,6 +58,11 @@ class Topology:
         return self.kind in TARGETS
 
     @property
+    def capability(self) -> str | None:
+        """CUDA's compute capability of the intended GPUs, such as "9.0"; None for other devices."""
+        return ".".join(map(str, TARGETS[self.kind].capability)) if self.gpus else None
+
+    @property
     def stands_in(self) -> bool:
         """Whether the devices are virtual CPU devices in place of GPUs."""
         return self.gpus and self.compiled_by == "cpu"
@@ -69,7 +74,11 @@ class Topology:
 
     @contextmanager
     def as_target(self) -> Iterator[None]:
-        """A context in which JAX takes the intended GPUs for those of this machine."""
+        """A context in which JAX takes the intended GPUs for those of this machine.
+
+        Raises:
+          InputError: if it would call cuDNN, and that isn't installed.
+        """
         if self.compiled_by != "cuda":
             yield
             return
@@ -87,6 +96,13 @@ class Topology:
         of_cudnn.is_cuda_compute_capability_equal = lambda other: ours == parse(other)
         try:
             yield
+        except RuntimeError as error:
+            if "cuDNN is not detected" not in str(error):
+                raise
+            raise InputError(
+                "model.attention=cudnn can't be compiled without cuDNN, which needs no GPU: "
+                "pip install nvidia-cudnn-cu13, or set model.attention=xla"
+            ) from error
         finally:
             of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal = kept
 
@@ -146,19 +162,6 @@ def _why_not_compiled(host_memory: bool) -> str | None:
         "the GPU's compiler isn't installed; it needs no GPU: pip install "
         '"t5x_diffeq[gpu_compiler]"'
     )
-
-
-def check_cudnn() -> None:
-    """Checks that cuDNN is installed, whose attention JAX asks for its version.
-
-    Raises:
-      InputError: if it isn't; says which package brings it.
-    """
-    if not importlib.util.find_spec("nvidia") or not importlib.util.find_spec("nvidia.cudnn"):
-        raise InputError(
-            "model.attention=cudnn can't be compiled without cuDNN, which needs no GPU: "
-            "pip install nvidia-cudnn-cu13, or set model.attention=xla"
-        )
 
 
 def _nodes(name: str, size: str) -> tuple[int, int]:
