@@ -97,11 +97,11 @@ class Topology:
         try:
             yield
         except RuntimeError as error:
-            if "cuDNN is not detected" not in str(error):
+            if isinstance(error, jax.errors.JaxRuntimeError) or "cuDNN" not in str(error):
                 raise
             raise InputError(
-                "model.attention=cudnn can't be compiled without cuDNN, which needs no GPU: "
-                "pip install nvidia-cudnn-cu13, or set model.attention=xla"
+                f"model.attention=cudnn: {str(error).rstrip('.')}. It needs no GPU: "
+                "pip install nvidia-cudnn-cu13; or set model.attention=xla"
             ) from error
         finally:
             of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal = kept
