@@ -94,3 +94,14 @@ def test_scalings_that_are_none(scaling, message):
 
 def test_every_scaling_is_checked_here():
     assert {scaling[0] for _, scaling in RECORDED if scaling} == SCALINGS.keys()
+
+
+def test_pairs_are_rotated_by_position_times_frequency():
+    """As complex numbers, x[i] + i x[i + G/2] times exp(i position frequency[i])."""
+    x = np.random.default_rng(0).normal(size=(2, 5, 3, 16)).astype(np.float32)
+    positions = np.arange(10).reshape(2, 5) * 7
+    frequencies = 10_000.0 ** (-np.arange(8) / 8)
+    pairs = x[..., :8] + 1j * x[..., 8:]
+    turned = pairs * np.exp(1j * positions[..., None, None] * frequencies)
+    expected = np.concatenate((turned.real, turned.imag), axis=-1)
+    np.testing.assert_allclose(rotate(jnp.asarray(x), jnp.asarray(positions)), expected, atol=2e-5)
