@@ -96,7 +96,8 @@ def check_resume(small: bool) -> Iterator[Row]:
     """A training that is stopped with SIGTERM after some 25 steps, resumed, and stopped again."""
     from process_runs import SMALL_MODEL
 
-    folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
+    place = tempfile.TemporaryDirectory(prefix="gpu_check-")  # until this function is done
+    folder = Path(place.name)
     text = folder / "text.txt"
     text.write_text("".join(f"{n} and {n * n} are a number and its square\n" for n in range(3000)))
     command = [

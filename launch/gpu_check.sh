@@ -15,7 +15,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 case "${1:-}" in
   -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
-if ! "$VENV/bin/python" -c "import jax, t5x_diffeq" 2>/dev/null; then setup gpu data; fi
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+if ! "$VENV/bin/python" -c "import t5x_diffeq.verbs.train" 2>/dev/null; then setup gpu data; fi
 export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"

@@ -19,7 +19,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.chips import CHIPS, Chip, chip
 
-GPUS_PER_NODE = 8  # where the name gives a count alone
+_GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Without these, libtpu looks for a TPU on this machine, and for another process that uses it.
@@ -167,15 +167,15 @@ def _why_not_compiled(host_memory: bool) -> str | None:
 def _nodes(name: str, size: str) -> tuple[int, int]:
     """The number of GPU nodes, and of GPUs in each."""
     match [int(part) for part in size.split("x")]:
-        case [count] if 0 < count <= GPUS_PER_NODE:
+        case [count] if 0 < count <= _GPUS_PER_NODE:
             return 1, count
-        case [count] if count and count % GPUS_PER_NODE == 0:
-            return count // GPUS_PER_NODE, GPUS_PER_NODE
+        case [count] if count and count % _GPUS_PER_NODE == 0:
+            return count // _GPUS_PER_NODE, _GPUS_PER_NODE
         case [nodes, per_node] if nodes and per_node:
             return nodes, per_node
     raise InputError(
         f"--topology={name}: give a count of GPUs, as in h100:8, or nodes and GPUs of each, as in "
-        f"h100:8x8; a count beyond {GPUS_PER_NODE} is a multiple of it"
+        f"h100:8x8; a count beyond {_GPUS_PER_NODE} is a multiple of it"
     )
 
 
