@@ -404,21 +404,15 @@ def test_an_ode_moves_no_more_than_its_baseline(architecture, mesh):
 @pytest.mark.parametrize("slices", [1, 2])
 def test_no_gradient_travels_whole_on_tpus(slices):
     """Between two slices, or over `data` within one, only shards of the gradient travel."""
-    devices = make_topology("v5e:2x4", slices).devices
-    _, shards = step_collectives("llama", "baseline", devices, data=2)
+    devices, data = make_topology("v5e:2x4", slices).devices, 2 * slices  # 2 within each slice
+    _, shards = step_collectives("llama", "baseline", devices, data=data)
+    shards //= slices  # the chips of a slice with the same part send a share of it each
     for variant in ("ode", "baseline"):
-        found, _ = step_collectives("llama", variant, devices, data=2)
+        found, _ = step_collectives("llama", variant, devices, data=data)
         across = [
             c
             for c in found
             if (c.kind == BETWEEN_SLICES if slices == 2 else crosses_data(c, len(devices)))
         ]
         moved = sum(c.bytes for c in across)
-        print(
-            variant,
-            slices,
-            moved,
-            shards,
-            [(c.kind, c.bytes, [str(s) for s in c.shapes]) for c in across],
-        )
         assert 0.5 * shards < moved <= 1.1 * shards, variant
