@@ -139,9 +139,6 @@ def get_config() -> ConfigDict:
     train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
     #   each step, what it was in the coarse step around it; train.depths then has one number, and
     #   P of kernels and e(t) wait for the growth, which saves time (t5x_diffeq/training/growth.py)
-    train.jitter = 0.0  # each optimizer step has a grid of its own: the ends of its solver steps
-    #   move at random by up to this fraction of half a step, and the steps are as long as that
-    #   makes them (t5x_diffeq/training/jitter.py). Evaluation has equal steps
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is

@@ -1,6 +1,5 @@
 """Adam's moments in few bytes: what they round, that P's are exact, on a mesh, and in training."""
 
-import json
 from functools import cache, partial
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 from helpers import metrics_of, send_after, setup_of, small_config
 
-from t5x_diffeq.runs.workdir import check_config, read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
@@ -293,23 +291,6 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
     assert metrics_of(tmp_path / "stopped") == lines
     losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
     assert losses[-1] < losses[0] - 0.2
-
-
-@pytest.mark.parametrize(
-    ("dtype", "moments"), [("float32", "float32"), ("bfloat16", "mean_bfloat16")]
-)
-def test_a_workdir_in_which_the_key_was_a_dtype_goes_on(dtype, moments, small, tmp_path):
-    """With the same numbers: optax's Adam, as it was."""
-    small.optimizer.moments = moments
-    before = Config.of(small).as_json()
-    del before["optimizer"]["moments"]
-    before["optimizer"]["moment_dtype"] = dtype
-    (tmp_path / "config.json").write_text(json.dumps(before))
-    assert read_config(tmp_path) == Config.of(small)
-    assert not check_config(Config.of(small), tmp_path)
-    _, adam, *_ = setup_with(moments).abstract_state.opt_state
-    kinds = ({str(x.dtype) for x in jax.tree.leaves(part)} for part in (adam.mu, adam.nu))
-    assert tuple(kinds) == ({dtype}, {"float32"})
 
 
 @pytest.mark.parametrize(

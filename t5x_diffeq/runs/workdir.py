@@ -13,6 +13,7 @@ from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
+from t5x_diffeq.runtime.former_keys import without_former_keys
 from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.runtime.plugins import changed_plugins, plugin_versions
 from t5x_diffeq.training.checkpoint_folder import steps_in
@@ -22,7 +23,6 @@ CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
-_OF_DTYPE = {"bfloat16": "mean_bfloat16"}  # optimizer.moments by what was optimizer.moment_dtype
 _said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
@@ -177,20 +177,12 @@ def _usable_values(config: dict) -> dict[str, object]:
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
-    values = _renamed(flatten_dict(config, sep="."))
+    values = without_former_keys(flatten_dict(config, sep="."))
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")
     faulty = {key for key in values if may_change(key) and KEYS[key].fault(values[key])}
     return {key: value for key, value in values.items() if key not in faulty}
-
-
-def _renamed(values: dict[str, object]) -> dict[str, object]:
-    """The values with the keys of today; `optimizer.moments` was a dtype once, of one moment."""
-    dtype = values.pop("optimizer.moment_dtype", None)
-    if dtype is None:
-        return values
-    return {"optimizer.moments": _OF_DTYPE.get(str(dtype), dtype), **values}
 
 
 @contextmanager

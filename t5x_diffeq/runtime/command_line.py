@@ -47,6 +47,7 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
+from t5x_diffeq.runtime.former_keys import former_key_error
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
@@ -377,6 +378,8 @@ def check_keys(argv: list[str]) -> None:
     for argument in argv[1:]:
         key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
         if key and key.group(1) not in known and key.group(1) not in groups:
+            if said := former_key_error(key.group(1)):
+                raise InputError(said)
             near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else "configs/default.py has all keys"
             raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")

@@ -168,7 +168,6 @@ class TrainKeys(_Section):
     depths_distill: Fraction
     depths_until: Fraction
     growth: Annotated[str, _one_of("jump", "copy")]
-    jitter: Fraction
     distill_from: TextOrNone
     distill_step: CountOrNone
     distill_weight: Fraction

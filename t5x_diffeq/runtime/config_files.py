@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.former_keys import former_key_error
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
@@ -82,7 +83,10 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
         raise InputError(f"{file}: {error}") from error
     unknown = sorted((values or {}).keys() - KEYS.keys())
     if unknown:
-        raise InputError(f"config key {unknown[0]!r} does not exist; configs/default.py has all")
+        raise InputError(
+            former_key_error(unknown[0])
+            or f"config key {unknown[0]!r} does not exist; configs/default.py has all"
+        )
     return config.with_values(values or {})
 
 

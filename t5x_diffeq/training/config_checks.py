@@ -6,7 +6,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin
-from t5x_diffeq.training.jitter import check_jitter
 
 _LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most
 
@@ -40,7 +39,6 @@ def check_new(config: Config) -> None:
             f"{model.embed_dim}, the rank that a kernel can have; lower it"
         )
     _check_moments(config)
-    check_jitter(config)
 
 
 def _check_reconstruction(coupling: float, steps: int) -> None:

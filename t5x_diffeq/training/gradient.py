@@ -30,7 +30,6 @@ from t5x_diffeq.ode.weights import (
     projection_squares,
 )
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.jitter import move_grid, stretch_steps
 from t5x_diffeq.training.leaves import merged, without
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import (
@@ -101,7 +100,6 @@ def make_gradient(
     passes = passes_of(model, depths, keys)
     models = [each.model for each in passes]
     times = [nodes(each.config) for each in models]
-    grid = nodes(model.config).reshape(model.config.num_steps, -1)
     ends = np.cumsum([len(of_model) for of_model in times]).tolist()
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
     block = block_of_shapes(model.config)
@@ -111,9 +109,7 @@ def make_gradient(
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        moved = move_grid(grid, keys.jitter, key) if keys.jitter else None
-        read_at = moved.times if moved else jnp.asarray(np.concatenate(times))
-        make = partial(_make_weights_of, model, read_at)
+        make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
         makers = without(makers, waiting) if waiting else makers
@@ -129,7 +125,6 @@ def make_gradient(
         def loss(rest: Params, weights: Weights, batch: Batch, key: Array) -> tuple[Array, Means]:
             merged, weights = {**params, **rest}, {**fixed, **weights}
             own = [jax.tree.map(lambda w, part=part: w[part], weights) for part in parts]
-            own = [stretch_steps(each, moved.stretch, declared) for each in own] if moved else own
             theirs = read(batch) if read else None
             return objective(passes, merged, own, batch, tokens, keys, key, theirs)
 

@@ -1,0 +1,44 @@
+"""Keys and values that configs once had, for command lines and workdirs from before they went."""
+
+from collections.abc import Mapping
+
+from t5x_diffeq.runtime.errors import InputError
+
+# By key: the value with which a run made no use of it. Such a run loads as before.
+_REMOVED: dict[str, object] = {
+    "optimizer.moment_dtype": "float32",
+    "train.jitter": 0.0,
+}
+# Keys that are still there, and the values that they no longer take.
+_REMOVED_VALUES: dict[str, tuple[str, ...]] = {}
+_LAST = "dcf23fb"  # the last commit that had them
+
+
+def former_key_error(key: str) -> str | None:
+    """What to say of a key that configs no longer have; None of any other."""
+    if key in _REMOVED:
+        return f"config key {key!r} was removed; {_last_commit()}"
+    return None
+
+
+def without_former_keys(values: Mapping[str, object]) -> dict[str, object]:
+    """The values of an old config, by the keys of today.
+
+    Args:
+      values: what a `config.json` holds, by dotted key.
+
+    Raises:
+      InputError: if the run used a key or a value that was removed; names the last commit that had
+        it.
+    """
+    for key, unused in _REMOVED.items():
+        if key in values and values[key] != unused:
+            raise InputError(f"{key} was {values[key]!r}, and was removed; {_last_commit()}")
+    for key, removed in _REMOVED_VALUES.items():
+        if values.get(key) in removed:
+            raise InputError(f"{key} can't be {values[key]!r} any more; {_last_commit()}")
+    return {key: value for key, value in values.items() if key not in _REMOVED}
+
+
+def _last_commit() -> str:
+    return f"commit {_LAST} was the last that had it"
