@@ -163,6 +163,8 @@ def get_config() -> ConfigDict:
     #   median
     train.spike_window = 128  # of the loss, or of the gradient norm, of this many steps
     train.log_every = 20  # steps between reports
+    train.hooks = ()  # importable names of what the loop does beside its steps, such as
+    #   "package.module:Name" or "package.module:Name(every=100)" (t5x_diffeq/blocks/README.md)
     train.trackers = ("tensorboard",)  # where reports go besides metrics.jsonl: tensorboard, wandb
     #   (Weights & Biases), trackio, or several of them (t5x_diffeq/tracking/README.md)
     train.sample_every = placeholder(int)  # steps between samples of text, which go to

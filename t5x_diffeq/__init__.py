@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from t5x_diffeq.ode.reversible import reversible
     from t5x_diffeq.ode.schemes import grid
     from t5x_diffeq.ode.solvers import Scheme, VectorField
+    from t5x_diffeq.runs.hooks import Hook
     from t5x_diffeq.runtime.config_files import load_config
     from t5x_diffeq.verbs.train_in_python import train
 
 __version__ = "0.1.0"
 __all__ = [
     "Block",
+    "Hook",
     "Sampling",
     "Scheme",
     "TrainedRun",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 _HOMES = {  # the module of each name, and its name there
     "Block": ("models.block", "Block"),
+    "Hook": ("runs.hooks", "Hook"),
     "Sampling": ("inference.sampling", "Sampling"),
     "Scheme": ("ode.solvers", "Scheme"),
     "TrainedRun": ("inference.trained_run", "TrainedRun"),

@@ -1,4 +1,4 @@
-"""The further blocks: what they compute, and the hooks that verbs ask of them."""
+"""The further blocks: what they compute, and the methods that verbs ask of them."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks import gated_linear_attention, mixture_of_experts
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.models.block import Block
-from t5x_diffeq.models.sub_fields import has_hook, make_block, need_hooks
+from t5x_diffeq.models.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.gradient import make_gradient
@@ -28,7 +28,7 @@ RULES = rules_of(default.get_config())
 
 
 class BareBlock(Block):
-    """f and g alone, without a hook."""
+    """f and g alone, without an optional method."""
 
     def f(self, y, places, deterministic=True):
         return y
@@ -228,11 +228,11 @@ def test_a_token_uses_only_its_experts():
     assert g.products == 2 * (c.embed_dim * 4 + 2 * 3 * c.embed_dim * c.mlp_dim)
 
 
-def test_a_block_without_hooks_is_refused_by_name():
+def test_a_block_without_a_method_is_refused_by_name():
     config = small(block=f"{__name__}:BareBlock").config
-    assert not has_hook(config, "extend")
+    assert not has_method(config, "extend")
     with pytest.raises(InputError, match="generation needs the method `extend` of the block"):
-        need_hooks(config, ("extend",))
+        need_methods(config, ("extend",))
     with pytest.raises(InputError, match="counting FLOPs needs the method `flops`"):
         step_flops(config, 2)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import auto_mesh, metrics_of, rules_of, send_after, setup_of, small_config
+from helpers import auto_mesh, metrics_of, rules_of, send_after, setup_of, small_config, training_of
 from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
@@ -24,6 +24,7 @@ from t5x_diffeq.layers.context import from_zigzag, to_zigzag, zigzag_order
 from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.transformer_block import TransformerBlock
+from t5x_diffeq.runs.hooks import Position
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
@@ -244,7 +245,9 @@ def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
         setup = setup_of(config, devices=jax.devices()[:devices])
         params = random_params(setup)
         with setup.context():
-            texts = Samples(setup.config.train, setup, ByteTokenizer()).run(params)
+            training = training_of(setup, tmp_path, ByteTokenizer())
+            Samples(training).run(Position(0, setup.init_state().replace(params=params), 0))
+        _, texts = training.writer.write_texts.call_args.args
         found.append((texts, Scorer(setup, params, 4)(sequels)))
     (texts, scores), (split_texts, split_scores) = found
     assert split_texts == texts and len(texts["sample/1"]) > 3

@@ -15,6 +15,7 @@ PRINTED = {  # what the last lines of each say
     "analysis_of_a_run": r"':': largest exponent -?\d",
     "ode_from_pretrained": r"8 steps: \d",
     "own_block": r"ode .*loss(.|\n)*baseline .*loss",
+    "own_hook": r"'step': 10, 'parameter_norm/all': \d",
     "own_scheme": r"own_scheme:ralston: errors .* order (1\.[89]|2\.[01])(.|\n)*'loss'",
     "train_and_look_inside": r"Heun: .*perplexity(.|\n)*'def main\(\):",
 }

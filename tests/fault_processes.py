@@ -119,6 +119,7 @@ class FaultyRun:
 def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq import train as verb
+    from t5x_diffeq.runs import evaluation_hook
     from t5x_diffeq.runtime import command_line
     from t5x_diffeq.training import checkpoint, checksums
     from t5x_diffeq.verbs import train as work
@@ -145,9 +146,9 @@ def train(arguments, environment, log, phase, mark, number, pause):
 
     stop_in(work, "make_setup", "start-up")
     stop_in(checkpoint.Checkpoints, "restore", "restore")
-    stop_in(work, "compile_train_step", "compile")
+    stop_in(work, "compile_train_steps", "compile")
     stop_in(work, "depths_of", "loop", number)
-    stop_in(work, "evaluate_loss", "evaluate")
+    stop_in(evaluation_hook, "evaluate_loss", "evaluate")
     stop_in(checksums, "save_own", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)
 

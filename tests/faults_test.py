@@ -26,7 +26,8 @@ from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 from helpers import corpus_of, metrics_of, numbered_lines
 from patience import patience
 
-from t5x_diffeq.runs import progress
+from t5x_diffeq.runs import evaluation_hook
+from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.checkpoint import Checkpoints
@@ -162,8 +163,8 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survivors):
     phases = [
         (verb, "check_config"),  # start-up: the data, or the config
         (verb, "open_writer"),  # metrics.jsonl is begun
-        (verb, "evaluate_loss"),  # the evaluation's line
-        (progress.Clock, "rates"),  # a step's line
+        (evaluation_hook, "evaluate_loss"),  # the evaluation's line
+        (Clock, "rates"),  # a step's line
         (Checkpoints, "save"),
     ]
     for owner, name in phases:

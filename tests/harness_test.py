@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -138,13 +137,11 @@ def test_a_task_whose_data_is_gone(tasks, tmp_path):
 
 def test_tasks_that_generate_need_a_block_that_can(tasks, small):
     folder = str(tasks)
-    assert harness.load_tasks(["local_cloze"], None, folder).hooks == ()
-    keys = Config.of(small).tasks
-    keys = replace(keys, names=("local_cloze", "local_generation"), include_path=folder)
-    bare = setup_of(small).model.config
-    bare = replace(bare, block="t5x_diffeq.examples.own_block:QKNormBlock")
+    assert harness.load_tasks(["local_cloze"], None, folder).methods == ()
+    small.tasks.update(names=("local_cloze", "local_generation"), include_path=folder)
+    small.model.block = "t5x_diffeq.examples.own_block:QKNormBlock"
     with pytest.raises(InputError, match="generation needs the method `extend`"):
-        DownstreamTasks(keys).check(bare)
+        DownstreamTasks.check(Config.of(small), setup_of(small))
 
 
 def test_the_papers_tasks_each_once():
@@ -188,7 +185,7 @@ def test_bad_tasks_are_refused_before_training(tasks, tmp_path):
     config = small_config(tmp_path / "text.txt")
     config.tasks.update(names=("gone",), include_path=str(tasks))
     with pytest.raises(InputError, match=r"tasks.names: there is no task 'gone'"):
-        DownstreamTasks(Config.of(config).tasks)
+        DownstreamTasks.check(Config.of(config), setup_of(config))
 
 
 @pytest.mark.slow

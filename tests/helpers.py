@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -12,11 +13,19 @@ from ml_collections import ConfigDict
 
 from configs import default
 from t5x_diffeq.data import corpus
+from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.runs.clock import Clock
+from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runs.hooks import Training
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.signals import StopSignals
+from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.tracking.trackers import RunWriter
 from t5x_diffeq.training import partitioning, setup
+from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +79,11 @@ def setup_of(
     return setup.make_setup(Config.of(config), vocab_size, devices)
 
 
+def config_with_train(**keys: object) -> Config:
+    config = Config.of(default.get_config())
+    return config.with_values({f"train.{key}": value for key, value in keys.items()})
+
+
 def train_keys(**keys: object) -> TrainKeys:
     return dataclasses.replace(Config.of(default.get_config()).train, **keys)
 
@@ -113,6 +127,25 @@ def call(verb, *arguments: str):
     """Runs a verb's `main` with these arguments of the command line."""
     parse(verb, ["verb", *arguments])
     return verb.main()
+
+
+def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
+    """A run for hooks to use, whose other parts are stand-ins that note how they are called."""
+    kinds = {
+        "checkpoints": Checkpoints,
+        "history": History,
+        "clock": Clock,
+        "watchdog": Watchdog,
+        "stop": StopSignals,
+    }
+    parts = {name: create_autospec(kind, instance=True) for name, kind in kinds.items()}
+    parts["stop"].interruptible = iter
+    corpus = create_autospec(Corpus, instance=True, tokenizer=tokenizer)
+    training = Training(
+        setup.config, setup, workdir, corpus, [], start, stopwatch=Stopwatch(), **parts
+    )
+    training.writer = create_autospec(RunWriter, instance=True)
+    return training
 
 
 def send_after(monkeypatch, number: int, steps: int) -> None:

@@ -128,8 +128,8 @@ def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_verbs_refuse_a_block_without_their_hook(tmp_path, capsys):
-    """They name the hook, before the checkpoint is read."""
+def test_verbs_refuse_a_block_without_their_method(tmp_path, capsys):
+    """They name the method, before the checkpoint is read."""
     config = config_of()
     config.model.block = f"{PARTS}:SilentBlock"
     config.train.update(total_steps=1)

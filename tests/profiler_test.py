@@ -6,22 +6,24 @@ import signal
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
 import pytest
 from fake_gcs import serve
-from helpers import metrics_of, setup_of, train_keys
+from helpers import config_with_train, metrics_of, setup_of, training_of
 from patience import patience
 from small_models import TOKENS, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runs import profiler as profiler_module
-from t5x_diffeq.runs.profiler import Profiler, check_profile
+from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runtime import files
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import compile_train_step
 from t5x_diffeq.verbs.train import train
 
@@ -122,7 +124,8 @@ def test_tracing_changes_nothing(traced, finished):
 )
 def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
-        check_profile(train_keys(total_steps=6, **keys))
+        config = config_with_train(total_steps=6, **keys)
+        Profiler.check(config, create_autospec(Setup, instance=True))
 
 
 def test_generation_numbers_its_steps():
@@ -142,18 +145,23 @@ def test_generation_numbers_its_steps():
     assert found == {(n, part) for n in "012" for part in ("attention", "mlp")}
 
 
+def profiler_of(workdir, **keys):
+    config = config_with_train(**keys)
+    return Profiler(training_of(create_autospec(Setup, instance=True, config=config), workdir))
+
+
 @contextmanager
 def looking(tmp_path, monkeypatch, **keys):
     """A profiler that looks for requests all the time, and a loop of steps to call."""
     monkeypatch.setattr(profiler_module, "SECONDS_BETWEEN_LOOKS", 0.02)
     x = jnp.ones(8)
     double = jax.jit(lambda x: 2 * x)
-    with Profiler(train_keys(total_steps=99, **keys), tmp_path) as profiler:
+    with profiler_of(tmp_path, total_steps=99, **keys) as profiler:
 
         def step(n):
-            profiler.before_step(n, x)
+            profiler.before_step(n, x, None)
             y = double(x)
-            profiler.after_step(n, y)
+            profiler.after_step(n, y, {})
 
         yield profiler, step
 
@@ -193,7 +201,7 @@ def test_a_signal_asks_for_steps(tmp_path, monkeypatch):
 def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):
     """The first replaces a number by steps that lie ahead; the other takes them up."""
     (tmp_path / "profile").write_text("2")
-    processes = [Profiler(train_keys(profile_processes=(0, 1)), tmp_path) for _ in range(2)]
+    processes = [profiler_of(tmp_path, profile_processes=(0, 1)) for _ in range(2)]
     for n, process in enumerate(processes):
         process.step, process.seconds_per_step = 10, 5.0
         monkeypatch.setattr(jax, "process_index", lambda n=n: n)

@@ -1,17 +1,19 @@
 """Samples of text while training, and what describes a run."""
 
 import subprocess
+from dataclasses import replace
 from importlib import metadata
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import setup_of, small_config, train_keys
+from helpers import setup_of, small_config, training_of
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.samples import SAMPLING, Samples
 from t5x_diffeq.inference.sampling import generate
+from t5x_diffeq.runs.hooks import Position
 from t5x_diffeq.runs.hyperparameters import git_state, hyperparameters
 from t5x_diffeq.runtime.errors import InputError
 
@@ -28,13 +30,17 @@ def setup(text):
 
 
 @pytest.mark.slow
-def test_each_prompt_is_continued_as_alone(setup):
-    train = train_keys(sample_every=5, sample_prompts=("", "line 12", "x"))
-    samples = Samples(train, setup, TOKENIZER)
+def test_each_prompt_is_continued_as_alone(setup, tmp_path):
+    setup = with_samples(setup, ("", "line 12", "x"))
+    training = training_of(setup, tmp_path, TOKENIZER)
+    samples = Samples(training)
     with setup.context():
-        params = setup.init_state().params
-        found = samples.run(params)
-        assert samples.run(params) == found
+        state = setup.init_state()
+        params = state.params
+        for _ in range(2):
+            samples.run(Position(5, state, 5))
+        first, found = [call.args[1] for call in training.writer.write_texts.call_args_list]
+        assert first == found
         row = Continuation(TOKENIZER, samples.prompts[1])
         prompts, keys = [row.prompt] * 4, samples.keys()[jnp.full(4, 1)]  # 2 per device
         for _ in grow([row], generate(setup.model, params, prompts, 64, SAMPLING, keys)):
@@ -44,10 +50,18 @@ def test_each_prompt_is_continued_as_alone(setup):
     assert found["sample/1"] == row.text() and len(found["sample/1"]) > len("line 12")
 
 
-def test_prompts_that_cannot_be_continued(setup):
-    for prompts, message in (((), "is empty"), (("x" * 500,), r"has a text of 500 tokens, .* 128")):
-        with pytest.raises(InputError, match=message):
-            Samples(train_keys(sample_every=1, sample_prompts=prompts), setup, TOKENIZER)
+def with_samples(setup, prompts):
+    keys = {"train.sample_every": 5, "train.sample_prompts": prompts}
+    return replace(setup, config=setup.config.with_values(keys))
+
+
+def test_prompts_that_cannot_be_continued(setup, tmp_path):
+    none, long = with_samples(setup, ()), with_samples(setup, ("x" * 500,))
+    with pytest.raises(InputError, match=r"train\.sample_prompts is empty"):
+        Samples.check(none.config, none)
+    corpus = training_of(setup, tmp_path, TOKENIZER).corpus
+    with pytest.raises(InputError, match=r"train\.sample_prompts has a text of 500 tokens, .* 128"):
+        Samples.check_corpus(long.config, long, corpus)
 
 
 def test_hyperparameters(setup):

@@ -17,11 +17,11 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="t5x_diffeq-trackio
 
 import numpy as np
 import pytest
-from helpers import metrics_of, send_after
+from helpers import metrics_of, send_after, setup_of
 from matplotlib.figure import Figure
 from patience import patience
 
-from t5x_diffeq.runs.figures import check_figures
+from t5x_diffeq.runs.figures import WeightFigures
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking import background, trackers
@@ -292,7 +292,7 @@ def test_what_is_missing_is_said_before_the_run(small, monkeypatch, tmp_path):
             check_trackers(("tensorboard", name))
     small.train.figure_every = 5
     with pytest.raises(InputError, match=r"figure_every=5 needs the package matplotlib"):
-        check_figures(Config.of(small).train)
+        WeightFigures.check(Config.of(small), setup_of(small))
     small.train.trackers = ()
     with pytest.raises(InputError, match=r"figure_every=5 needs a tracker"):
         train(Config.of(small), tmp_path)

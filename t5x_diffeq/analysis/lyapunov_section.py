@@ -18,7 +18,7 @@ from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import has_hook
+from t5x_diffeq.models.sub_fields import has_method
 
 _COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension")
 _COMMON = (
@@ -73,7 +73,7 @@ def lyapunov_section(
     found = lyapunov_exponents(
         model, params, tokens, outputs=outputs, convention=convention, memory=memory
     )
-    rolls_out = has_hook(model.config, "attention_matrix")
+    rolls_out = has_method(model.config, "attention_matrix")
     flow = attention_rollout(model, params, tokens, outputs) if rolls_out else None
     columns = (*_COLUMNS, "rollout") if rolls_out else _COLUMNS
     markup, rows, sentences = "", [], []

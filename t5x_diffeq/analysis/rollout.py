@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import State, Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
-from t5x_diffeq.models.sub_fields import make_block, need_hooks
+from t5x_diffeq.models.sub_fields import make_block, need_methods
 from t5x_diffeq.ode.schemes import find_scheme
 
 
@@ -39,7 +39,7 @@ def attention_rollout(
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
-    need_hooks(config, ("attention_matrix",))
+    need_methods(config, ("attention_matrix",))
     block = make_block(config)
 
     @jax.jit

@@ -23,7 +23,7 @@ from t5x_diffeq.array_types import Weights
 from t5x_diffeq.models.block import Block, Matrices
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source
-from t5x_diffeq.models.sub_fields import need_hooks
+from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runtime.errors import InputError
 
 _TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
@@ -56,7 +56,7 @@ def spectra(block: Block, weights: Weights) -> Spectra:
     W = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(W)):
         raise InputError("some weights are not finite; take an earlier checkpoint")
-    need_hooks(block.config, ("spectral_factors",))
+    need_methods(block.config, ("spectral_factors",))
     factors = block.spectral_factors(W).items()
     return {kind: eigenvalues(smaller_product(A, B)) for kind, (A, B) in factors}
 

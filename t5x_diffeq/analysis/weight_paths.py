@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.analysis.spectra import smaller_product
 from t5x_diffeq.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import has_hook, make_block
+from t5x_diffeq.models.sub_fields import has_method, make_block
 from t5x_diffeq.runtime.console import say
 
 _NODES, _HEADS = 12, 4  # at most so many of each have their eigenvalues drawn
@@ -92,7 +92,7 @@ def _products(model: LanguageModel, W: Weights) -> tuple[Products, dict[str, Arr
     """The products that are small enough, and the heads of those that have any."""
     products: Products = {}
     heads: dict[str, Array] = {}
-    if not has_hook(model.config, "spectral_factors"):
+    if not has_method(model.config, "spectral_factors"):
         return products, heads
     try:
         factors = make_block(model.config).spectral_factors(W)

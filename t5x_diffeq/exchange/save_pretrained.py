@@ -27,7 +27,7 @@ from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import make_block, need_hooks
+from t5x_diffeq.models.sub_fields import make_block, need_methods
 from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
@@ -135,7 +135,7 @@ def save_pretrained(
     if peft:
         check_adapters(config)
     plain = family_of(config)
-    need_hooks(config, ("pytorch_form",))
+    need_methods(config, ("pytorch_form",))
     form = make_block(config).pytorch_form() if config.block else None
     layout = plain[1].layout if plain else layout_of_block(config) if form else OWN
     check_names(layout, config, run.params)

@@ -1,14 +1,18 @@
 """Tasks of lm-evaluation-harness while a model trains: `config.tasks`."""
 
 import importlib.util
-from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
 
-from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import need_hooks
-from t5x_diffeq.runtime.config import TasksKeys
+from t5x_diffeq.models.sub_fields import need_methods
+from t5x_diffeq.runs.goodput import EVALUATION
+from t5x_diffeq.runs.hooks import Hook, Position, Training
+from t5x_diffeq.runtime.config import Config, TasksKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup
+
+if TYPE_CHECKING:
+    from t5x_diffeq.inference.harness import Tasks
 
 
 def check_harness(asked_by: str) -> None:
@@ -23,58 +27,44 @@ def check_harness(asked_by: str) -> None:
         )
 
 
-class DownstreamTasks:
-    """The tasks that a config names, loaded once; falsy if it names none.
+@cache
+def _load(tasks: TasksKeys) -> "Tasks":
+    from t5x_diffeq.inference.harness import load_tasks  # lm_eval takes seconds to import
 
-    Args:
-      tasks: `config.tasks`.
+    return load_tasks(
+        tasks.names, tasks.num_fewshot, tasks.include_path, tasks.limit, "tasks.names"
+    )
 
-    Raises:
-      InputError: if the value of a key can't be used, naming the key.
-    """
 
-    def __init__(self, tasks: TasksKeys):
-        self.every, self.tasks = tasks.every, None
-        if not tasks.names:
-            return
-        check_harness("tasks.names")
-        from t5x_diffeq.inference import harness
+class DownstreamTasks(Hook):
+    """Runs the tasks that a config names: `tasks/piqa/acc` and the like."""
 
-        self.harness = harness
-        self.tasks = harness.load_tasks(
-            tasks.names, tasks.num_fewshot, tasks.include_path, tasks.limit, "tasks.names"
-        )
+    name: ClassVar[str] = "tasks"
+    activity: ClassVar[str] = EVALUATION
+    runs_at_0: ClassVar[bool] = False
+    runs_later: ClassVar[bool] = True
 
-    def __bool__(self) -> bool:
-        return self.tasks is not None
+    def __init__(self, training: Training):
+        tasks = training.config.tasks
+        super().__init__(training, tasks.every if tasks.names else None)
 
-    def check(self, model: ModelConfig) -> None:
-        """Checks that the model's block can do what the tasks need.
+    @classmethod
+    def check(cls, config: Config, setup: Setup) -> None:
+        """Loads the tasks; refuses those that the model's block can't do."""
+        if config.tasks.names:
+            check_harness("tasks.names")
+            need_methods(setup.model.config, _load(config.tasks).methods)
 
-        Raises:
-          InputError: if it can't, naming the method that it lacks.
-        """
-        if self.tasks is not None:
-            need_hooks(model, self.tasks.hooks)
+    def run(self, position: Position) -> dict[str, float]:
+        """The tasks' metrics; their table is printed."""
+        from t5x_diffeq.inference.harness import score_tasks
 
-    def run(
-        self,
-        setup: Setup,
-        params: dict,
-        tokenizer: Tokenizer,
-        batch_size: int,
-        interruptible: Callable,
-    ) -> dict[str, float]:
-        """Runs the tasks; returns `tasks/piqa/acc` and the like, and prints the table.
-
-        Args:
-          setup: the run's setup.
-          params: the model's parameters.
-          tokenizer: the run's tokenizer.
-          batch_size: sequences of the model's full length per batch.
-          interruptible: yields the batches that it is given, or raises (see `StopSignals`).
-        """
-        assert self.tasks is not None  # callers check first that there are tasks
-        return self.harness.score_tasks(
-            setup, params, tokenizer, batch_size, self.tasks, interruptible
+        training = self.training
+        return score_tasks(
+            training.setup,
+            position.state.params,
+            training.corpus.tokenizer,
+            training.config.train.eval_batch_size,
+            _load(training.config.tasks),
+            training.stop.interruptible,
         )

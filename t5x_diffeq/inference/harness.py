@@ -48,14 +48,14 @@ class Tasks(NamedTuple):
       shots: examples in each context; None for the task's own number.
       limit: only the first `limit` documents of each task; None for all.
       manager: the harness's task manager, which finds the tasks.
-      hooks: the methods that they need of a block: those of generation, if one of them generates.
+      methods: the methods that they need of a block: those of generation, if one of them generates.
     """
 
     names: list[str]
     shots: int | None
     limit: int | None
     manager: TaskManager
-    hooks: tuple[str, ...]
+    methods: tuple[str, ...]
 
 
 def task_names(asked: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The base of blocks whose f is attention: f and its hooks; a subclass adds g."""
+"""The base of blocks whose f is attention: f and its optional methods; a subclass adds g."""
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float

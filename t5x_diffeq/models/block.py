@@ -3,7 +3,7 @@
 A block is an ordinary Linen module that knows nothing of time, step size or residual stream. Its
 linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
 a weight source can make them for any t. `blocks/README.md` shows how to write one; a config names
-it by `model.block`. f and g are required. The other methods, called hooks, each serve some verbs,
+it by `model.block`. f and g are required. The other methods are optional. Each serves some verbs,
 which refuse a block that lacks theirs.
 """
 
@@ -114,7 +114,7 @@ class Block(nn.Module):
         """
         self.sow(COSTS, "rate", rate, init_fn=lambda: 0.0, reduce_fn=lambda a, b: a + b)
 
-    # ------------------------------------------------------------------ hooks: generation
+    # --------------------------------------------------------------- optional methods: generation
     @nn.nowrap
     def empty_cache(self, batch_size: int, length: int) -> Cache:
         """What one evaluation of f remembers of no tokens: arrays by name.
@@ -138,13 +138,13 @@ class Block(nn.Module):
         """
         raise self.lacks("extend")
 
-    # ------------------------------------------------------------------ hooks: FLOPs
+    # --------------------------------------------------------------- optional methods: FLOPs
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
         """The FLOPs of f and of g on sequences of `length` tokens."""
         raise self.lacks("flops")
 
-    # ------------------------------------------------------------------ hooks: export
+    # --------------------------------------------------------------- optional methods: export
     @nn.nowrap
     def pytorch_form(self) -> PyTorchForm:
         """The PyTorch file that computes the block.
@@ -155,7 +155,7 @@ class Block(nn.Module):
         """
         raise self.lacks("pytorch_form")
 
-    # ------------------------------------------------------------------ hooks: analysis
+    # --------------------------------------------------------------- optional methods: analysis
     @nn.nowrap
     def spectral_factors(self, weights: Weights) -> Factors:
         """Two factors A, B by name, of each product A B whose eigenvalues `analyze` shows.
@@ -171,16 +171,16 @@ class Block(nn.Module):
         raise self.lacks("attention_matrix")
 
     @nn.nowrap
-    def lacks(self, hook: str) -> InputError:
-        """The error that says that the block has no such hook, and what it is for."""
+    def lacks(self, method: str) -> InputError:
+        """The error that says that the block has no such method, and what it is for."""
         return InputError(
-            f"{HOOKS[hook]} needs the method `{hook}` of the block, and {type(self).__name__} of "
-            f"model.block={self.config.block} has none; t5x_diffeq/blocks/README.md says what it "
-            "returns"
+            f"{OPTIONAL_METHODS[method]} needs the method `{method}` of the block, and "
+            f"{type(self).__name__} of model.block={self.config.block} has none; "
+            "t5x_diffeq/blocks/README.md says what it returns"
         )
 
 
-HOOKS = {
+OPTIONAL_METHODS = {
     "empty_cache": "generation",
     "extend": "generation",
     "flops": "counting FLOPs",
@@ -190,7 +190,7 @@ HOOKS = {
 }
 
 
-_DESCRIBES = {  # the sub-fields that each hook is about
+_DESCRIBES = {  # the sub-fields that each method is about
     "empty_cache": "f",
     "extend": "f",
     "attention_matrix": "f",
@@ -200,14 +200,14 @@ _DESCRIBES = {  # the sub-fields that each hook is about
 }
 
 
-def has_own_hook(kind: type[Block], hook: str) -> bool:
-    """Whether a class of blocks has this hook, for the f and g that it has.
+def has_own_method(kind: type[Block], method: str) -> bool:
+    """Whether a class of blocks has this method, for the f and g that it has.
 
-    A subclass that replaces f or g, and inherits a hook about it, has none.
+    A subclass that replaces f or g, and inherits a method about it, has none.
     """
 
-    given = getattr(kind, hook) is not getattr(Block, hook)
-    return given and all(_depth(kind, hook) <= _depth(kind, name) for name in _DESCRIBES[hook])
+    given = getattr(kind, method) is not getattr(Block, method)
+    return given and all(_depth(kind, method) <= _depth(kind, name) for name in _DESCRIBES[method])
 
 
 def can_split_length(kind: type[Block]) -> bool:

@@ -31,7 +31,7 @@ from t5x_diffeq.models.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
     make_block,
-    need_hooks,
+    need_methods,
     vector_field,
 )
 from t5x_diffeq.ode.cached import integrate_with_memory
@@ -216,7 +216,7 @@ class LanguageModel(nn.Module):
         Raises:
           InputError: if the block can't generate.
         """
-        need_hooks(self.config, ("extend", "empty_cache"))
+        need_methods(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
         block = make_block(self.config)
         count = self.config.num_steps * evaluations_of_f

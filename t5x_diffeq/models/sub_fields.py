@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool
 from t5x_diffeq.array_types import Cache, Places, State, Vector, Weights
 from t5x_diffeq.layers.quantization import quantized
 from t5x_diffeq.models.adapters import block_variables
-from t5x_diffeq.models.block import COSTS, Block, has_own_hook
+from t5x_diffeq.models.block import COSTS, Block, has_own_method
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.ode.cached import SubFieldWithMemory
@@ -61,25 +61,25 @@ def has_cost(config: ModelConfig) -> bool:
     return make_block(config).has_cost
 
 
-def has_hook(config: ModelConfig, hook: str) -> bool:
-    """Whether the config's block has this hook, a method of `Block` that it may leave out.
+def has_method(config: ModelConfig, method: str) -> bool:
+    """Whether the config's block has this method, a method of `Block` that it may leave out.
 
     The block of the architecture is exported without a form of its own.
     """
     if config.block is None:
         return True
-    return has_own_hook(type(make_block(config)), hook)
+    return has_own_method(type(make_block(config)), method)
 
 
-def need_hooks(config: ModelConfig, hooks: tuple[str, ...]) -> None:
-    """Checks that the config's block has these hooks.
+def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
+    """Checks that the config's block has these methods.
 
     Raises:
       InputError: if it lacks one; names it, and what it is for.
     """
-    for hook in hooks:
-        if not has_hook(config, hook):
-            raise make_block(config).lacks(hook)
+    for method in methods:
+        if not has_method(config, method):
+            raise make_block(config).lacks(method)
 
 
 def kernels_not_quantized(config: ModelConfig) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from t5x_diffeq.models.sub_fields import has_hook
+from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.partitioning import describe_mesh
 from t5x_diffeq.training.setup import Setup
@@ -29,7 +29,7 @@ def hyperparameters(setup: Setup) -> dict[str, object]:
     """
     c, params = setup.model.config, jax.tree.leaves(setup.abstract_state.params)
     cost = {}
-    if has_hook(c, "flops"):
+    if has_method(c, "flops"):
         cost["model/flops_per_token"] = step_flops(c, 1).model / c.max_length
     return {
         **setup.config.flat(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from t5x_diffeq.models.sub_fields import need_hooks
+from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
@@ -46,7 +46,7 @@ def load_run(
     batch_size: int,
     checkpoint: int | str | None = None,
     grids: Sequence[Grid] = (),
-    hooks: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
     adapters: AnyPath | None = None,
     averages: bool = False,
 ) -> Run:
@@ -59,7 +59,7 @@ def load_run(
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
       grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
         checkpoint is read.
-      hooks: the methods of its block that are needed, which are looked for before that, too.
+      methods: the methods of its block that are needed, which are looked for before that, too.
       adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
 
@@ -89,7 +89,7 @@ def load_run(
         }
     )
     setup = make_setup(config, vocab_size)
-    need_hooks(setup.model.config, hooks)
+    need_methods(setup.model.config, methods)
     for num_steps, scheme in grids:
         setup.at_depth(num_steps, scheme)
     if not adapters:

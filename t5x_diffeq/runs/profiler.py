@@ -16,20 +16,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
+from t5x_diffeq.runs.goodput import OTHER
+from t5x_diffeq.runs.hooks import Hook, Training
 from t5x_diffeq.runs.traces import how_to_open, process_name, start_trace, store_file, store_trace
 from t5x_diffeq.runtime import console
-from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, describe_error, remove_file, write_whole
+from t5x_diffeq.runtime.files import describe_error, remove_file, write_whole
+from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
 REQUEST = "profile"  # the file in the workdir that asks for a trace
@@ -54,45 +56,15 @@ class Steps(NamedTuple):
         return f"{self.first}-{self.last}"
 
 
-def check_profile(train: TrainKeys) -> None:
-    """Checks the keys `train.profile*`.
+class Profiler(Hook):
+    """Traces steps of the training loop."""
 
-    Raises:
-      InputError: if the steps are not steps of the run, or a process doesn't exist.
-    """
-    if train.profile is not None:
-        first, last = Steps.of(train.profile)
-        if not 1 <= first <= last <= train.total_steps:
-            raise InputError(
-                f"train.profile={train.profile}: the first step must be at least 1, the last no "
-                f"earlier, and at most train.total_steps={train.total_steps}; such as 100:105"
-            )
-    count = jax.process_count()
-    if missing := [n for n in train.profile_processes if n >= count]:
-        raise InputError(
-            f"train.profile_processes names process {missing[0]}, and there are {count}: give "
-            f"numbers from 0 to {count - 1}"
-        )
+    name: ClassVar[str] = "profile"
 
-
-class Profiler:
-    """A context that traces steps of the training loop.
-
-    Call `before_step` before a step's batch is read, and `after_step` when the step is on its way.
-
-    Args:
-      train: `config.train`.
-      workdir: traces go to its `profiles/`.
-      pause: makes a context for the time in which a trace is written instead of training.
-    """
-
-    def __init__(
-        self,
-        train: TrainKeys,
-        workdir: AnyPath,
-        pause: Callable[[], AbstractContextManager] = nullcontext,
-    ):
-        self.train, self.folder, self.pause = train, workdir / FOLDER, pause
+    def __init__(self, training: Training):
+        super().__init__(training)
+        train, workdir = training.config.train, training.workdir
+        self.train, self.folder = train, workdir / FOLDER
         self.request = workdir / REQUEST
         self.is_chosen = jax.process_index() in train.profile_processes
         planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
@@ -108,6 +80,25 @@ class Profiler:
         self.ended = threading.Event()
         self.threads: list[threading.Thread] = []
 
+    @classmethod
+    def check(cls, config: Config, setup: Setup) -> None:
+        """Refuses steps that the run doesn't have, and processes that don't exist."""
+        train = config.train
+        if train.profile is not None:
+            first, last = Steps.of(train.profile)
+            if not 1 <= first <= last <= train.total_steps:
+                raise InputError(
+                    f"train.profile={train.profile}: the first step must be at least 1, the last "
+                    f"no earlier, and at most train.total_steps={train.total_steps}; such as "
+                    "100:105"
+                )
+        count = jax.process_count()
+        if missing := [n for n in train.profile_processes if n >= count]:
+            raise InputError(
+                f"train.profile_processes names process {missing[0]}, and there are {count}: give "
+                f"numbers from 0 to {count - 1}"
+            )
+
     # ------------------------------------------------------------------ called by the loop
     def __enter__(self) -> "Profiler":
         self.signal_before = signal.signal(signal.SIGUSR2, self._note)
@@ -115,7 +106,7 @@ class Profiler:
             self._run_in_thread(self._look_for_requests)
         return self
 
-    def before_step(self, step: int, state: Any) -> None:
+    def before_step(self, step: int, state: Any, batch: Any) -> None:
         """Begins a trace if `step` is its first; `state` is the result of the step before."""
         now = time.monotonic()
         if self.step:
@@ -127,24 +118,24 @@ class Profiler:
         self.annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
         self.annotation.__enter__()
 
-    def after_step(self, step: int, state: Any) -> None:
+    def after_step(self, step: int, state: Any, metrics: Any) -> None:
         """Ends a trace if `step` is its last; `state` is the step's result."""
         if self.annotation is not None:
             self.annotation.__exit__(None, None, None)
         if self.tracing is not None and step >= self.tracing.last:
             jax.block_until_ready(state)
-            with self.pause():
+            with self.training.stopwatch.during(OTHER):
                 self._attempt(self._stop)
 
-    def cut(self) -> None:
-        """Ends a trace now, because the run goes back."""
+    def go_back(self, step: int) -> None:
+        """Ends a trace now."""
         if self.tracing is not None:
             self.tracing = Steps(self.tracing.first, self.step)
             self._attempt(self._stop)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.ended.set()
-        self.cut()
+        self.go_back(self.step)
         if self.train.memory_profile and "RESOURCE_EXHAUSTED" in str(error):
             self._attempt(lambda: self._save_memory_profile(f"step_{self.step}_out_of_memory"))
         for thread in self.threads:

@@ -3,9 +3,6 @@
 import os
 import shlex
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -14,9 +11,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import has_hook, kernels_not_quantized
-from t5x_diffeq.runs.goodput import DATA, STEPS
-from t5x_diffeq.runs.history import Stopwatch
+from t5x_diffeq.models.sub_fields import has_method, kernels_not_quantized
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
@@ -41,71 +36,13 @@ class CorpusFacts(Protocol):
         """The size of a split."""
 
 
-class Clock:
-    """Measures rates since the last report, and estimates the time left.
-
-    Args:
-      total_steps: the step at which training ends.
-      tokens_per_step: tokens in the global batch.
-      step: the step at which training starts.
-      stopwatch: divides the time among activities.
-    """
-
-    def __init__(self, total_steps: int, tokens_per_step: int, step: int, stopwatch: Stopwatch):
-        self.total_steps, self.tokens_per_step = total_steps, tokens_per_step
-        self.stopwatch = stopwatch
-        self.go_back(step)
-
-    def go_back(self, step: int) -> None:
-        """Measures from here on, where the run is at `step`."""
-        self.step, self.before = step, self.stopwatch.seconds()
-
-    @contextmanager
-    def waiting_for_data(self, running: object) -> Iterator[None]:
-        """A context in which a batch is waited for.
-
-        Args:
-          running: arrays of the step that runs meanwhile, or None. If they are there in the end,
-            the devices waited, too, and the time counts as that of the data.
-        """
-        start = time.perf_counter()
-        yield
-        if all(array.is_ready() for array in jax.tree.leaves(running)):
-            self.stopwatch.move(time.perf_counter() - start, STEPS, DATA)
-
-    def rates(self, step: int) -> dict[str, float]:
-        """Rates of training since the last call.
-
-        `tokens_per_second`; `step_seconds`, seconds per step; and `data_wait`, the part of them in
-        which the devices waited for a batch.
-        """
-        now = self.stopwatch.seconds()
-        steps, data = (now.get(k, 0) - self.before.get(k, 0) for k in (STEPS, DATA))
-        seconds, done = max(steps + data, 1e-9), step - self.step
-        self.step, self.before = step, now
-        return {
-            "tokens_per_second": done * self.tokens_per_step / seconds,
-            "step_seconds": seconds / done,
-            "data_wait": data / seconds,
-        }
-
-    def line(self, step: int, loss: float, rate: float) -> str:
-        """`step 200/300  67%  loss 3.1416  21.0k tokens/s  0:42 left`."""
-        left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
-        width = len(str(self.total_steps))
-        return (
-            f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
-            f"loss {loss:.4f}  {format_count(rate)} tokens/s  {format_duration(left)} left"
-        )
-
-
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     """`mfu`, the model FLOPs utilisation of 1 (see flops.py).
 
     Empty where the device's peak or the block's FLOPs are unknown.
     """
     figures, c = chip(setup.mesh.devices.flat[0].device_kind), setup.model.config
-    if figures is None or not has_hook(c, "flops"):
+    if figures is None or not has_method(c, "flops"):
         return {}
     seconds = c.max_length / tokens_per_second  # of one sequence
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}

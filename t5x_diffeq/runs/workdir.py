@@ -106,6 +106,7 @@ def may_change(key: str) -> bool:
             "train.ema_decay",
             "train.on_spike",
             "train.spike_deviations",
+            "train.hooks",
             "train.trackers",
             "train.sample_prompts",
             "train.loss_chunk",

@@ -145,6 +145,12 @@ def _fail(status: int, error: object) -> int:
     return status
 
 
+def _with_notes(error: Exception) -> str:
+    """Its message, with the notes that say where it was raised."""
+    notes = getattr(error, "__notes__", ())
+    return "; ".join([str(error), *notes])
+
+
 def _fail_foreseen(error: InputError | RunError) -> int:
     """`_fail` for an error whose message this package wrote.
 
@@ -152,8 +158,8 @@ def _fail_foreseen(error: InputError | RunError) -> int:
     problem may be temporary, and the status is that of a `MachineryError`.
     """
     if error.__cause__ is not None and is_of_machinery(error.__cause__):
-        return _fail(EXIT_MACHINERY, error)
-    return _fail(2 if isinstance(error, InputError) else 1, error)
+        return _fail(EXIT_MACHINERY, _with_notes(error))
+    return _fail(2 if isinstance(error, InputError) else 1, _with_notes(error))
 
 
 def _fail_unforeseen(error: Exception) -> int:
@@ -171,7 +177,7 @@ def _fail_unforeseen(error: Exception) -> int:
     traceback.print_exception(error)
     if others := _find_peers():
         others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences
-    return _fail(1, f"{type(error).__name__}: {error}")
+    return _fail(1, f"{type(error).__name__}: {_with_notes(error)}")
 
 
 def silence_libraries() -> None:

@@ -184,6 +184,7 @@ class TrainKeys(_Section):
     spike_deviations: Positive
     spike_window: Annotated[int, Key(int, 8, 2**16)]
     log_every: Size
+    hooks: Annotated[tuple[str, ...], Key(tuple, choices=(PLUGIN,))]
     trackers: Annotated[tuple[str, ...], Key(tuple, choices=("tensorboard", "wandb", "trackio"))]
     sample_every: SizeOrNone
     sample_prompts: Annotated[tuple[str, ...], Key(tuple, entry=Key(str, can_be_empty=True))]

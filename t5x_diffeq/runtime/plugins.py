@@ -86,6 +86,7 @@ def plugin_versions(values: Mapping[str, Any], recorded: Mapping[str, str]) -> d
     """
     names = [values[key] for key in PLUGIN_KEYS]
     names += [source for _, source, _ in values["data.mixture"]]
+    names += values["train.hooks"]
     packages = {name.partition(".")[0].partition(":")[0] for name in names if _is_name(name)}
     found = {}
     for package in sorted(packages):

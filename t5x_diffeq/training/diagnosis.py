@@ -3,6 +3,7 @@
 The train step leaves out an update that isn't finite, so the state is still the one to look at.
 """
 
+from collections.abc import Sequence
 from math import isfinite
 
 import jax
@@ -12,6 +13,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
+from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.setup import Setup
@@ -79,3 +81,33 @@ def _solver_step_not_finite(setup: Setup, params: Params, batch: Batch) -> str |
             if not isfinite(value):
                 return f"{names[kind]} isn't finite in solver step {n + 1} of {steps}"
     return None
+
+
+def not_finite_error(
+    step: int, bad: Sequence[str], last_checkpoint: int | None, start: int, cause: str | None
+) -> RunError:
+    """The error that ends a run whose values are no longer finite; says what to try.
+
+    Args:
+      step: the optimizer step that the values belong to.
+      bad: what is wrong: "loss is nan".
+      last_checkpoint: the newest checkpoint that was saved, if any.
+      start: the checkpoint that the run was resumed from; 0 for a new run.
+      cause: where the first such value appears, if that was found.
+    """
+    what = f"at step {step} {' and '.join(bad)}{f': {cause}' if cause else ''}"
+    if start and step == start + 1:
+        return RunError(
+            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
+            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
+            "one"
+        )
+    good = (
+        "no checkpoint was saved yet"
+        if last_checkpoint is None
+        else f"the last good checkpoint is {last_checkpoint}"
+    )
+    return RunError(
+        f"{what}; {good}, and this state was not saved; try a lower optimizer.learning_rate, a "
+        "longer optimizer.warmup_fraction or a smaller optimizer.max_grad_norm in a new --workdir"
+    )

@@ -15,7 +15,7 @@ from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes, need_hooks
+from t5x_diffeq.models.sub_fields import block_of_shapes, need_methods
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.time_features import SINUSOIDS
@@ -65,7 +65,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     Raises:
       InputError: if the block doesn't say how many FLOPs it takes.
     """
-    need_hooks(config, ("flops",))
+    need_methods(config, ("flops",))
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
     block = block_of_shapes(config)

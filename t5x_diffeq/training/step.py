@@ -1,54 +1,29 @@
 """The train step (one optimizer step) and the eval step."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from clu import metrics as clu_metrics
-from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import BatchGradient, make_gradient
 from t5x_diffeq.training.growth import while_waiting
-from t5x_diffeq.training.objective import Batch, Means, batch_losses
+from t5x_diffeq.training.objective import Batch, batch_losses
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.update import Rule, learning_part, update_unless, with_changes
 from t5x_diffeq.training.watch import watch_gradient
 
-
-# clu's fields are annotated with classes that a call returns, which mypy doesn't accept as types.
-@struct.dataclass
-class TrainMetrics(clu_metrics.Collection):
-    """The metrics of a single optimizer step, never a running mean."""
-
-    loss: clu_metrics.LastValue.from_output("loss")  # type: ignore[valid-type]
-    grad_norm: clu_metrics.LastValue.from_output("grad_norm")  # type: ignore[valid-type]
-    learning_rate: clu_metrics.LastValue.from_output("learning_rate")  # type: ignore[valid-type]
-
-
-StepMetrics: TypeAlias = clu_metrics.Collection  # these and perhaps more
-
-
-def _metrics_of(means: Means, **values: jax.Array) -> StepMetrics:
-    """The metrics of a step: also divergences, velocity, a running cost, and spikes."""
-    # Of a subclass, clu would compute only its own fields.
-    own = TrainMetrics.__annotations__
-    further = {
-        name: clu_metrics.LastValue.from_output(name)
-        for name in (*means, *values)
-        if name not in own
-    }
-    kind = clu_metrics.Collection.create(**own, **further)
-    return (kind if further else TrainMetrics).single_from_model_output(**means, **values)
+Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 
 
 class EvalMetrics(NamedTuple):
@@ -91,8 +66,8 @@ def _make_train_step(
 ) -> Callable[..., tuple]:
     """The function from a state and a batch to the next state and the step's metrics.
 
-    With a teacher, its third argument is the teacher's parameters. With `train.watch_every`, its
-    third result is the norms of the gradient of W(t) (`watch.watch_gradient`).
+    With a teacher, its third argument is the teacher's parameters. The metrics are scalars; with
+    `train.watch_every`, also the norms of the gradient of W(t) (`watch.watch_gradient`).
 
     Args:
       setup: the model, the optimizer and what belongs to them.
@@ -102,7 +77,9 @@ def _make_train_step(
     keys = setup.config.train
     waiting, optimizer = while_waiting(setup, depths)
 
-    def train_step(state: TrainState, batch: Batch, *teacher_params: dict) -> tuple:
+    def train_step(
+        state: TrainState, batch: Batch, *teacher_params: dict
+    ) -> tuple[TrainState, Metrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         watch = watch_gradient(state.step + 1, keys.watch_every)
         of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch, waiting)
@@ -115,8 +92,7 @@ def _make_train_step(
             changed = update_unless(rejected, before, places, rule, setup)
         after = replace(with_changes(state, changed), step=state.step + 1, recent=recent)
         values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
-        metrics = _metrics_of(found.means, **values, **of_spikes)
-        return (after, metrics, found.curves) if watch else (after, metrics)
+        return after, {**found.means, **values, **of_spikes, **found.curves}
 
     return train_step
 
@@ -156,11 +132,10 @@ def lower_train_step(
         )
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
     everywhere = NamedSharding(setup.mesh, PartitionSpec())
-    watched = (everywhere,) if setup.config.train.watch_every else ()
     step = jax.jit(
         _make_train_step(setup, depths, teacher.model if teacher else None),
         donate_argnums=0,
-        out_shardings=(shardings, None, *watched),
+        out_shardings=(shardings, everywhere),
     )
     arguments = setup.abstract_state, setup.abstract_batch(batch_size)
     return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
@@ -176,6 +151,19 @@ def compile_train_step(
     return lower_train_step(setup, batch_size, depths, teacher).compile()
 
 
+def compile_train_steps(
+    setup: Setup,
+    batch_size: int,
+    depths: Sequence[tuple[int, ...]],
+    teacher: Teacher | None = None,
+) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], float]:
+    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
+    began = time.perf_counter()
+    with setup.context():
+        steps = {each: compile_train_step(setup, batch_size, each, teacher) for each in depths}
+    return steps, time.perf_counter() - began
+
+
 def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
     return partial(_eval_step, setup.model, setup.config.train.loss_chunk)
@@ -185,46 +173,3 @@ def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
 def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
     found = batch_losses(model, params, batch, chunk)
     return EvalMetrics.of(found.losses, batch, found.steps)
-
-
-def check_finite(
-    step: int,
-    values: dict[str, float],
-    last_checkpoint: int | None,
-    start: int = 0,
-    find_cause: Callable[[], str | None] = lambda: None,
-) -> None:
-    """Stops a run whose values are no longer finite.
-
-    Args:
-      step: the optimizer step that the values belong to.
-      values: the loss and other metrics.
-      last_checkpoint: the newest checkpoint that was saved, if any.
-      start: the checkpoint that the run was resumed from; 0 for a new run.
-      find_cause: says where the first such value appears, if that can be found.
-
-    Raises:
-      RunError: if a value is not finite; names the step, the last good checkpoint, and what to try.
-    """
-    bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
-    if not bad:
-        return
-    what = f"at step {step} {' and '.join(bad)}"
-    if cause := find_cause():
-        what += f": {cause}"
-    if start and step == start + 1:
-        raise RunError(
-            f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "
-            f"suspect; move checkpoints/{start} away, and the same command continues from an older "
-            "one"
-        )
-    good = (
-        "no checkpoint was saved yet"
-        if last_checkpoint is None
-        else f"the last good checkpoint is {last_checkpoint}"
-    )
-    raise RunError(
-        f"{what}; {good}, and this state was not saved; try a "
-        "lower optimizer.learning_rate, a longer optimizer.warmup_fraction or a smaller "
-        "optimizer.max_grad_norm in a new --workdir"
-    )

@@ -116,7 +116,7 @@ def analyze(
             batch_size=1,
             checkpoint=flags.checkpoint,
             grids=[(flags.num_steps, None)],
-            hooks=("spectral_factors",) if "spectra" in kinds else (),
+            methods=("spectral_factors",) if "spectra" in kinds else (),
         )
         run = run.at_depth(flags.num_steps)
         facts |= _facts_of(workdir, run)

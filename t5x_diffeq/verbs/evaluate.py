@@ -12,7 +12,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive
-from t5x_diffeq.models.sub_fields import has_hook
+from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
@@ -41,7 +41,7 @@ def _load_run(
         checkpoint=flags.checkpoint,
         averages=flags.averages,
         grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n, _ in grids],
-        hooks=hooks,
+        methods=hooks,
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
@@ -63,7 +63,7 @@ def _evaluate_grid(
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
     if tolerance:
         fixed["exit_tolerance"] = tolerance
-    elif has_hook(model, "flops"):
+    elif has_method(model, "flops"):
         fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
@@ -123,7 +123,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
         raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
-    run = _load_run(workdir, tokenizer, grids, flags, tasks.hooks)
+    run = _load_run(workdir, tokenizer, grids, flags, tasks.methods)
     for scheme, num_steps, tolerance in grids:
         on_grid = run.at_depth(num_steps, scheme).with_exits(tolerance)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)

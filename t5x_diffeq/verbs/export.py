@@ -45,7 +45,7 @@ def export(
         checkpoint=checkpoint,
         averages=averages,
         grids=[(num_steps, None)],
-        hooks=("pytorch_form",),
+        methods=("pytorch_form",),
     )
     run = run.at_depth(num_steps)
     with run.setup.context(), Progress("writing the folder"):

@@ -86,7 +86,7 @@ def continue_prompts(workdir: AnyPath, tolerance: float, flags: FlagValues) -> N
         checkpoint=flags.checkpoint,
         averages=flags.averages,
         grids=[(flags.num_steps, None)],
-        hooks=("extend", "empty_cache"),
+        methods=("extend", "empty_cache"),
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     ).at_depth(flags.num_steps)
     run = run.with_exits(tolerance)

@@ -1,0 +1,313 @@
+"""What a training loop does beside its steps: hooks, a class each.
+
+A hook runs every so many optimizer steps, or around each one. The project's own are listed in
+`verbs/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
+those of `examples/own_hook.py`.
+
+Every process calls every hook, in the order of the list, so that a hook may run programs on all
+devices. What a hook raises ends the run, in a line that names the hook.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+
+from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.streams import StreamPositions
+from t5x_diffeq.runs.clock import Clock
+from t5x_diffeq.runs.goodput import OTHER
+from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.plugins import load_plugin
+from t5x_diffeq.runtime.processes import gather
+from t5x_diffeq.runtime.signals import Interrupted, StopSignals
+from t5x_diffeq.runtime.watchdog import Watchdog
+from t5x_diffeq.tracking.trackers import RunWriter
+from t5x_diffeq.training.checkpoint import Checkpoints
+from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.state import TrainState
+
+
+@dataclass
+class Training:
+    """A run while it trains: what its hooks may use.
+
+    Attributes:
+      config: the run's config.
+      setup: its model, optimizer and mesh.
+      workdir: its workdir.
+      corpus: its data, with the tokenizer.
+      eval_parts: the examples to evaluate on, of each part of the data.
+      start: the optimizer step at which this attempt begins.
+      checkpoints: its checkpoints.
+      history: what happened to it at what time.
+      stopwatch: divides the time among activities.
+      clock: measures the rates of its steps.
+      watchdog: ends it if it hangs.
+      stop: says when it has to stop.
+      writer: takes metrics, texts and figures; not there yet when hooks are made.
+    """
+
+    config: Config
+    setup: Setup
+    workdir: AnyPath
+    corpus: Corpus
+    eval_parts: Sequence[Windows]
+    start: int
+    checkpoints: Checkpoints
+    history: History
+    stopwatch: Stopwatch
+    clock: Clock
+    watchdog: Watchdog
+    stop: StopSignals
+    writer: RunWriter = field(init=False)
+
+    @contextmanager
+    def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:
+        """A context in which the run does something else than steps, within so many seconds."""
+        with self.stopwatch.during(activity), self.watchdog.limit(what, seconds):
+            yield
+
+
+class DoneStep(NamedTuple):
+    """An optimizer step that was given to the devices.
+
+    Attributes:
+      step: its number, from 1.
+      batch: its batch.
+      metrics: what the train step returned: scalars and curves, by name.
+      drawn: the batches that were drawn, its own included.
+      streams: where this process's streams of documents are after it, if there are streams.
+    """
+
+    step: int
+    batch: Batch
+    metrics: Mapping[str, jax.Array]
+    drawn: int
+    streams: StreamPositions | None
+
+
+@dataclass
+class Position:
+    """Where the loop is between two optimizer steps.
+
+    Attributes:
+      step: the optimizer steps that are done.
+      state: the train state after them.
+      drawn: the batches that were drawn.
+      streams: where this process's streams of documents are, if there are streams.
+      values: what hooks have reported at this step so far, by name.
+    """
+
+    step: int
+    state: TrainState
+    drawn: int
+    streams: StreamPositions | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Hook:
+    """Does nothing; a hook overrides what it needs. It is also a context around the whole loop.
+
+    Attributes:
+      name: says in messages what it is, and begins the names of what it reports.
+      activity: what the time of `run` counts as (`runs.goodput`).
+      runs_at_0: whether a new run calls it before the first step.
+      runs_later: whether a resumed run calls it first if the stop left it out, so that there are no
+        reports of it at that step.
+      training: the run.
+      every: optimizer steps between two calls of `run`, which also comes after the last step; None:
+        it is never called.
+    """
+
+    name: ClassVar[str]
+    activity: ClassVar[str] = OTHER
+    runs_at_0: ClassVar[bool] = True
+    runs_later: ClassVar[bool] = False
+
+    def __init__(self, training: Training, every: int | None = None):
+        self.training, self.every = training, every
+
+    @classmethod
+    def check(cls, config: Config, setup: Setup) -> None:
+        """Checks, before anything long starts, that the config's values can be used.
+
+        Raises:
+          InputError: if they can't.
+        """
+
+    @classmethod
+    def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
+        """Likewise, once the data and its tokenizer are there.
+
+        Raises:
+          InputError: if the config's values can't be used with them.
+        """
+
+    def __enter__(self) -> "Hook":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Ends it, whether or not the run has failed."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether `run` is to be called after `step`."""
+        if self.every is None:
+            return False
+        return step % self.every == 0 or step == self.training.config.train.total_steps
+
+    def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
+        """Called before optimizer step `step`, which donates the state."""
+
+    def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
+        """Called when the step was given to the devices; arrays needn't be there yet."""
+
+    def report(self, done: DoneStep, values: dict[str, float]) -> None:
+        """Called with the numbers of a step, while the next one runs.
+
+        Args:
+          done: the step.
+          values: its metrics; what is changed here is what the hooks after this one get.
+        """
+
+    def run(self, position: Position) -> Mapping[str, float] | None:
+        """Called when it is due; returns numbers for `metrics.jsonl`, by name, if it has any."""
+
+    def stop(self, position: Position) -> None:
+        """Called once, in place of `run`, when the run stops before its last step."""
+
+    def go_back(self, step: int) -> None:
+        """Called when the run goes back to the checkpoint of `step`."""
+
+
+class HookKind(NamedTuple):
+    """What makes a hook.
+
+    Attributes:
+      kind: its class.
+      make: the class, or the class with arguments that the config gives.
+    """
+
+    kind: type[Hook]
+    make: Callable[[Training], Hook]
+
+
+def load_hooks(names: Sequence[str]) -> list[HookKind]:
+    """What makes the hooks of `train.hooks`.
+
+    Raises:
+      InputError: if one can't be imported, or isn't a `Hook`.
+    """
+    return [_load_hook(name) for name in names]
+
+
+def _load_hook(name: str) -> HookKind:
+    make = load_plugin("train.hooks", name)
+    kind = getattr(make, "func", make)  # of a class with arguments
+    if not (isinstance(kind, type) and issubclass(kind, Hook)):
+        raise InputError(f"train.hooks={name} is no class that derives from {Hook.__module__}.Hook")
+    return HookKind(kind, make)
+
+
+class Hooks:
+    """The hooks of a run, called in their order.
+
+    Args:
+      training: the run.
+      hooks: the hooks.
+    """
+
+    def __init__(self, training: Training, hooks: Sequence[Hook]):
+        self.training, self.hooks = training, hooks
+        self.stack = ExitStack()
+
+    def __enter__(self) -> "Hooks":
+        for hook in self.hooks:
+            self.stack.enter_context(hook)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def due_at_start(self, reported: Sequence[str]) -> list[Hook]:
+        """The hooks to run before the first step of this attempt.
+
+        Args:
+          reported: the kinds of reports that there are at this step; those of process 0 count.
+        """
+        start = self.training.start
+        reported = gather("reports at the start", list(reported))[0]
+        if start == 0:
+            return [hook for hook in self.due(0) if hook.runs_at_0]
+        return [h for h in self.due(start) if h.runs_later and h.name not in reported]
+
+    def due(self, step: int) -> list[Hook]:
+        """The hooks to run after `step`."""
+        return [hook for hook in self.hooks if hook.is_due(step)]
+
+    def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
+        """Calls each hook's."""
+        for hook in self.hooks:
+            with _named(hook, step):
+                hook.before_step(step, state, batch)
+
+    def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
+        """Calls each hook's, the last one first."""
+        for hook in reversed(self.hooks):
+            with _named(hook, step):
+                hook.after_step(step, state, metrics)
+
+    def report(self, done: DoneStep) -> None:
+        """Waits for a step, and tells each hook its numbers."""
+        metrics = jax.device_get({n: x for n, x in done.metrics.items() if x.ndim == 0})
+        values = {name: float(x) for name, x in metrics.items()}
+        for hook in self.hooks:
+            with _named(hook, done.step):
+                hook.report(done, values)
+        self.training.watchdog.expect(
+            f"step {done.step + 1}", self.training.config.train.hang_timeout
+        )
+
+    def run(self, hooks: Sequence[Hook], position: Position) -> bool:
+        """Runs these hooks; whether all of them ran to their end, as a signal may stop one."""
+        training, seconds = self.training, self.training.config.train.eval_timeout
+        try:
+            for hook in hooks:
+                what = f"{hook.name} at step {position.step}"
+                with _named(hook, position.step), training.instead(hook.activity, what, seconds):
+                    values = hook.run(position)
+                if values:
+                    training.writer.write_scalars(position.step, values)
+                    position.values |= values
+        except Interrupted:
+            return False
+        return True
+
+    def stop(self, position: Position) -> None:
+        """Calls each hook's."""
+        for hook in self.hooks:
+            with _named(hook, position.step):
+                hook.stop(position)
+
+    def go_back(self, step: int) -> None:
+        """Calls each hook's."""
+        for hook in self.hooks:
+            hook.go_back(step)
+
+
+@contextmanager
+def _named(hook: Hook, step: int) -> Iterator[None]:
+    """A context whose errors get a note that names the hook."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, Interrupted):
+            error.add_note(f"in the hook {hook.name} at step {step}")
+        raise

@@ -1,0 +1,103 @@
+"""Hooks of a config's own: when they are called, what they report, and how they fail."""
+
+import pytest
+from helpers import metrics_of, send_after
+
+import t5x_diffeq as td
+from t5x_diffeq.runs.hooks import Hook
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.verbs.train import train
+
+
+class Calls(Hook):
+    """Notes how it is called, for a run of the same process."""
+
+    name = "calls"
+    runs_later = True
+    noted: list = []  # noqa: RUF012  # the test reads it from the class
+
+    def __init__(self, training, every=2):
+        super().__init__(training, every)
+
+    def before_step(self, step, state, batch):
+        self.noted.append(("before", step))
+
+    def after_step(self, step, state, metrics):
+        self.noted.append(("after", step))
+
+    def report(self, done, values):
+        self.noted.append(("report", done.step, values["loss"] > 0))
+
+    def run(self, position):
+        self.noted.append(("run", position.step))
+        return {"calls/steps": int(position.state.step)}
+
+    def stop(self, position):
+        self.noted.append(("stop", position.step))
+
+    def __exit__(self, *error):
+        self.noted.append(("exit",))
+
+
+class Failing(Hook):
+    name = "failing"
+
+    def __init__(self, training, every):
+        super().__init__(training, every)
+
+    def run(self, position):
+        raise ValueError("a fault of its own")
+
+
+NAME = f"{__name__}:Calls"
+
+
+@pytest.fixture
+def noted():
+    Calls.noted.clear()
+    return Calls.noted
+
+
+@pytest.mark.slow
+def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted, monkeypatch):
+    """Before a step's metrics come, the next step is on its way, unless a hook is due."""
+    small.mesh.fsdp = 1
+    small.train.update(hooks=(f"{NAME}(every=4)",), total_steps=6, eval_every=6, checkpoint_every=6)
+    with monkeypatch.context() as patch:
+        send_after(patch, 15, steps=3)
+        assert train(Config.of(small), tmp_path) == 42
+    told = [each[:2] for each in noted]
+    assert told == [
+        ("run", 0),
+        *(("before", 1), ("after", 1)),
+        *(("before", 2), ("after", 2), ("report", 1)),
+        *(("before", 3), ("after", 3), ("report", 2), ("report", 3)),
+        ("stop", 3),
+        ("exit",),
+    ]
+    noted.clear()
+    assert train(Config.of(small), tmp_path) == 0
+    assert [each[1] for each in noted if each[0] == "run"] == [4, 6]
+    assert all(each[2] for each in noted if each[0] == "report")
+    lines = {line["step"]: line for line in metrics_of(tmp_path) if "calls/steps" in line}
+    assert {step: line["calls/steps"] for step, line in lines.items()} == {0: 0, 4: 4, 6: 6}
+
+
+@pytest.mark.slow
+def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
+    config = Config.of(small).with_values({"train.hooks": (f"{__name__}:Failing(every=3)",)})
+    with pytest.raises(ValueError, match="a fault of its own") as raised:
+        train(config, tmp_path)
+    assert raised.value.__notes__ == ["in the hook failing at step 0"]
+
+
+@pytest.mark.parametrize("name", ["json:dumps", "json:JSONDecoder(strict=True)"])
+def test_what_is_no_hook_is_refused(small, tmp_path, name):
+    small.train.hooks = (name,)
+    with pytest.raises(InputError, match=r"train\.hooks=json:.* is no class that derives from"):
+        train(Config.of(small), tmp_path)
+
+
+def test_the_public_name():
+    assert td.Hook is Hook
