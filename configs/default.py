@@ -136,9 +136,6 @@ def get_config() -> ConfigDict:
     train.depths_distill = 0.0  # w: the loss of the smaller ones of a step is (1 - w) cross entropy
     #   + w KL(largest || smaller)
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
-    train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
-    #   each step, what it was in the coarse step around it; train.depths then has one number, and
-    #   P of kernels and e(t) wait for the growth, which saves time (t5x_diffeq/training/growth.py)
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is

@@ -46,7 +46,6 @@ _OTHERS = (  # neither the state nor the data depends on them
     "train.depths_rows",
     "train.depths_distill",
     "train.depths_until",
-    "train.growth",
 )
 
 

@@ -167,7 +167,6 @@ class TrainKeys(_Section):
     depths_rows: Annotated[str, _one_of("all", "every:k", "parts")]
     depths_distill: Fraction
     depths_until: Fraction
-    growth: Annotated[str, _one_of("jump", "copy")]
     distill_from: TextOrNone
     distill_step: CountOrNone
     distill_weight: Fraction

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 
@@ -79,37 +78,6 @@ def check_depths(config: Config) -> None:
             f"train.depths={depths} draws other numbers of steps, and per-layer weights exist at "
             "their own layers alone; set model.weights to time_dependent or shared"
         )
-    if train.growth == "copy":
-        _check_growth(config)
-
-
-def _check_growth(config: Config) -> None:
-    """Checks that W(t) of a coarse grid can be copied to that of `model.num_steps`."""
-    model, train, optimizer = config.model, config.train, config.optimizer
-    widths = {"model.time_embed_dim": model.time_embed_dim}
-    if model.attention_time_embed_dim:
-        widths["model.attention_time_embed_dim"] = model.attention_time_embed_dim
-    name, width = min(widths.items(), key=lambda item: item[1])
-    faults = {
-        f"train.depths={train.depths}; give one number below model.num_steps={model.num_steps}": (
-            len(set(train.depths)) != 1 or max(train.depths) >= model.num_steps
-        ),
-        f"train.depths_until={train.depths_until}; give the fraction of the run at which it grows, "
-        "above 0 and below 1": not 0 < train.depths_until < 1,
-        f"model.weights={model.weights}; take time_dependent": model.weights != "time_dependent",
-        f"train.trainable={train.trainable}; name source among them": (
-            bool(train.trainable) and "source" not in train.trainable
-        ),
-        f"optimizer.name={optimizer.name}; take adam": optimizer.name != "adam",
-        f"model.scheme={model.scheme}, which reads W several times a step; take euler, lie_trotter "
-        "or strang": grid(model.scheme, 1).size > 1,
-        f"{name}={width}; raise it to at least model.num_steps={model.num_steps}, or set "
-        f"model.time_basis=table:{model.num_steps}, or train.growth=jump": (
-            width < model.num_steps and model.time_basis != f"table:{model.num_steps}"
-        ),
-    }
-    if fault := next((what for what, there in faults.items() if there), None):
-        raise InputError(f"train.growth=copy can't be used with {fault}")
 
 
 def full_grid_from(config: Config) -> int | None:
@@ -117,11 +85,6 @@ def full_grid_from(config: Config) -> int | None:
     train = config.train
     first = int(train.depths_until * train.total_steps) + 1
     return first if train.depths and first <= train.total_steps else None
-
-
-def growth_step(config: Config) -> int | None:
-    """The first optimizer step on the grid that a run grows to; None if it doesn't, or jumps."""
-    return full_grid_from(config) if config.train.growth == "copy" else None
 
 
 def _check_rule(train: TrainKeys) -> None:

@@ -44,12 +44,10 @@ from t5x_diffeq.training.depths import (
     depths_of,
     depths_to_come,
     full_grid_from,
-    growth_step,
 )
 from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.diagnosis import find_cause
 from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.growth import make_grow
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
@@ -193,8 +191,7 @@ def train(
 
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_steps)
-        grow, grows_at = make_grow(setup), growth_step(config)
-        full_from = full_grid_from(config)
+        eval_step, full_from = make_eval_step(setup), full_grid_from(config)
         watcher = Watcher(setup, batch_size)
 
         # -------------------------------------------------------------- what happens between steps
@@ -249,8 +246,6 @@ def train(
 
         def evaluate_now(step: int) -> None:
             with instead(EVALUATION, f"evaluation at step {step}", limits.eval_timeout):
-                coarse = grows_at is not None and step < grows_at
-                own = setup.at_depth(config.train.depths[0]) if coarse else setup
                 rows = setup.eval_batch_size(min(config.train.eval_batch_size, eval_sequences))
                 whole = config.train.eval_all_at_end and step == total_steps
                 limit = None if whole else config.train.eval_batches
@@ -262,7 +257,7 @@ def train(
                     title = f"evaluating at step {step}"
                     batches = eval_batches(eval_parts, rows, setup.batch_sharding, limit, title)
                     batches = stop.interruptible(batches)
-                    results[name] = evaluate_loss(make_eval_step(own), params, batches)
+                    results[name] = evaluate_loss(eval_step, params, batches)
                 for name, values in results.items():
                     writer.write_scalars(step, {f"{name}/{key}": x for key, x in values.items()})
                     say(progress.eval_line(step, values, config.data.loss_on, name))
@@ -357,8 +352,6 @@ def train(
             profiler.before_step(step, state)
             with clock.waiting_for_data(in_flight and in_flight.metrics):
                 batch, positions = next(batches)
-            if step == grows_at:
-                state = grow(state)
             if step == full_from:
                 say(f"step {step}: from here on, {config.model.num_steps} solver steps")
             train_step = train_steps[depths_of(config, step)]
