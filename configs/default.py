@@ -129,8 +129,6 @@ def get_config() -> ConfigDict:
     train.depths = ()  # the numbers of solver steps that training draws from (repeat one to draw it
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
-    train.depths_rule = "random"  # which of them a training step uses | sandwich: the largest, the
-    #   smallest, and others at random
     train.depths_rows = "all"  # the sequences that each of them reads | every:k: the largest all,
     #   the others every k-th | parts: each a part of its own
     train.depths_distill = 0.0  # w: the loss of the smaller ones of a step is (1 - w) cross entropy

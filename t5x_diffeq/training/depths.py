@@ -2,10 +2,9 @@
 
 Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
 optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
-the number of steps becomes a dial. With `train.depths_rule=sandwich`, the subset includes the
-largest and the smallest, and with `train.depths_distill` the smaller ones learn what the largest
-predicts: both as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says which
-rows of a batch each depth reads, and so what this costs.
+the number of steps becomes a dial. With `train.depths_distill`, the smaller ones learn what the
+largest predicts, as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says
+which rows of a batch each depth reads, and so what this costs.
 """
 
 from math import comb
@@ -62,12 +61,12 @@ def check_depths(config: Config) -> None:
     """Checks that `train.depths` can be drawn from.
 
     Raises:
-      InputError: if there are too few depths, the weights exist only on their own grid, or the
-        rule, the rows and the distillation don't go together.
+      InputError: if there are too few depths, the weights exist only on their own grid, or the rows
+        and the distillation don't go together.
     """
     train = config.train
     depths = tuple(train.depths)
-    _check_rule(train)
+    _check_several(train)
     if depths and train.depths_per_step > len(set(depths)):
         raise InputError(
             f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
@@ -87,10 +86,9 @@ def full_grid_from(config: Config) -> int | None:
     return first if train.depths and first <= train.total_steps else None
 
 
-def _check_rule(train: TrainKeys) -> None:
+def _check_several(train: TrainKeys) -> None:
     """Checks what needs several depths in one step, and what those need."""
     several = {
-        "train.depths_rule=sandwich": train.depths_rule == "sandwich",
         f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
         f"train.depths_distill={train.depths_distill}": train.depths_distill > 0,
     }
@@ -116,24 +114,19 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
     Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
-    ones from `train.depths`, determined by rule, seed and step; after that, and without depths,
+    ones from `train.depths`, determined by seed and step; after that, and without depths,
     `model.num_steps`.
     """
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
     draw = np.random.default_rng((_DRAW, config.seed, step))
-    drawn = _always(train)
-    left: list[int] = [n for n in train.depths if n not in drawn]
+    drawn: list[int] = []
+    left = list(train.depths)
     while len(drawn) < train.depths_per_step:
         drawn.append(left[int(draw.integers(len(left)))])
         left = [n for n in left if n != drawn[-1]]
     return tuple(sorted(drawn))
-
-
-def _always(train: TrainKeys) -> list[int]:
-    """The depths that every step takes."""
-    return [min(train.depths), max(train.depths)] if train.depths_rule == "sandwich" else []
 
 
 def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
@@ -141,8 +134,7 @@ def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
     train, last = config.train, config.train.total_steps
     if not train.depths:
         return [depths_of(config, last)]
-    always = len(_always(train))
-    possible = comb(len(set(train.depths)) - always, train.depths_per_step - always)
+    possible = comb(len(set(train.depths)), train.depths_per_step)
     drawn = set()
     for step in range(start + 1, int(train.depths_until * last) + 1):
         drawn.add(depths_of(config, step))
