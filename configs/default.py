@@ -129,16 +129,11 @@ def get_config() -> ConfigDict:
     train.depths = ()  # the numbers of solver steps that training draws from (repeat one to draw it
     #   more often); the model then works at these and between them. (): only model.num_steps
     train.depths_per_step = 1  # how many of them one training step uses; it takes their mean loss
-    train.depths_rule = "random"  # which of them a training step uses | sandwich: the largest, the
-    #   smallest, and others at random
     train.depths_rows = "all"  # the sequences that each of them reads | every:k: the largest all,
     #   the others every k-th | parts: each a part of its own
     train.depths_distill = 0.0  # w: the loss of the smaller ones of a step is (1 - w) cross entropy
     #   + w KL(largest || smaller)
     train.depths_until = 1.0  # the fraction of the run after which only model.num_steps is used
-    train.growth = "jump"  # W(t) at first on that grid | jump: what P e(t) gives there | copy: in
-    #   each step, what it was in the coarse step around it; train.depths then has one number, and
-    #   P of kernels and e(t) wait for the growth, which saves time (t5x_diffeq/training/growth.py)
     train.distill_from = placeholder(str)  # the teacher: the workdir of a run with the same
     #   tokenizer, whose predictions the model learns; None: no teacher
     train.distill_step = placeholder(int)  # the teacher's checkpoint; None: the newest, which is

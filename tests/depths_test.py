@@ -40,18 +40,6 @@ def test_drawn_by_seed_and_step_alone(small):
     assert drawn[:200] != [depths_of(Config.of(small), step) for step in range(1, 201)]
 
 
-def test_the_sandwich_has_the_largest_and_the_smallest(small):
-    small.train.update(
-        depths=(2, 4, 4, 6, 24), depths_per_step=3, depths_rule="sandwich", total_steps=300
-    )
-    drawn = Counter(depths_of(Config.of(small), step) for step in range(1, 301))
-    assert drawn.keys() == {(2, 4, 24), (2, 6, 24)}
-    assert 0.55 < drawn[2, 4, 24] / 300 < 0.78
-    assert depths_to_come(Config.of(small), 0) == [(2, 4, 24), (2, 6, 24)]
-    small.train.depths_per_step = 2
-    assert depths_of(Config.of(small), 1) == (2, 24)
-
-
 def test_the_rows_of_each_depth():
     x = jnp.arange(12)
     assert [rows.take(x).tolist() for rows in rows_of_depths("all", 2)] == [list(range(12))] * 2
@@ -111,7 +99,6 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     [
         ({"train.depths": (2, 2), "train.depths_per_step": 2}, "from 1 to the 1 different"),
         ({"train.depths": (2,), "model.weights": "per_layer"}, "set model.weights to"),
-        ({"train.depths_rule": "sandwich"}, "=sandwich is for several depths in one step"),
         ({"train.depths": (2, 4), "train.depths_rows": "parts"}, "depths_rows=parts is for"),
         ({"train.depths_distill": 0.5}, "depths_distill=0.5 is for several depths"),
         (

@@ -241,9 +241,8 @@ def test_the_penalty_slows_the_state():
 def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path):
     small.mesh.fsdp = 1
     small.train.update(
-        depths=(1, 2, 4),
+        depths=(1, 4),
         depths_per_step=2,
-        depths_rule="sandwich",
         depths_rows="every:4",
         depths_distill=0.5,
         velocity_penalty=0.1,

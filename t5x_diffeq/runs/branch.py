@@ -42,11 +42,9 @@ _OTHERS = (  # neither the state nor the data depends on them
     "train.z_loss",
     "train.depths",
     "train.depths_per_step",
-    "train.depths_rule",
     "train.depths_rows",
     "train.depths_distill",
     "train.depths_until",
-    "train.growth",
 )
 
 

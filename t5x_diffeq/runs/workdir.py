@@ -17,7 +17,6 @@ from t5x_diffeq.runtime.former_keys import without_former_keys
 from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.runtime.plugins import changed_plugins, plugin_versions
 from t5x_diffeq.training.checkpoint_folder import steps_in
-from t5x_diffeq.training.depths import growth_step
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
@@ -33,8 +32,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     which order it sees the data. The learning rate follows the new schedule.
 
     Raises:
-      InputError: if keys differ that may not; names them. Or if a run that grows late would grow at
-        another step, where it may have grown already.
+      InputError: if keys differ that may not; names them.
     """
     if not (workdir / CONFIG_FILE).exists():
         if steps_in(workdir / "checkpoints"):
@@ -43,24 +41,15 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
                 "they are of; restore that file or choose a new --workdir"
             )
         return True
-    before = read_config(workdir)
-    grows_at, total_steps = growth_step(before), config.train.total_steps
-    same_growth = grows_at is not None and grows_at == growth_step(config)
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differing_keys(before, config).items()
-        if not (may_change(key) or (key == "train.depths_until" and same_growth))
+        for key, (old, new) in differing_keys(read_config(workdir), config).items()
+        if not may_change(key)
     ]
     if differing:
         raise InputError(
             f"workdir {workdir} belongs to another config: {'; '.join(differing)}; "
             "restore these or choose a new --workdir"
-        )
-    if grows_at is not None and not same_growth:
-        raise InputError(
-            f"train.total_steps={total_steps} moves the growth of this run from step {grows_at} "
-            f"to {growth_step(config)}; add train.depths_until="
-            f"{round((grows_at - 0.5) / total_steps, 9)}, which keeps it, or choose a new --workdir"
         )
     return False
 

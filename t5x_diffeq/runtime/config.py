@@ -163,11 +163,9 @@ class TrainKeys(_Section):
     ]
     depths: Annotated[tuple[int, ...], Key(tuple, entry=Key(int, 1, STEPS))]
     depths_per_step: Size
-    depths_rule: Annotated[str, _one_of("random", "sandwich")]
     depths_rows: Annotated[str, _one_of("all", "every:k", "parts")]
     depths_distill: Fraction
     depths_until: Fraction
-    growth: Annotated[str, _one_of("jump", "copy")]
     distill_from: TextOrNone
     distill_step: CountOrNone
     distill_weight: Fraction

@@ -7,6 +7,8 @@ from t5x_diffeq.runtime.errors import InputError
 # By key: the value with which a run made no use of it. Such a run loads as before.
 _REMOVED: dict[str, object] = {
     "optimizer.moment_dtype": "float32",
+    "train.depths_rule": "random",
+    "train.growth": "jump",
     "train.jitter": 0.0,
 }
 # Keys that are still there, and the values that they no longer take.

@@ -2,10 +2,9 @@
 
 Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
 optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
-the number of steps becomes a dial. With `train.depths_rule=sandwich`, the subset includes the
-largest and the smallest, and with `train.depths_distill` the smaller ones learn what the largest
-predicts: both as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says which
-rows of a batch each depth reads, and so what this costs.
+the number of steps becomes a dial. With `train.depths_distill`, the smaller ones learn what the
+largest predicts, as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says
+which rows of a batch each depth reads, and so what this costs.
 """
 
 from math import comb
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 
@@ -63,12 +61,12 @@ def check_depths(config: Config) -> None:
     """Checks that `train.depths` can be drawn from.
 
     Raises:
-      InputError: if there are too few depths, the weights exist only on their own grid, or the
-        rule, the rows and the distillation don't go together.
+      InputError: if there are too few depths, the weights exist only on their own grid, or the rows
+        and the distillation don't go together.
     """
     train = config.train
     depths = tuple(train.depths)
-    _check_rule(train)
+    _check_several(train)
     if depths and train.depths_per_step > len(set(depths)):
         raise InputError(
             f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
@@ -79,37 +77,6 @@ def check_depths(config: Config) -> None:
             f"train.depths={depths} draws other numbers of steps, and per-layer weights exist at "
             "their own layers alone; set model.weights to time_dependent or shared"
         )
-    if train.growth == "copy":
-        _check_growth(config)
-
-
-def _check_growth(config: Config) -> None:
-    """Checks that W(t) of a coarse grid can be copied to that of `model.num_steps`."""
-    model, train, optimizer = config.model, config.train, config.optimizer
-    widths = {"model.time_embed_dim": model.time_embed_dim}
-    if model.attention_time_embed_dim:
-        widths["model.attention_time_embed_dim"] = model.attention_time_embed_dim
-    name, width = min(widths.items(), key=lambda item: item[1])
-    faults = {
-        f"train.depths={train.depths}; give one number below model.num_steps={model.num_steps}": (
-            len(set(train.depths)) != 1 or max(train.depths) >= model.num_steps
-        ),
-        f"train.depths_until={train.depths_until}; give the fraction of the run at which it grows, "
-        "above 0 and below 1": not 0 < train.depths_until < 1,
-        f"model.weights={model.weights}; take time_dependent": model.weights != "time_dependent",
-        f"train.trainable={train.trainable}; name source among them": (
-            bool(train.trainable) and "source" not in train.trainable
-        ),
-        f"optimizer.name={optimizer.name}; take adam": optimizer.name != "adam",
-        f"model.scheme={model.scheme}, which reads W several times a step; take euler, lie_trotter "
-        "or strang": grid(model.scheme, 1).size > 1,
-        f"{name}={width}; raise it to at least model.num_steps={model.num_steps}, or set "
-        f"model.time_basis=table:{model.num_steps}, or train.growth=jump": (
-            width < model.num_steps and model.time_basis != f"table:{model.num_steps}"
-        ),
-    }
-    if fault := next((what for what, there in faults.items() if there), None):
-        raise InputError(f"train.growth=copy can't be used with {fault}")
 
 
 def full_grid_from(config: Config) -> int | None:
@@ -119,15 +86,9 @@ def full_grid_from(config: Config) -> int | None:
     return first if train.depths and first <= train.total_steps else None
 
 
-def growth_step(config: Config) -> int | None:
-    """The first optimizer step on the grid that a run grows to; None if it doesn't, or jumps."""
-    return full_grid_from(config) if config.train.growth == "copy" else None
-
-
-def _check_rule(train: TrainKeys) -> None:
+def _check_several(train: TrainKeys) -> None:
     """Checks what needs several depths in one step, and what those need."""
     several = {
-        "train.depths_rule=sandwich": train.depths_rule == "sandwich",
         f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
         f"train.depths_distill={train.depths_distill}": train.depths_distill > 0,
     }
@@ -153,24 +114,19 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
     Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
-    ones from `train.depths`, determined by rule, seed and step; after that, and without depths,
+    ones from `train.depths`, determined by seed and step; after that, and without depths,
     `model.num_steps`.
     """
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
     draw = np.random.default_rng((_DRAW, config.seed, step))
-    drawn = _always(train)
-    left: list[int] = [n for n in train.depths if n not in drawn]
+    drawn: list[int] = []
+    left = list(train.depths)
     while len(drawn) < train.depths_per_step:
         drawn.append(left[int(draw.integers(len(left)))])
         left = [n for n in left if n != drawn[-1]]
     return tuple(sorted(drawn))
-
-
-def _always(train: TrainKeys) -> list[int]:
-    """The depths that every step takes."""
-    return [min(train.depths), max(train.depths)] if train.depths_rule == "sandwich" else []
 
 
 def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
@@ -178,8 +134,7 @@ def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
     train, last = config.train, config.train.total_steps
     if not train.depths:
         return [depths_of(config, last)]
-    always = len(_always(train))
-    possible = comb(len(set(train.depths)) - always, train.depths_per_step - always)
+    possible = comb(len(set(train.depths)), train.depths_per_step)
     drawn = set()
     for step in range(start + 1, int(train.depths_until * last) + 1):
         drawn.add(depths_of(config, step))

@@ -7,7 +7,7 @@ hypernetwork. Frozen parts have no gradient, and neither have the weights that t
 A teacher's weights are made once, too. It reads each microbatch beside the model, without dropout.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from t5x_diffeq.ode.weights import (
     projection_squares,
 )
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.leaves import merged, without
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import (
     Batch,
@@ -76,7 +75,6 @@ def make_gradient(
     depths: tuple[int, ...] | None = None,
     teacher: LanguageModel | None = None,
     watch: Callable[[Weights], Curves] | None = None,
-    waiting: Collection[LeafPath] = (),
 ) -> Callable[..., BatchGradient]:
     """The function from parameters, a batch and a dropout key to the gradient and more.
 
@@ -95,7 +93,6 @@ def make_gradient(
       teacher: the model on its own grid whose predictions are distilled, if any.
       watch: a function of the gradient of the weights on the model's own grid; of {} if the loss is
         on other grids alone.
-      waiting: the paths of parameters that don't train yet (`training.growth`).
     """
     passes = passes_of(model, depths, keys)
     models = [each.model for each in passes]
@@ -112,7 +109,6 @@ def make_gradient(
         make = partial(_make_weights_of, model, jnp.asarray(np.concatenate(times)))
         training = {name: part for name, part in params.items() if trains(name)}
         makers = {name: part for name, part in training.items() if name in _MAKERS}
-        makers = without(makers, waiting) if waiting else makers
         rest = {name: part for name, part in training.items() if name not in _MAKERS}
         frozen = {name: params[name] for name in _MAKERS if name in params and not trains(name)}
         fixed, _ = make(params, frozen) if frozen else ({}, {})
@@ -142,11 +138,7 @@ def make_gradient(
         gradient = {**d_makers, **d_rest}
         with jax.named_scope("gradient norm"):
             squares = projection_squares(d_weights, embeddings, declared)
-            of_source = {
-                ("source", *path): square
-                for path, square in squares.items()
-                if ("source", *path) not in waiting
-            }
+            of_source = {("source", *path): square for path, square in squares.items()}
             norm = _norm(gradient, of_source)
         at_nodes = {name: e[distinct] for name, e in embeddings.items()}
         own = next((part for each, part in zip(models, parts, strict=True) if each == model), None)
@@ -178,7 +170,7 @@ def _make_weights_of(
 ) -> tuple[Weights, Embeddings]:
     """The weights made by the parts of the parameters in `makers`, and their time embeddings."""
     make = nn.apply(LanguageModel.weights_and_embeddings, model)
-    weights, embeddings = make({"params": merged(params, makers)}, times)
+    weights, embeddings = make({"params": {**params, **makers}}, times)
     theirs = {name: leaves for name, leaves in weights.items() if _maker_of(name) in makers}
     return theirs, embeddings
 

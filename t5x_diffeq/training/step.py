@@ -15,12 +15,11 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.gradient import BatchGradient, make_gradient
-from t5x_diffeq.training.growth import while_waiting
 from t5x_diffeq.training.objective import Batch, batch_losses
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.update import Rule, learning_part, update_unless, with_changes
+from t5x_diffeq.training.update import update_unless
 from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
@@ -75,22 +74,18 @@ def _make_train_step(
       teacher: the model whose predictions are distilled, if any.
     """
     keys = setup.config.train
-    waiting, optimizer = while_waiting(setup, depths)
 
     def train_step(
         state: TrainState, batch: Batch, *teacher_params: dict
     ) -> tuple[TrainState, Metrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         watch = watch_gradient(state.step + 1, keys.watch_every)
-        of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch, waiting)
+        of_batch = make_gradient(setup.model, setup.trains, keys, depths, teacher, watch)
         found = of_batch(state.params, batch, dropout_key, *teacher_params)
         rejected, recent, of_spikes = _look_for_spike(state, found, keys.spike_deviations)
-        learns = partial(learning_part, like=found.gradient, optimizer=optimizer, waiting=waiting)
-        before, places = learns(state), learns(setup.abstract_state)
         with jax.named_scope("optimizer"):
-            rule = Rule(optimizer, found, state.step, keys.ema_decay)
-            changed = update_unless(rejected, before, places, rule, setup)
-        after = replace(with_changes(state, changed), step=state.step + 1, recent=recent)
+            updated = update_unless(rejected, state, found, setup)
+        after = replace(updated, step=state.step + 1, recent=recent)
         values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
         return after, {**found.means, **values, **of_spikes, **found.curves}
 

@@ -13,7 +13,7 @@ An update that is fused differently may differ in the last bit. On CPUs, where t
 the device's, there are no such loops, and losses are those without offloading bit for bit.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,14 +28,13 @@ from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training.gradient import BatchGradient
 from t5x_diffeq.training.host_memory import fetch, store
-from t5x_diffeq.training.leaves import merged, part_like, with_part
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 
 AT_MOST_ONCE = "at_most_once"  # the name of the loops, by which `planner.trip_count` knows them
 
 
-class Updated(NamedTuple):
+class _Part(NamedTuple):
     """What an update changes: the parameters that train, the optimizer's state, the averages."""
 
     params: dict
@@ -43,11 +42,11 @@ class Updated(NamedTuple):
     averages: dict | None
 
 
-class Rule(NamedTuple):
+class _Rule(NamedTuple):
     """How parts are updated.
 
     Attributes:
-      optimizer: the optimizer of the parameters that have a gradient.
+      optimizer: the optimizer of the parameters that train.
       found: the gradient, and what comes with it.
       step: optimizer steps done before.
       decay: of the averages.
@@ -59,56 +58,32 @@ class Rule(NamedTuple):
     decay: float
 
 
-def learning_part(
-    state: TrainState,
-    like: dict,
-    optimizer: optax.GradientTransformation,
-    waiting: Collection[LeafPath],
-) -> Updated:
-    """What a step changes of a state, or of its shapes.
-
-    Args:
-      state: the state.
-      like: the gradient, a tree of the parameters that have one.
-      optimizer: their optimizer.
-      waiting: the paths of those that train, but have none in this step.
-    """
-    params = part_like(state.params, like)
-    if not waiting:
-        return Updated(params, state.opt_state, state.averages)
-    opt_state = part_like(state.opt_state, jax.eval_shape(optimizer.init, params))
-    averages = None if state.averages is None else part_like(state.averages, params)
-    return Updated(params, opt_state, averages)
-
-
-def with_changes(state: TrainState, changed: Updated) -> TrainState:
-    """The state with the changed parts in their places."""
-    params, opt_state, averages = changed
-    return replace(
-        state,
-        params=merged(state.params, params),
-        opt_state=with_part(state.opt_state, opt_state),
-        averages=None if averages is None else with_part(state.averages, averages),
-    )
-
-
 def update_unless(
-    rejected: Array, before: Updated, places: Updated, rule: Rule, setup: Setup
-) -> Updated:
-    """What an optimizer step makes of its parts; if it is rejected, these, as `_pass_over` says.
+    rejected: Array, state: TrainState, found: BatchGradient, setup: Setup
+) -> TrainState:
+    """The state with what an optimizer step changes; if it is rejected, as `_pass_over` leaves it.
 
     Args:
       rejected: whether the step is rejected.
-      before: the parts.
-      places: their shapes, which say what lies in the host's memory.
-      rule: how they are updated.
+      state: the state.
+      found: the gradient, and what comes with it.
       setup: the setup.
     """
+
+    def part_of(state: TrainState) -> _Part:
+        params = {name: part for name, part in state.params.items() if setup.trains(name)}
+        return _Part(params, state.opt_state, state.averages)
+
+    before, places = part_of(state), part_of(setup.abstract_state)  # which says what lies where
+    rule = _Rule(setup.optimizer, found, state.step, setup.config.train.ema_decay)
     if updates_by_layer(setup):
         whole = is_plugin(setup.config.optimizer.name)
-        return _update_by_layer(rejected, before, places, rule, whole)
-    before = fetch(before, places)
-    return store(_select(rejected, before, _update(before, rule.found.gradient, rule)), places)
+        after = _update_by_layer(rejected, before, places, rule, whole)
+    else:
+        before = fetch(before, places)
+        after = store(_select(rejected, before, _update(before, found.gradient, rule)), places)
+    params, opt_state, averages = after
+    return replace(state, params={**state.params, **params}, opt_state=opt_state, averages=averages)
 
 
 def updates_by_layer(setup: Setup) -> bool:
@@ -117,7 +92,7 @@ def updates_by_layer(setup: Setup) -> bool:
     return setup.config.optimizer.offload and not on_cpu
 
 
-def _update(before: Updated, gradient: dict, rule: Rule) -> Updated:
+def _update(before: _Part, gradient: dict, rule: _Rule) -> _Part:
     updates, opt_state = rule.optimizer.update(
         gradient,
         before.opt_state,
@@ -128,20 +103,20 @@ def _update(before: Updated, gradient: dict, rule: Rule) -> Updated:
     )
     params = optax.apply_updates(before.params, updates)
     averages = _average(before.averages, params, rule) if before.averages else None
-    return Updated(params, opt_state, averages)
+    return _Part(params, opt_state, averages)
 
 
-def _average(averages: dict, params: dict, rule: Rule) -> dict:
+def _average(averages: dict, params: dict, rule: _Rule) -> dict:
     """Exponential moving averages, with a shorter memory in a run's first steps."""
     d = jnp.minimum(rule.decay, (1.0 + rule.step) / (10.0 + rule.step))
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, averages, params)
 
 
-def _select(rejected: Array, before: Updated, after: Updated) -> Updated:
+def _select(rejected: Array, before: _Part, after: _Part) -> _Part:
     return jax.tree.map(lambda new, old: jnp.where(rejected, old, new), after, _pass_over(before))
 
 
-def _pass_over(before: Updated) -> Updated:
+def _pass_over(before: _Part) -> _Part:
     """What a rejected step leaves: all as it was, except for what counts steps.
 
     Otherwise the learning rate would lag.
@@ -160,8 +135,8 @@ def _pass_over(before: Updated) -> Updated:
 
 
 def _update_by_layer(
-    rejected: Array, before: Updated, places: Updated, rule: Rule, whole: bool
-) -> Updated:
+    rejected: Array, before: _Part, places: _Part, rule: _Rule, whole: bool
+) -> _Part:
     """`update_unless` with a loop for each layer; with `whole`, one for all."""
     layers = _layers(before.params, whole)
     leaves, tree = jax.tree.flatten((before, rule.found.gradient))
