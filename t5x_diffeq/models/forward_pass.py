@@ -3,14 +3,13 @@
 from functools import partial
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from t5x_diffeq.array_types import Places, State, Vector, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
-from t5x_diffeq.ode.early_exit import integrate_with_exits
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
@@ -74,18 +73,3 @@ def solve(
     if has_cost(c):
         end, of_block = end.y, end.cost / time
     return from_zigzag(end), RunningCosts(of_block, of_tokens)
-
-
-def solve_with_exits(
-    config: ModelConfig, weights: Weights, y: State, places: Places
-) -> tuple[State, Int[Array, "B L"]]:
-    """The state at t = 1 of tokens that stop at `config.exit_tolerance`, and their steps."""
-    return integrate_with_exits(
-        vector_field(config, places, deterministic=True),
-        weights,
-        y,
-        scheme=config.solver,
-        num_steps=config.num_steps,
-        step_size=config.dt,
-        tolerance=config.exit_tolerance,
-    )
