@@ -120,7 +120,7 @@ def solvers_of(
         for each in (model, coarse)
     ]
     return parareal(
-        vector_field(c, in_one_document(tokens), deterministic=True),
+        vector_field(c, in_one_document(tokens)),
         *made,
         scheme=c.scheme,
         num_steps=c.num_steps,

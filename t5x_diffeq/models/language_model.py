@@ -269,7 +269,7 @@ class LanguageModel(nn.Module):
         c = self.config
         places = in_one_document(tokens)
         return trajectory(
-            vector_field(c, places, deterministic=True),
+            vector_field(c, places),
             weights,
             self.embed(tokens, places),
             scheme=c.solver,
