@@ -1,6 +1,6 @@
 """Analyses a trained run: analyze KIND --workdir=DIR [--output=DIR].
 
-KIND is spectra, lyapunov, clustering, parallel (parareal in place of the serial pass) or all.
+KIND is spectra, lyapunov, clustering or all.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
 spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
 Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles and does not look at
@@ -17,13 +17,13 @@ from t5x_diffeq.runtime.config_keys import CONVENTIONS, STEPS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
-_KINDS = ("spectra", "lyapunov", "clustering", "parallel")
+_KINDS = ("spectra", "lyapunov", "clustering")
 
 FLAGS = flags.FlagValues()
 _WHAT = flags.DEFINE_string(
     "what",
     None,
-    "spectra, lyapunov, clustering, parallel or all; may be given without --what=.",
+    "spectra, lyapunov, clustering or all; may be given without --what=.",
     flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
@@ -55,15 +55,6 @@ _TIMES = flags.DEFINE_integer(
 )
 _SEEDS = flags.DEFINE_integer(
     "seeds", 20, "Number of random draws of the clustering.", 1, 100_000, flag_values=FLAGS
-)
-_SLICES = flags.DEFINE_integer(
-    "slices",
-    None,
-    "Number of slices of depth that are integrated in parallel. [default: that with which one "
-    "iteration has the fewest steps in sequence]",
-    1,
-    STEPS,
-    flag_values=FLAGS,
 )
 _NUM_STEPS = flags.DEFINE_integer(
     "num_steps",

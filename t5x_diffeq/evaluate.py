@@ -43,13 +43,6 @@ _MAX_SOLVER_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-_EXIT_TOLERANCE = flags.DEFINE_list(
-    "exit_tolerance",
-    None,
-    "Relative changes of the state, such as 0,0.01,0.03: a token stops after the first step that "
-    "changes its state by less. [default: all tokens take all steps]",
-    flag_values=FLAGS,
-)
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
@@ -133,16 +126,14 @@ def main() -> None:
     workdir = command_line.parse_folder(_WORKDIR, "evaluate")
     schemes: Sequence[str | None] = _SCHEME.value or [None]
     adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
-    others = _NUM_STEPS.value or _PLOT.value or _EXIT_TOLERANCE.value
-    if adaptive and (others or len(schemes) > 1):
+    if adaptive and (_NUM_STEPS.value or _PLOT.value or len(schemes) > 1):
         raise InputError(
-            f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps, "
-            "--exit_tolerance and --plot"
+            f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps "
+            "and --plot"
         )
-    tolerances = [command_line.parse_exit_tolerance(x) for x in _EXIT_TOLERANCE.value or ["0"]]
     _check_plot()
     _check_tasks(bool(adaptive))
-    grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value), tolerances))
+    grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
 
     from t5x_diffeq.verbs import evaluate  # JAX and the rest take seconds
 

@@ -58,12 +58,6 @@ _NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-_EXIT_TOLERANCE = flags.DEFINE_string(
-    "exit_tolerance",
-    "0",
-    "A token stops after the first step that changes its state by less than this, relatively.",
-    flag_values=FLAGS,
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
 command_line.define_checkpoint(FLAGS)
 command_line.define_averages(FLAGS)
@@ -88,11 +82,10 @@ def main() -> None:
     """The verb."""
     _check_flags()
     workdir = command_line.parse_folder(_WORKDIR, "generate")
-    tolerance = command_line.parse_exit_tolerance(_EXIT_TOLERANCE.value)
 
     from t5x_diffeq.verbs.generate import continue_prompts  # JAX and the rest take seconds
 
-    continue_prompts(workdir, tolerance, FLAGS)
+    continue_prompts(workdir, FLAGS)
 
 
 if __name__ == "__main__":

@@ -38,18 +38,18 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
         f"{product}/{number}"
         for product in ("qk", "ov", "mlp")
         for number in ("first", "last", "ratio", "rank_correlation", "radius_ratio")
-    } | {"parallel/iterations", "parallel/speed"}
+    }
     text = page.read_text()
-    assert text.count("<h2") == 4
+    assert text.count("<h2") == 3
     assert "2 draws" in text
     measured = float(re.search(r"number of steps and .*?: 2 steps ([\d.]+)", text)[1])
     assert measured == pytest.approx(read_metrics(workdir)[-1]["eval/perplexity"], rel=1e-3)
     assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
-    assert text.count("data:image/png;base64,") == 7 + 4 + 4 + 1
+    assert text.count("data:image/png;base64,") == 7 + 4 + 4
     assert "&lt;" in text and "<b>" not in text
     for link in set(re.findall(r'href="([\w.]+)"', text)):
         assert (page.parent / link).stat().st_size > 0
-    for name in ("spectra", "lyapunov", "clustering", "parallel"):
+    for name in ("spectra", "lyapunov", "clustering"):
         manifest = json.loads((page.parent / f"{name}.json").read_text())
         arrays = np.load(page.parent / manifest["file"])
         assert {k: list(arrays[k].shape) for k in arrays} == {
@@ -79,9 +79,9 @@ def test_official_convention_alone(workdir, tmp_path, capsys):
     [
         (
             ["--what=spectrum"],
-            "takes spectra, lyapunov, clustering, parallel or all, not 'spectrum'",
+            "takes spectra, lyapunov, clustering or all, not 'spectrum'",
         ),
-        ([], "takes spectra, lyapunov, clustering, parallel or all, as its first argument"),
+        ([], "takes spectra, lyapunov, clustering or all, as its first argument"),
         (["--what=clustering"], "analyze needs --workdir=DIR"),
         (["--what=all", "--convention=half"], "--convention=half is unknown; there are pair"),
         (["--what=all", "--memory=0"], "--memory=0.0 must be above 0"),

@@ -50,7 +50,7 @@ def run(*arguments):
         (["evaluate", "--workdir=x", "--num_steps=4,0"], "--num_steps='0' is not a number"),
         (
             ["analyze", "spectrum"],
-            "takes spectra, lyapunov, clustering, parallel or all, not 'spectrum'",
+            "takes spectra, lyapunov, clustering or all, not 'spectrum'",
         ),
         (["analyze", "all"], "analyze needs --workdir=DIR"),
         (["generate", "--workdir=x", "--temperature=-1"], "--temperature=-1.0 must be 0, or"),

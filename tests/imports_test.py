@@ -20,6 +20,7 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("benchmarks",),
     ("verbs",),
     ("examples",),
+    ("contrib",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MATHEMATICS = ("ode", "layers", "models")
@@ -46,7 +47,7 @@ ROOMS = [room for room in FLOOR if room != "examples"]  # which use the package 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_go_down(room):
-    for path in (PACKAGE / room).glob("*.py"):
+    for path in (PACKAGE / room).rglob("*.py"):
         for name in list_imports(path):
             package, _, rest = name.partition(".")
             other = rest.partition(".")[0]
@@ -56,6 +57,12 @@ def test_imports_go_down(room):
                 assert other in (room, "array_types", "__version__"), (path, name)
             if room in MATHEMATICS:
                 assert package not in LIBRARIES_OF_EDGES, (path, name)
+
+
+def test_the_core_does_not_know_contrib():
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "configs").glob("*.py")]:
+        if PACKAGE / "contrib" not in path.parents:
+            assert not re.search(r"\bcontrib\b", path.read_text()), path
 
 
 def test_no_test_imports_another():

@@ -9,10 +9,10 @@ import pytest
 from helpers import call
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq import analyze
-from t5x_diffeq.analysis.depth_parallel import best_slices, compare_with_serial, solvers_of
+from t5x_diffeq.contrib.parareal import __main__ as command
+from t5x_diffeq.contrib.parareal.comparison import best_slices, compare_with_serial, solvers_of
+from t5x_diffeq.contrib.parareal.integration import iterate, solve, steps_in_sequence
 from t5x_diffeq.models.language_model import in_one_document
-from t5x_diffeq.ode.parareal import iterate, solve, steps_in_sequence
 from t5x_diffeq.runtime.errors import InputError
 
 STEPS, SLICES = 12, 4
@@ -133,8 +133,8 @@ def test_bad_input(changes, slices, words):
 
 
 @pytest.mark.slow
-def test_section(finished, tmp_path, capsys):
-    call(analyze, "--what=parallel", f"--workdir={finished[1]}", f"--output={tmp_path}")
-    page = (tmp_path / "parallel.html").read_text()
+def test_command(finished, tmp_path, capsys):
+    call(command, f"--workdir={finished[1]}", f"--output={tmp_path}")
+    page = (tmp_path / "parareal.html").read_text()
     assert "Parallel in depth" in page and "steps in sequence instead of" in page
-    assert '"parallel/iterations"' in capsys.readouterr().out
+    assert '"parareal/iterations"' in capsys.readouterr().out

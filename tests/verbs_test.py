@@ -91,32 +91,9 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_evaluate_and_generate_with_tokens_that_stop(workdir, tmp_path, capsys):
-    figure = tmp_path / "exits.png"
-    tolerances = ["--exit_tolerance=0,1e-6,1", f"--plot={figure}"]
-    call(evaluate, f"--workdir={workdir}", "--num_steps=4", *tolerances)
-    out, err = capsys.readouterr()
-    whole, some, none = map(json.loads, out.splitlines())
-    assert "eval/mean_steps" not in whole and "flops_per_token" not in some
-    assert 1 <= none["eval/mean_steps"] < some["eval/mean_steps"] <= 4
-    assert some["eval/loss"] == pytest.approx(whole["eval/loss"], rel=1e-5)
-    assert none["eval/loss"] != whole["eval/loss"]
-    shown = [float(line.split()[1]) for line in err.splitlines() if line.startswith("euler ")]
-    assert shown == pytest.approx([4, some["eval/mean_steps"], none["eval/mean_steps"]], rel=1e-3)
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    greedy = ["--prompt=line 1", "--temperature=0", "--max_tokens=5"]
-    call(generate, f"--workdir={workdir}", *greedy, "--exit_tolerance=1")
-    assert "tokens took 1.0 of 2 steps on average" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--exit_tolerance=0.1,x"], "--exit_tolerance=x must be a number from 0"),
-        (["--exit_tolerance=1.5"], "--exit_tolerance=1.5 must be a number from 0"),
-        (["--exit_tolerance=0.1", "--scheme=leapfrog"], "with scheme leapfrog: its steps take"),
-        (["--exit_tolerance=0.1", "--scheme=tsit5"], "without --num_steps, --exit_tolerance"),
         (["--num_steps=0"], "--num_steps='0' is not a number of steps, from 1 to"),
         (["--num_steps=2,2000000"], "--num_steps='2000000' is not a number of steps"),
         (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its steps itself"),

@@ -107,7 +107,7 @@ def step_map(config: ModelConfig, length: int) -> StepMap:
 
     def step(y: State, W: Weights) -> State:
         places = in_one_document(jnp.zeros((len(y), length), jnp.int32))
-        field = vector_field(config, places, deterministic=True)
+        field = vector_field(config, places)
         return step_function(field, config.solver, config.dt)(y, (W, None))
 
     return step

@@ -293,16 +293,3 @@ def product_spectra(found: WeightPaths, product: str) -> Figure:
     return eigenvalues_over_depth(
         found.product_times, by_head, "magnitude", name, heads=found.heads.get(product)
     )
-
-
-def errors_by_iteration(curves: dict[str, Float[np.ndarray, " iterates"]]) -> Figure:
-    """Relative errors against the number of iterations, on a logarithmic axis."""
-    figure = make_figure(2.4)
-    ax = figure.subplots()
-    for label, curve in curves.items():
-        shown = np.where(curve > 0, curve, np.nan)
-        ax.plot(range(len(curve)), shown, "o-", markersize=3, label=label)
-    ax.set(xlabel="iterations", ylabel="relative error", yscale="log")
-    ax.set_xticks(range(max(map(len, curves.values()))))
-    ax.legend()
-    return figure

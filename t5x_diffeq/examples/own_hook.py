@@ -4,6 +4,8 @@ python -m t5x_diffeq.examples.own_hook
 """
 
 # %%
+from pathlib import Path
+
 import optax
 
 import t5x_diffeq as td
@@ -42,7 +44,7 @@ if __name__ == "__main__":
             "train.eval_all_at_end": False,
         },
     )
-    run = td.train(config, "workdirs/own_hook")
-    for line in read_metrics(run.workdir):
+    td.train(config, "workdirs/own_hook")
+    for line in read_metrics(Path("workdirs/own_hook")):
         if "parameter_norm/all" in line:
             print(line)

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Cache, Places, Positions, Tokens, Weights
-from t5x_diffeq.models.language_model import DEPTHS, LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel
 
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
 
@@ -64,21 +64,17 @@ def extend(
     last: Int[Array, " B"],
     keys: Array,
     caches: list[Cache],
-) -> tuple[Int[Array, " B"], list[Cache], Int[Array, "B L"]]:
-    """The token after index `last` of each row of `tokens`, and the caches with these tokens.
-
-    And the solver steps that each of these tokens took.
-    """
+) -> tuple[Int[Array, " B"], list[Cache]]:
+    """The token after index `last` of each row of `tokens`, and the caches with these tokens."""
     places, real = Places(positions), jnp.arange(tokens.shape[1]) <= last[:, None]
-    variables, read = {"params": params}, nn.apply(LanguageModel.extend, model, mutable=[DEPTHS])
-    (y, caches), sown = read(variables, tokens, places, real, weights, caches)
+    variables, read = {"params": params}, nn.apply(LanguageModel.extend, model)
+    y, caches = read(variables, tokens, places, real, weights, caches)
     y = jnp.take_along_axis(y, last[:, None, None], axis=1)
     logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
     reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
     drawn = jax.vmap(jax.random.fold_in)(keys, reached)
     token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
-    (steps,) = sown[DEPTHS]["steps"]
-    return nn.with_logical_constraint(token, (None,)), caches, steps
+    return nn.with_logical_constraint(token, (None,)), caches
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -94,7 +90,6 @@ def generate(
     max_tokens: int,
     sampling: Sampling,
     key: Array,
-    taken: list[Int[np.ndarray, " B"]] | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
     """Yields the next token of every row, until the caller has enough or `max_tokens` are drawn.
 
@@ -108,7 +103,6 @@ def generate(
       max_tokens: most tokens to draw. Tokens beyond the model's length are meaningless.
       sampling: how tokens are drawn.
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
-      taken: gets the solver steps that each generated token but the last took.
     """
     weights = make_weights_by_step(model, params)
     read = partial(extend, model, sampling, params, weights)
@@ -122,11 +116,9 @@ def generate(
         row[: len(prompt)] = prompt
     caches = make_caches(model, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
-    token, caches, _ = read(tokens, positions, lengths - 1, keys, caches)
+    token, caches = read(tokens, positions, lengths - 1, keys, caches)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
-            token, caches, steps = read(token[:, None], positions, last, keys, caches)
-            if taken is not None:
-                taken.append(np.asarray(steps)[:, 0])
+            token, caches = read(token[:, None], positions, last, keys, caches)

@@ -49,17 +49,6 @@ class TrainedRun:
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, run=self.run.at_depth(num_steps, scheme))
 
-    def with_exits(self, tolerance: float) -> "TrainedRun":
-        """The same run, in which a token stops once a step changes its state by less than this.
-
-        The change is relative. `evaluate` then also returns `mean_steps`; `trajectory` still takes
-        all steps. See `ode.early_exit`.
-
-        Raises:
-          InputError: if tokens can't stop between the steps of the run's scheme.
-        """
-        return replace(self, run=self.run.with_exits(tolerance))
-
     def weights(self, t: Sequence[float] | ArrayLike) -> Weights:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
 

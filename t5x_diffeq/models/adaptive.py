@@ -95,7 +95,7 @@ def solve(
     import diffrax
 
     places = in_one_document(tokens) if places is None else places
-    field = vector_field(model.config, places, deterministic=True)(None)
+    field = vector_field(model.config, places)(None)
     weights_at = partial(_weights_at, model.config, params["source"])
     y0 = model.apply({"params": params}, tokens, places, method="embed")
     solution = diffrax.diffeqsolve(

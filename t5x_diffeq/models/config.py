@@ -9,7 +9,6 @@ import numpy as np
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
 from t5x_diffeq.layers.quantization import check_quantization
 from t5x_diffeq.layers.rotary import BASE, check_scaling
-from t5x_diffeq.ode.early_exit import check_exits
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
 from t5x_diffeq.ode.time_features import TimeFeatures, table_columns
@@ -34,13 +33,10 @@ class ModelConfig(ModelKeys):
     Attributes:
       vocab_size: the vocabulary size of the tokenizer.
       max_length: the longest sequence, in tokens: `config.data.sequence_length`.
-      exit_tolerance: a token stops once a step changes its state by less than this, relatively
-        (`ode.early_exit`); 0: all tokens take all steps.
     """
 
     vocab_size: int
     max_length: int
-    exit_tolerance: float = 0.0
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
@@ -116,16 +112,6 @@ class ModelConfig(ModelKeys):
                 "time_dependent or shared weights"
             )
         return other
-
-    def with_exits(self, tolerance: float) -> "ModelConfig":
-        """The same model, in which tokens stop at the tolerance.
-
-        Raises:
-          InputError: if they can't stop between the steps of the scheme.
-        """
-        if tolerance:
-            check_exits(self.scheme)
-        return replace(self, exit_tolerance=tolerance)
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""

@@ -3,18 +3,16 @@
 from functools import partial
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from t5x_diffeq.array_types import Places, State, Vector, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
-from t5x_diffeq.ode.early_exit import integrate_with_exits
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
-from t5x_diffeq.ode.solvers import VectorField
 
 
 def solve(
@@ -41,17 +39,13 @@ def solve(
     c, stages = config, num_stages()
     microbatches = c.pipeline_microbatches or stages
     pipelined = can_pipeline(len(y), c.num_steps, microbatches)
-    deterministic = key is None
     y, places = to_zigzag(y, places)
+    start = _at_no_cost(c, y, velocity)
 
     def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
-        of_key = vector_field(c, places, deterministic)
-
-        def charged(key: Array | None) -> VectorField:
-            return charge_velocity(of_key(key))
-
+        of_key = vector_field(c, places)
         return integrate(
-            charged if velocity else of_key,
+            (lambda key: charge_velocity(of_key(key))) if velocity else of_key,
             weights,
             y,
             scheme=c.solver,
@@ -63,29 +57,22 @@ def solve(
             key=key,
         )
 
-    in_stages = partial(integrate_in_stages, take_steps, microbatches=microbatches)
-    start: Vector = StateWithCost.at_start(y) if has_cost(c) else y
-    if velocity:
-        start = StateWithCost.at_start(start, y.shape[:2])
-    end = (in_stages if pipelined else take_steps)(weights, start, places, key)
-    time, of_block, of_tokens = c.dt * c.num_steps, jnp.zeros(()), None
+    if pipelined:
+        take_steps = partial(integrate_in_stages, take_steps, microbatches=microbatches)
+    return _split_costs(c, take_steps(weights, start, places, key), velocity)
+
+
+def _at_no_cost(config: ModelConfig, y: State, velocity: bool) -> Vector:
+    """The state at t = 0, and beside it what is charged by the block and, outside, for velocity."""
+    start: Vector = StateWithCost.at_start(y) if has_cost(config) else y
+    return StateWithCost.at_start(start, y.shape[:2]) if velocity else start
+
+
+def _split_costs(config: ModelConfig, end: Vector, velocity: bool) -> tuple[State, RunningCosts]:
+    """The state at t = 1, and the means over depth of what was charged."""
+    time, of_block, of_tokens = config.dt * config.num_steps, jnp.zeros(()), None
     if velocity:
         end, of_tokens = end.y, from_zigzag(end.cost) / time
-    if has_cost(c):
+    if has_cost(config):
         end, of_block = end.y, end.cost / time
     return from_zigzag(end), RunningCosts(of_block, of_tokens)
-
-
-def solve_with_exits(
-    config: ModelConfig, weights: Weights, y: State, places: Places
-) -> tuple[State, Int[Array, "B L"]]:
-    """The state at t = 1 of tokens that stop at `config.exit_tolerance`, and their steps."""
-    return integrate_with_exits(
-        vector_field(config, places, deterministic=True),
-        weights,
-        y,
-        scheme=config.solver,
-        num_steps=config.num_steps,
-        step_size=config.dt,
-        tolerance=config.exit_tolerance,
-    )

@@ -26,7 +26,7 @@ from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
 from t5x_diffeq.models.adapters import Adapters, merge
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.forward_pass import solve, solve_with_exits
+from t5x_diffeq.models.forward_pass import solve
 from t5x_diffeq.models.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
@@ -45,8 +45,6 @@ from t5x_diffeq.ode.weights import (
     SharedWeights,
     TimeDependentWeights,
 )
-
-DEPTHS = "depths"  # the collection into which a pass sows the steps that each token took
 
 
 def make_source(config: ModelConfig, **module: Any) -> nn.Module:
@@ -240,17 +238,14 @@ class LanguageModel(nn.Module):
           caches: from `empty_caches` or from an earlier call.
         """
         c = self.config
-        y, caches, steps = integrate_with_memory(
+        y, caches = integrate_with_memory(
             *cached_sub_fields(c, places, real),
             weights,
             self.embed(tokens, places),
             caches,
             scheme=c.solver,
             step_size=c.dt,
-            tolerance=c.exit_tolerance,
-            real=real,
         )
-        self.sow(DEPTHS, "steps", steps)
         return self.normalise(y), caches
 
     def normalise(self, y: State) -> State:
@@ -266,10 +261,6 @@ class LanguageModel(nn.Module):
         velocity: bool = False,
     ) -> tuple[State, RunningCosts]:
         """The state at t = 1 from the state at t = 0, and the running costs; see `forward_pass`."""
-        if self.config.exit_tolerance:
-            y, steps = solve_with_exits(self.config, weights, y, places)
-            self.sow(DEPTHS, "steps", steps)
-            return y, RunningCosts(jnp.zeros(()), None)
         key = None if deterministic else self.make_rng("dropout")
         return solve(self.config, weights, y, places, key, velocity)
 
@@ -278,7 +269,7 @@ class LanguageModel(nn.Module):
         c = self.config
         places = in_one_document(tokens)
         return trajectory(
-            vector_field(c, places, deterministic=True),
+            vector_field(c, places),
             weights,
             self.embed(tokens, places),
             scheme=c.solver,

@@ -124,17 +124,14 @@ def cached_sub_fields(
     return of_f(f), of_g(g)
 
 
-def vector_field(
-    config: ModelConfig, places: Places, deterministic: bool
-) -> Callable[[Array | None], VectorField]:
-    """The block as a vector field, given a step's dropout key.
+def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
+    """The block as a vector field, given a step's dropout key; None: no dropout.
 
     Of a `StateWithCost` it returns the rate of the running cost too.
 
     Args:
       config: the model's config.
       places: positions and documents of the tokens.
-      deterministic: whether to leave dropout out, whatever the key.
     """
     block = make_block(config)
     f, g = (nn.apply(method, block, mutable=[COSTS]) for method in (type(block).f, type(block).g))
@@ -147,7 +144,7 @@ def vector_field(
             state = y.y if isinstance(y, StateWithCost) else y
             state = nn.with_logical_constraint(state, ("batch", "length", None))
             value, sown = method(
-                block_variables(W), state, *args, deterministic=deterministic, rngs=rngs
+                block_variables(W), state, *args, deterministic=key is None, rngs=rngs
             )
             rates = jax.tree.leaves(sown)
             if rates and not block.has_cost:

@@ -34,10 +34,6 @@ class Run:
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, setup=self.setup.at_depth(num_steps, scheme))
 
-    def with_exits(self, tolerance: float) -> "Run":
-        """The same run, in which tokens stop early; see `ModelConfig.with_exits`."""
-        return replace(self, setup=self.setup.with_exits(tolerance))
-
 
 def load_run(
     workdir: AnyPath,

@@ -26,7 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
 from absl import flags, logging
@@ -285,24 +285,6 @@ def define_averages(own: flags.FlagValues) -> flags.FlagHolder:
         "Take the moving averages of the parameters (train.ema_decay).",
         flag_values=own,
     )
-
-
-def parse_exit_tolerance(text: str) -> float:
-    """A value of `--exit_tolerance`.
-
-    Raises:
-      InputError: if it is no number from 0 to 1.
-    """
-    try:
-        tolerance = float(text)
-    except ValueError:
-        tolerance = nan
-    if not 0 <= tolerance <= 1:
-        raise InputError(
-            f"--exit_tolerance={text} must be a number from 0, for which all tokens take all "
-            "steps, to 1"
-        )
-    return tolerance
 
 
 class _CheckpointParser(flags.ArgumentParser):

@@ -53,19 +53,18 @@ def evaluate_loss(
 
     Sums over batches are taken in float64 on the host, so that the result does not depend on how
     the split was divided into batches. Only tokens that the masks count are in them. Bits per byte
-    are there if the batches tell the bytes of their tokens (see `data.token_bytes`), and
-    `mean_steps` if tokens can stop early.
+    are there if the batches tell the bytes of their tokens (see `data.token_bytes`).
 
     Raises:
       InputError: if the masks count none.
     """
-    sums = (0.0, 0, 0, 0.0)
+    sums = (0.0, 0, 0)
     pending = eval_step(params, next(batches))
     for batch in batches:
         dispatched = eval_step(params, batch)
         sums = _add(sums, pending)
         pending = dispatched
-    total, tokens, size, steps = _add(sums, pending)
+    total, tokens, size = _add(sums, pending)
     if not tokens:
         raise InputError(
             "no token of the batches that were evaluated has a loss: with data.loss_on=completion "
@@ -73,15 +72,11 @@ def evaluate_loss(
         )
     loss = total / tokens
     per_byte = {"bits_per_byte": total / log(2) / size} if size else {}
-    taken = {"mean_steps": steps / tokens} if steps else {}
-    return {"loss": loss, "perplexity": exp(min(loss, 700)), **per_byte, "tokens": tokens, **taken}
+    return {"loss": loss, "perplexity": exp(min(loss, 700)), **per_byte, "tokens": tokens}
 
 
-def _add(
-    sums: tuple[float, int, int, float], metrics: EvalMetrics
-) -> tuple[float, int, int, float]:
-    """Sums of losses, tokens, bytes and steps, with those of another batch."""
+def _add(sums: tuple[float, int, int], metrics: EvalMetrics) -> tuple[float, int, int]:
+    """Sums of losses, tokens and bytes, with those of another batch."""
     size = 0 if metrics.bytes is None else int(metrics.bytes)
     total, tokens = float(metrics.loss.total), int(metrics.loss.count)
-    steps = 0.0 if metrics.steps is None else float(metrics.steps)
-    return sums[0] + total, sums[1] + tokens, sums[2] + size, sums[3] + steps
+    return sums[0] + total, sums[1] + tokens, sums[2] + size

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, State, Weights
-from t5x_diffeq.models.language_model import DEPTHS, LanguageModel
+from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import has_cost
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
@@ -49,13 +49,11 @@ class PassEnd(NamedTuple):
       y: the state at t = 1, normalised.
       head: the head's vectors.
       costs: the running costs.
-      steps: the solver steps that each token took; None if all take all.
     """
 
     y: State
     head: Float[Array, "V D"]
     costs: RunningCosts
-    steps: Int[Array, "B L"] | None
 
 
 class BatchLosses(NamedTuple):
@@ -65,13 +63,11 @@ class BatchLosses(NamedTuple):
       losses: -log p of each target.
       normalisers: log of the softmax's normaliser at each token.
       divergences: KL divergence from the teacher's prediction; None without a teacher.
-      steps: the solver steps that each token took; None if all take all.
     """
 
     losses: Float[Array, "B L"]
     normalisers: Float[Array, "B L"]
     divergences: Float[Array, "B L"] | None
-    steps: Int[Array, "B L"] | None
 
 
 def passes_of(model: LanguageModel, depths: tuple[int, ...] | None, keys: TrainKeys) -> list[Pass]:
@@ -202,10 +198,9 @@ def _losses_at(
     with jax.named_scope("loss"):
         if teacher is None:
             found = token_losses(end.y, end.head, batch["targets"], **sizes)
-            return BatchLosses(*found, divergences=None, steps=end.steps)
+            return BatchLosses(*found, divergences=None)
         student = end.y, end.head
-        of_both = distillation_losses(student, teacher, batch["targets"], **sizes)
-        return BatchLosses(*of_both, steps=end.steps)
+        return BatchLosses(*distillation_losses(student, teacher, batch["targets"], **sizes))
 
 
 def end_of_pass(
@@ -227,7 +222,7 @@ def end_of_pass(
       velocity: whether tokens are charged for their velocity.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    (y, head, costs), sown = nn.apply(LanguageModel.state_and_head, model, mutable=[DEPTHS])(
+    y, head, costs = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
         batch["inputs"],
         weights,
@@ -238,5 +233,4 @@ def end_of_pass(
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
-    (steps,) = sown[DEPTHS]["steps"] if sown else (None,)
-    return PassEnd(y, head, costs, steps)
+    return PassEnd(y, head, costs)

@@ -84,10 +84,6 @@ class Setup:
         grid = {"model.num_steps": model.config.num_steps, "model.scheme": model.config.scheme}
         return replace(self, model=model, config=self.config.with_values(grid))
 
-    def with_exits(self, tolerance: float) -> "Setup":
-        """The same model, in which tokens stop early; see `ModelConfig.with_exits`."""
-        return replace(self, model=LanguageModel(self.model.config.with_exits(tolerance)))
-
     def with_whole_rows(self) -> "Setup":
         """The same setup, with batches whose rows no mesh axis splits; `context` splits the batch.
 

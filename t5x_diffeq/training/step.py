@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from clu import metrics as clu_metrics
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
@@ -31,21 +31,16 @@ class EvalMetrics(NamedTuple):
     Attributes:
       loss: the sum of their losses, and their number.
       bytes: the bytes of text that they stand for; None if the batch doesn't tell.
-      steps: the sum of the solver steps that they took; None if all take all.
     """
 
     loss: clu_metrics.Average
     bytes: jax.Array | None
-    steps: jax.Array | None = None
 
     @classmethod
-    def of(
-        cls, losses: Float[Array, "B L"], batch: Batch, steps: Int[Array, "B L"] | None = None
-    ) -> "EvalMetrics":
-        """The metrics of a batch whose tokens have these losses, and took these steps."""
+    def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
+        """The metrics of a batch whose tokens have these losses."""
         loss = clu_metrics.Average.from_model_output(losses, mask=batch["mask"])
-        size = batch["bytes"].sum() if "bytes" in batch else None
-        return cls(loss, size, None if steps is None else (steps * batch["mask"]).sum())
+        return cls(loss, batch["bytes"].sum() if "bytes" in batch else None)
 
 
 class Teacher(NamedTuple):
@@ -166,5 +161,4 @@ def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
-    found = batch_losses(model, params, batch, chunk)
-    return EvalMetrics.of(found.losses, batch, found.steps)
+    return EvalMetrics.of(batch_losses(model, params, batch, chunk).losses, batch)

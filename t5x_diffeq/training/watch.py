@@ -114,7 +114,7 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
       places: where its tokens stand.
     """
     y, places = to_zigzag(y, places)
-    field = vector_field(config, places, deterministic=True)(None)
+    field = vector_field(config, places)(None)
     scheme = find_scheme(config.solver)
 
     def step(carried: Carried, inputs: StepInputs) -> tuple[Carried, dict[str, Array]]:

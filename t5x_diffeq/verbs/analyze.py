@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl.flags import FlagValues
 
 from t5x_diffeq import __version__
@@ -20,7 +19,6 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
 
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
-_TOKENS = 256  # of the validation text, at most, for what is parallel in depth
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
 
@@ -66,26 +64,6 @@ def _make_lyapunov_section(corpus: Corpus, run: Run, params: dict, flags: FlagVa
     return lyapunov_section(run.setup.model, params, prompts, texts, flags.convention, flags.memory)
 
 
-def _make_parallel_sections(
-    corpus: Corpus, run: Run, params: dict, flags: FlagValues
-) -> list[Section]:
-    """One section; none for `analyze all` if parareal can't integrate the model."""
-    from t5x_diffeq.analysis.depth_parallel import best_slices, compare_with_serial, fault_of
-    from t5x_diffeq.analysis.depth_parallel_section import depth_parallel_section
-
-    model = run.setup.model
-    if flags.what == "all" and (fault := fault_of(model.config)):
-        say(f"parallel in depth: left out; {fault}")
-        return []
-    limit = min(model.config.max_length, _TOKENS) + 1
-    validation = corpus.parts[0].validation
-    documents = [np.asarray(validation[n]) for n in range(min(len(validation), limit))]
-    tokens = jnp.asarray(np.concatenate(documents)[None, :limit], jnp.int32)
-    slices = flags.slices or best_slices(model.config.num_steps)
-    with Progress("parallel in depth"):
-        return [depth_parallel_section(compare_with_serial(model, params, tokens, slices))]
-
-
 def _prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
@@ -100,7 +78,7 @@ def analyze(
     """Writes a page with these kinds of analyses and prints its path.
 
     Args:
-      kinds: any of spectra, lyapunov, clustering and parallel.
+      kinds: any of spectra, lyapunov and clustering.
       workdir: the run's workdir; None if the only kind is clustering, which needs no run.
       folder: the folder to write to.
       flags: the verb's flags.
@@ -119,7 +97,7 @@ def analyze(
             methods=("spectral_factors",) if "spectra" in kinds else (),
         )
         run = run.at_depth(flags.num_steps)
-        facts |= _facts_of(workdir, run)
+        facts |= facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
             say("spectra")
@@ -127,8 +105,6 @@ def analyze(
         if "lyapunov" in kinds:
             say("Lyapunov exponents")
             sections.append(_make_lyapunov_section(corpus, run, params, flags))
-        if "parallel" in kinds:
-            sections += _make_parallel_sections(corpus, run, params, flags)
     if "clustering" in kinds:
         from t5x_diffeq.analysis.clustering_section import clustering_section
 
@@ -139,7 +115,8 @@ def analyze(
     print(write_report(folder, page, f"Analysis: {flags.what}", facts, sections), flush=True)
 
 
-def _facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
+def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
+    """What a page says of the run that it shows."""
     c = run.setup.model.config
     return {
         "run": str(absolute_path(workdir)),

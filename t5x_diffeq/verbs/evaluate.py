@@ -19,8 +19,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
 from t5x_diffeq.training.flops import forward_flops
 
-# Schemes and numbers of steps, None as trained; and tolerances at which tokens stop.
-Grids = list[tuple[str | None, int | None, float]]
+Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 
 
 def _load_run(
@@ -28,9 +27,9 @@ def _load_run(
     tokenizer: Tokenizer,
     grids: Grids,
     flags: FlagValues,
-    hooks: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
 ) -> Run:
-    """Loads the run, if it exists on the grids and its block has the hooks.
+    """Loads the run, if it exists on the grids and its block has the methods.
 
     The flags name the checkpoint and the adapters.
     """
@@ -40,30 +39,23 @@ def _load_run(
         batch_size=jax.device_count(),
         checkpoint=flags.checkpoint,
         averages=flags.averages,
-        grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n, _ in grids],
-        methods=hooks,
+        grids=[(n, None if scheme in SOLVERS else scheme) for scheme, n in grids],
+        methods=methods,
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     )
 
 
 def _evaluate_grid(
-    run: Run,
-    corpus: Corpus,
-    num_steps: int | None,
-    scheme: str | None,
-    tolerance: float,
-    flags: FlagValues,
+    run: Run, corpus: Corpus, num_steps: int | None, scheme: str | None, flags: FlagValues
 ) -> dict:
     solver = scheme if scheme in SOLVERS else None
-    run = run.at_depth(num_steps, None if solver else scheme).with_exits(tolerance)
+    run = run.at_depth(num_steps, None if solver else scheme)
     model = run.setup.model.config
     limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
     adaptive = Adaptive(solver, *limits) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
-    if tolerance:
-        fixed["exit_tolerance"] = tolerance
-    elif has_method(model, "flops"):
+    if has_method(model, "flops"):
         fixed["flops_per_token"] = forward_flops(model)
     grid = {"step": run.step, **({"scheme": solver, "rtol": flags.rtol} if solver else fixed)}
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
@@ -87,21 +79,15 @@ def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int])
         flops = values.get("flops_per_token")
         bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
         say(
-            f"{values['scheme']:<12}{_steps(values):>7.4g}"
+            f"{values['scheme']:<12}{values['num_steps']:>7}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
             f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
         )
     if plot:
         path = parse_path(plot, "--plot")
-        shown = [{**values, "num_steps": _steps(values)} for values in results]
-        figure = _import_plots().perplexity_over_depth(shown, trained)
+        figure = _import_plots().perplexity_over_depth(results, trained)
         write_whole(path, _import_plots().render_image(figure, path.suffix[1:]))
         say(f"figure in {path}")
-
-
-def _steps(values: dict) -> float:
-    """The solver steps that a token takes, on average if tokens stop early."""
-    return values.get("eval/mean_steps", values["num_steps"])
 
 
 def _import_plots() -> ModuleType:
@@ -124,8 +110,8 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     tasks = harness.load_tasks(flags.tasks, flags.num_fewshot, flags.include_path, flags.limit)
     folder = parse_path(flags.output, "--output") if flags.output else workdir / "lm_eval"
     run = _load_run(workdir, tokenizer, grids, flags, tasks.methods)
-    for scheme, num_steps, tolerance in grids:
-        on_grid = run.at_depth(num_steps, scheme).with_exits(tolerance)
+    for scheme, num_steps in grids:
+        on_grid = run.at_depth(num_steps, scheme)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, flags.batch_size, tasks, folder)
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
@@ -138,10 +124,10 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     corpus = load_corpus(workdir)
     run = _load_run(workdir, corpus.tokenizer, grids, flags)
     results = []
-    for scheme, num_steps, tolerance in grids:
-        values = _evaluate_grid(run, corpus, num_steps, scheme, tolerance, flags)
+    for scheme, num_steps in grids:
+        values = _evaluate_grid(run, corpus, num_steps, scheme, flags)
         results.append(values)
-        steps = f"{_steps(values):.4g} steps of " if "num_steps" in values else ""
+        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)

@@ -5,7 +5,6 @@ import time
 from datetime import datetime
 
 import jax
-import numpy as np
 from absl.flags import FlagValues
 
 from t5x_diffeq.data.chat_template import ChatTemplate, TemplateError
@@ -57,9 +56,7 @@ def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: F
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
-    model = run.setup.model
-    taken: list[np.ndarray] = []
-    generated = generate(model, run.params, prompts, max_tokens, sampling, key, taken)
+    generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
     for _ in grow(rows, track(generated, "generating", max_tokens, "tokens")):
         times.append(time.perf_counter())
     if len(times) > 4:  # the first compiles the prompts' program, the second the step's
@@ -68,15 +65,10 @@ def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: F
             f"prompts read in {times[1] - times[0]:.1f} s, compilation included; "
             f"then {rate:.1f} tokens/s"
         )
-    if model.config.exit_tolerance:
-        say(f"tokens took {np.mean(taken):.1f} of {model.config.num_steps} steps on average")
 
 
-def continue_prompts(workdir: AnyPath, tolerance: float, flags: FlagValues) -> None:
-    """Prints each prompt with its continuation, or with `flags.chat` the answer to each.
-
-    Tokens stop at the tolerance (`ode.early_exit`).
-    """
+def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
+    """Prints each prompt with its continuation, or with `flags.chat` the answer to each."""
     corpus = load_corpus(workdir)
     tokenizer = corpus.tokenizer
     run = load_run(
@@ -89,7 +81,6 @@ def continue_prompts(workdir: AnyPath, tolerance: float, flags: FlagValues) -> N
         methods=("extend", "empty_cache"),
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     ).at_depth(flags.num_steps)
-    run = run.with_exits(tolerance)
     limit = run.setup.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]

@@ -11,10 +11,15 @@ import optax
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import State, Tokens
+from t5x_diffeq.contrib.parareal.integration import (
+    Parareal,
+    iterate,
+    parareal,
+    steps_in_sequence,
+)
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
-from t5x_diffeq.ode.parareal import Parareal, iterate, parareal, steps_in_sequence
 from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.errors import InputError
 
@@ -22,7 +27,7 @@ PerIterate = Float[np.ndarray, " iterates"]  # of the coarse pass, then of each 
 
 
 @dataclass(frozen=True)
-class DepthParallel:
+class Comparison:
     """Parareal beside the serial pass, for each number of iterations from 0 to S.
 
     Attributes:
@@ -61,7 +66,7 @@ def best_slices(num_steps: int) -> int:
 
 def compare_with_serial(
     model: LanguageModel, params: dict, tokens: Tokens, slices: int
-) -> DepthParallel:
+) -> Comparison:
     """Parareal's states, losses and gradients beside those of the serial pass, in float32.
 
     Args:
@@ -77,23 +82,25 @@ def compare_with_serial(
     _check(config, slices)
     model = LanguageModel(config)
     found = jax.jit(partial(_compare, model, slices))(params, tokens)
-    return DepthParallel(config.num_steps, slices, *jax.device_get(found))
-
-
-def fault_of(config: ModelConfig) -> str | None:
-    """Why parareal can't integrate such a model; None if it can."""
-    if config.weights == "per_layer":
-        return "parareal needs W(t) on a coarser grid, which per-layer weights don't have"
-    if has_cost(config):
-        return f"parareal integrates no running cost, which model.block={config.block} has"
-    if is_reversible(config.scheme):
-        return f"parareal integrates one state, and model.scheme={config.scheme} carries two"
-    return None
+    return Comparison(config.num_steps, slices, *jax.device_get(found))
 
 
 def _check(config: ModelConfig, slices: int) -> None:
-    if fault := fault_of(config):
-        raise InputError(f"{fault}; leave `parallel` out")
+    if config.weights == "per_layer":
+        raise InputError(
+            "parareal needs W(t) on a coarser grid, which per-layer weights don't have; take a run "
+            "of time_dependent or shared weights"
+        )
+    if has_cost(config):
+        raise InputError(
+            f"parareal integrates no running cost, which model.block={config.block} has; take a "
+            "run of another block"
+        )
+    if is_reversible(config.scheme):
+        raise InputError(
+            f"parareal integrates one state, and model.scheme={config.scheme} carries two; take a "
+            "run of another scheme"
+        )
     divisors = [s for s in range(1, config.num_steps + 1) if config.num_steps % s == 0]
     if slices not in divisors:
         raise InputError(
@@ -120,7 +127,7 @@ def solvers_of(
         for each in (model, coarse)
     ]
     return parareal(
-        vector_field(c, in_one_document(tokens), deterministic=True),
+        vector_field(c, in_one_document(tokens)),
         *made,
         scheme=c.scheme,
         num_steps=c.num_steps,
@@ -131,7 +138,7 @@ def solvers_of(
 
 
 def _compare(model: LanguageModel, slices: int, params: dict, tokens: Tokens) -> tuple:
-    """What `DepthParallel` has besides N and S."""
+    """What `Comparison` has besides N and S."""
     read, targets = tokens[:, :-1], tokens[:, 1:]
 
     def loss(params: dict, y: State) -> Float[Array, ""]:

@@ -1,0 +1,1 @@
+"""Parareal: slices of depth are integrated at once, in place of the serial pass; see README.md."""
