@@ -7,6 +7,7 @@ Orbax.
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from compilation import flags_of_processes
 from patience import patience
+
+from t5x_diffeq.runtime.peers import EXIT_MACHINERY
 
 PHASES = ("start-up", "compile", "loop", "evaluate", "save")
 STEPS = 60
@@ -37,6 +40,7 @@ def arguments(text, workdir):
         *("--config.train.eval_batches=1", "--config.train.eval_batch_size=4"),
         *(f"--config.train.total_steps={STEPS}", f"--config.train.checkpoint_every={EVERY}"),
         *("--config.train.log_every=1", "--config.train.eval_every=20"),
+        f"--config.train.hang_timeout={patience(120)}",  # a run that hangs by itself says where
     ]
 
 
@@ -109,7 +113,15 @@ class FaultyRun:
         if status is None:
             self.kill()
         assert status is not None, f"process {index} hangs: {self.messages(index)}"
+        if status == EXIT_MACHINERY:
+            self.show_stacks()
         return status
+
+    def show_stacks(self):
+        """Prints where the processes were, if the run said that it hangs."""
+        told = re.search(r"the stacks of all threads are in (\S+);", self.messages(0))
+        for file in sorted(Path(told[1]).glob("*.txt")) if told else ():
+            print(f"{file}:\n{file.read_text()}")
 
     def kill(self):
         for process in self.processes:
