@@ -74,7 +74,7 @@ def places(state):
     }
 
 
-KINDS = ("mean_bfloat16", "bfloat16", "int8", "factored")
+KINDS = ("mean_bfloat16", "bfloat16", "int8")
 OPTIMIZERS = [*({"moments": kind} for kind in KINDS), {"name": "muon"}]
 
 

@@ -59,8 +59,7 @@ def while_waiting(
             if path not in waiting and setup.trains(path[0])
         }
     )
-    num_nodes = len({*nodes(setup.model.config).tolist()})
-    return waiting, make_optimizer(setup.config.optimizer, learning, setup.schedule, num_nodes)
+    return waiting, make_optimizer(setup.config.optimizer, learning, setup.schedule)
 
 
 def waiting_leaves(declared: dict) -> frozenset[LeafPath]:

@@ -124,7 +124,6 @@ def _update(before: Updated, gradient: dict, rule: Rule) -> Updated:
         before.params,
         norm=rule.found.norm,
         embeddings=rule.found.embeddings,
-        d_weights=rule.found.d_weights,
     )
     params = optax.apply_updates(before.params, updates)
     averages = _average(before.averages, params, rule) if before.averages else None
