@@ -6,13 +6,12 @@ numbers as the kernels themselves. Bytes for each number of P, at the size of Ll
 
     moments            m                          v                             bytes
     float32            float32                    float32                       8
-    mean_bfloat16      bfloat16, to nearest       float32                       6
     bfloat16           bfloat16                   bfloat16                      4
     int8               8 bits, and a scale for    8 bits, and a scale for       2.08
                        each block                 each block
     int4               4 bits, likewise           4 bits, likewise              1.08
 
-The first two are optax's. `bfloat16` holds for all parameters. `int8` and `int4` hold for kernels
+The first is optax's. `bfloat16` holds for all parameters. `int8` and `int4` hold for kernels
 with a leading axis of T or of solver steps. All other parameters then keep float32, or bfloat16
 with `int4`.
 

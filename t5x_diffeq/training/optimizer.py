@@ -34,8 +34,6 @@ DECAYED = {
     "kernels": {"embedding", "kernel", "adapter"},
     "all": set(ROLES),
 }
-# The dtype of the mean of gradients, for each value of `optimizer.moments` that needs no more.
-_OF_OPTAX = {"float32": "float32", "mean_bfloat16": "bfloat16"}
 # How kernels with an axis of T or of solver steps are coded, for those that code them.
 _CODES = {"int8": EIGHT_BITS, "int4": FOUR_BITS}
 
@@ -178,14 +176,14 @@ def _directions(
         return _load(optimizer, declared), scale_each(multipliers)
     if optimizer.name == "adam":
         return _adam(optimizer, declared), scale_each(multipliers)
-    if optimizer.moments not in _OF_OPTAX:
+    if optimizer.moments != "float32":
         raise InputError(
             f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name=muon it can "
-            f"be {' or '.join(_OF_OPTAX)}"
+            "only be float32"
         )
     adam = _adam(optimizer, declared)
     kernels = kernels_of_block(declared)
-    muon = scale_by_muon(kernels, optimizer.momentum, _OF_OPTAX[optimizer.moments])
+    muon = scale_by_muon(kernels, optimizer.momentum)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     leaves = flatten_dict(multipliers)
     # Muon's steps have their size already.
@@ -197,8 +195,8 @@ def _directions(
 def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
     """Adam's directions, with the moments that `optimizer.moments` names."""
     betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
-    if optimizer.moments in _OF_OPTAX:
-        return optax.scale_by_adam(*betas, mu_dtype=_OF_OPTAX[optimizer.moments])
+    if optimizer.moments == "float32":
+        return optax.scale_by_adam(*betas)
     leaves = flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
     keepers = {path: _keeper(optimizer.moments, leaf) for path, leaf in leaves.items()}
     return scale_by_moments(keepers, *betas)
