@@ -216,7 +216,7 @@ def get_config() -> ConfigDict:
     optimizer.epsilon = 1e-8  # Adam's epsilon
     optimizer.momentum = 0.95  # Muon's decay of the mean of gradients
     optimizer.moments = "float32"  # how Adam keeps its two means (t5x_diffeq/training/moments.py)
-    #   | bfloat16: rounded stochastically | int8, int4: in blocks, for kernels of time-dependent
+    #   | bfloat16: rounded stochastically | int8: in blocks, for kernels of time-dependent
     #   and per-layer weights; muon takes float32 only
     optimizer.offload = False  # whether the moments, and the averages of train.ema_decay, lie in
     #   the host's memory outside the update, which takes longer for it (configs/README.md)

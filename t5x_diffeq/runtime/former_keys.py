@@ -11,7 +11,7 @@ _REMOVED: dict[str, object] = {
 }
 # Keys that are still there, and the values that they no longer take.
 _REMOVED_VALUES: dict[str, tuple[str, ...]] = {
-    "optimizer.moments": ("factored", "mean_bfloat16"),
+    "optimizer.moments": ("factored", "int4", "mean_bfloat16"),
 }
 _LAST = "dcf23fb"  # the last commit that had them
 

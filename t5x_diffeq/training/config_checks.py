@@ -55,16 +55,16 @@ def _check_reconstruction(coupling: float, steps: int) -> None:
 
 def _check_moments(config: Config) -> None:
     """Checks that there are parameters whose moments `optimizer.moments` is for."""
-    moments, trainable = config.optimizer.moments, config.train.trainable
-    if moments not in ("int8", "int4") or is_plugin(config.optimizer.name):
+    trainable = config.train.trainable
+    if config.optimizer.moments != "int8" or is_plugin(config.optimizer.name):
         return
     if config.model.weights == "shared":
         raise InputError(
-            f"optimizer.moments={moments} is for model.weights=time_dependent or per_layer, "
-            f"and model.weights is {config.model.weights}; take bfloat16"
+            "optimizer.moments=int8 is for model.weights=time_dependent or per_layer, and "
+            "model.weights is shared; take bfloat16"
         )
     if trainable and "source" not in trainable:
         raise InputError(
-            f"optimizer.moments={moments} is for the kernels of the source, and train.trainable="
+            f"optimizer.moments=int8 is for the kernels of the source, and train.trainable="
             f"{trainable} leaves it out; take bfloat16"
         )

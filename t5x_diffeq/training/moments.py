@@ -9,11 +9,9 @@ numbers as the kernels themselves. Bytes for each number of P, at the size of Ll
     bfloat16           bfloat16                   bfloat16                      4
     int8               8 bits, and a scale for    8 bits, and a scale for       2.08
                        each block                 each block
-    int4               4 bits, likewise           4 bits, likewise              1.08
 
-The first is optax's. `bfloat16` holds for all parameters. `int8` and `int4` hold for kernels
-with a leading axis of T or of solver steps. All other parameters then keep float32, or bfloat16
-with `int4`.
+The first is optax's. `bfloat16` holds for all parameters, `int8` for kernels with a leading axis of
+T or of solver steps; all others then keep float32.
 
 **Stochastic rounding.** With beta2 = 0.999, v changes by a thousandth of itself in a step, less
 than the distance of neighbouring bfloat16 numbers, so rounding to nearest would never change it.
@@ -37,7 +35,13 @@ from jaxtyping import Array, Float, UInt32
 
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.ode.weights import LeafPath
-from t5x_diffeq.training.block_codes import BlockCode, Blocks
+from t5x_diffeq.training.block_codes import (
+    Blocks,
+    decode_mean,
+    decode_square,
+    encode_mean,
+    encode_square,
+)
 
 
 class Step(NamedTuple):
@@ -181,22 +185,18 @@ class Coded:
     """Both moments are coded, in blocks along the first axis of the parameter."""
 
     names: tuple[str | None, ...]
-    code: BlockCode
 
     def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
-        block, *kernel = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
 
         def zeros(dtype: str) -> Blocks:
-            codes = jnp.zeros((self.code.bytes_of(block), *kernel), dtype)
-            scales = like(leaf, jnp.zeros(kernel, "float32"), self.names[1:])
-            return Blocks(like(leaf, codes, self.names), scales)
+            scales = like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:])
+            return Blocks(like(leaf, jnp.zeros(shape, dtype), self.names), scales)
 
-        return zeros("int8" if self.code.bits == 8 else "uint8"), zeros("uint8")
+        return zeros("int8"), zeros("uint8")
 
     def update(  # noqa: D102
         self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
     ) -> tuple[Array, Blocks, Blocks]:
-        code, block = self.code, len(g)
-        m, v = code.decode_mean(mean, block), code.decode_square(square, block)
-        m, v = step.moments(g, m, v)
-        return step.direction(m, v), code.encode_mean(m, bits), code.encode_square(v, bits >> 16)
+        m, v = step.moments(g, decode_mean(mean), decode_square(square))
+        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)

@@ -24,7 +24,6 @@ from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
-from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
 from t5x_diffeq.training.moments import Coded, Keeper, Whole, scale_by_moments
 from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
@@ -34,8 +33,6 @@ DECAYED = {
     "kernels": {"embedding", "kernel", "adapter"},
     "all": set(ROLES),
 }
-# How kernels with an axis of T or of solver steps are coded, for those that code them.
-_CODES = {"int8": EIGHT_BITS, "int4": FOUR_BITS}
 
 
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
@@ -204,10 +201,10 @@ def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
 
 def _keeper(moments: str, leaf: Parameter) -> Keeper:
     """How the moments of a parameter are kept."""
-    if moments in _CODES and leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
-        return Coded(leaf.names, _CODES[moments])
-    if moments in ("bfloat16", "int4"):
+    if moments == "bfloat16":
         return Whole(leaf.names, "bfloat16")
+    if leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
+        return Coded(leaf.names)
     return Whole(leaf.names)
 
 
