@@ -213,9 +213,8 @@ def get_config() -> ConfigDict:
     optimizer.epsilon = 1e-8  # Adam's epsilon
     optimizer.momentum = 0.95  # Muon's decay of the mean of gradients
     optimizer.moments = "float32"  # how Adam keeps its two means (t5x_diffeq/training/moments.py)
-    #   | mean_bfloat16: that of gradients in bfloat16, which muon can have too | bfloat16: both,
-    #   rounded stochastically | int8, int4: both, in blocks, for kernels of time-dependent and
-    #   per-layer weights | factored: for the P of kernels, at the nodes and in two factors
+    #   | bfloat16: rounded stochastically | int8: in blocks, for kernels of time-dependent
+    #   and per-layer weights; muon takes float32 only
     optimizer.offload = False  # whether the moments, and the averages of train.ema_decay, lie in
     #   the host's memory outside the update, which takes longer for it (configs/README.md)
     optimizer.weight_decay = 0.1  # decoupled

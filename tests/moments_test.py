@@ -1,31 +1,32 @@
-"""Adam's moments in few bytes: what they round, that P's are exact, on a mesh, and in training."""
+"""Adam's moments in few bytes: what they round, on a mesh, and in training."""
 
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.traverse_util import flatten_dict
 from helpers import metrics_of, send_after, setup_of, small_config
 
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
-from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.function_space import FunctionSpace, mean_squares
-from t5x_diffeq.training.moments import (
-    random_bits,
-    round_to_bfloat16,
-    scale_by_moments,
+from t5x_diffeq.training.block_codes import (
+    FINEST,
+    LARGEST,
+    OCTAVES,
+    decode_mean,
+    decode_square,
+    encode_mean,
+    encode_square,
 )
+from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.moments import random_bits, round_to_bfloat16
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs.train import train
 
 RNG = np.random.default_rng(0)
-COMPRESSED = ("bfloat16", "int8", "int4", "factored")
-CODES = (EIGHT_BITS, FOUR_BITS)
+COMPRESSED = ("bfloat16", "int8")
 QKV = ("source", "attention.qkv", "kernel")
 
 
@@ -47,22 +48,22 @@ def mean_of_roundings(round_once, x, count=4000):
     return drawn.mean(0), drawn.std(0) / count**0.5
 
 
-def round_mean(code, x, bits):
-    return code.decode_mean(code.encode_mean(x, bits), len(x))
+def round_mean(x, bits):
+    return decode_mean(encode_mean(x, bits))
 
 
-def round_square(code, x, bits):
-    return code.decode_square(code.encode_square(x, bits), len(x))
+def round_square(x, bits):
+    return decode_square(encode_square(x, bits))
 
 
 @pytest.mark.parametrize(
     ("round_once", "positive"),
     [
         (lambda x, bits: round_to_bfloat16(x, bits).astype(jnp.float32), False),
-        *[(partial(round_mean, code), False) for code in CODES],
-        *[(partial(round_square, code), True) for code in CODES],
+        (round_mean, False),
+        (round_square, True),
     ],
-    ids=["bfloat16", "8 bits", "4 bits", "8 bits of a square", "4 bits of a square"],
+    ids=["bfloat16", "8 bits", "8 bits of a square"],
 )
 def test_rounding_has_no_bias(round_once, positive):
     x = normal(25, 30) * jnp.exp(normal(25, 30))
@@ -82,80 +83,22 @@ def test_rounding_keeps_what_it_can_hold():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", CODES, ids=["8 bits", "4 bits"])
-def test_coded_numbers_are_as_near_as_their_codes(code):
-    L, F, K = code.largest, code.finest, code.octaves
+def test_coded_numbers_are_as_near_as_their_codes():
+    L, F, K = LARGEST, FINEST, OCTAVES
     x = normal(95, 50) * jnp.exp(normal(95, 50))
     largest = jnp.abs(x).max(0)
-    found = round_mean(code, x, draw(0, x.shape))
+    found = round_mean(x, draw(0, x.shape))
     gap = (2 * jnp.sqrt(jnp.abs(x) / largest) / L + 1 / L**2) * largest  # to the next code
     assert (jnp.abs(found - x) <= 1.001 * gap).all()
     square = jnp.square(x)
-    found = round_square(code, square, draw(1, x.shape))
+    found = round_square(square, draw(1, x.shape))
     above = square > 2.0**-K * jnp.square(largest)
     assert above.mean() > 0.5
     ratio = jnp.where(above, found / square, 1)
     assert ratio.min() > 2 ** (-K / F) - 1e-4 and ratio.max() < 2 ** (K / F) + 1e-4
     assert (found > 0).all()
-    nothing = code.encode_square(jnp.zeros((5, 3)), draw(2, (5, 3)))
-    assert nothing.codes.dtype == jnp.uint8 and len(nothing.codes) == code.bytes_of(5)
-    assert not code.decode_square(nothing, 5).any()
-
-
-# ---------------------------------------------------------------------------- function space
-
-
-def compare_with_adam(move, steps=12, N=3, T=7, kernel=(4, 5)):
-    """How far P's first moment is from Adam's, relatively, as moves of P and of W(t) at the nodes.
-
-    Third, the cosine of the angle between both directions.
-    """
-    path = ("source", "a", "kernel")
-    names = ("time_embed", "embed", "mlp")
-    ours = scale_by_moments(
-        {path: FunctionSpace(path[1:], names, N)}, 0.9, 0.99, 1e-8, max_grad_norm=1.0
-    )
-    adam = optax.scale_by_adam(0.9, 0.99, 1e-8)
-    zeros = {"source": {"a": {"kernel": jnp.zeros((T, *kernel))}}}
-    states = ours.init(zeros), adam.init(zeros)
-    e = normal(N, T)
-    for _ in range(steps):
-        e, dW = e + move * normal(N, T), normal(N, *kernel)
-        dP, norm = jnp.tensordot(e.T, dW, 1), jnp.float32(2.0)  # is clipped to 1
-        g = {"source": {"a": {"kernel": dP / 2}}}
-        extra = {"norm": norm, "embeddings": {"a": e}, "d_weights": {path[1:]: dW}}
-        found, of_ours = ours.update(zeros, states[0], zeros, **extra)  # P's gradient is not read
-        expected, of_adam = adam.update(g, states[1])
-        states = of_ours, of_adam
-    m = of_adam.mu["source"]["a"]["kernel"]
-    M = jnp.tensordot(e.T, of_ours.mu["source"]["a"]["kernel"].mean, 1)
-    moves = [jnp.tensordot(e, x, 1) for x in (M - m, m)]
-    a, b = (x["source"]["a"]["kernel"].ravel() for x in (found, expected))
-    cosine = jnp.vdot(a, b) / (jnp.linalg.norm(a) * jnp.linalg.norm(b))
-    of_P, of_W = (jnp.linalg.norm(x) / jnp.linalg.norm(y) for x, y in ((M - m, m), moves))
-    return float(of_P), float(of_W), float(cosine)
-
-
-@pytest.mark.slow
-def test_the_first_moment_is_adams_while_e_stands_still():
-    of_P, of_W, cosine = compare_with_adam(move=0.0)
-    assert of_P < 1e-6 and of_W < 1e-6 and cosine > 0.9
-
-
-@pytest.mark.slow
-def test_as_e_moves_w_moves_nearly_as_with_adam():
-    """P doesn't: what is lost lies outside the rows of e."""
-    for move in (0.01, 0.03):
-        of_P, of_W, _ = compare_with_adam(move)
-        assert of_P > move / 2 and of_W < of_P / 5
-
-
-def test_mean_squares_are_those_of_the_gradient_of_p():
-    e, dW = normal(3, 7), normal(3, 4, 5)
-    squares = jnp.square(jnp.tensordot(e.T, dW, 1))
-    found = mean_squares(e, dW)
-    np.testing.assert_allclose(found.of_time, squares.mean((1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(found.of_kernel, squares.mean(0), rtol=1e-4)
+    nothing = encode_square(jnp.zeros((5, 3)), draw(2, (5, 3)))
+    assert nothing.codes.dtype == jnp.uint8 and not decode_square(nothing).any()
 
 
 # ---------------------------------------------------------------------------- in a train state
@@ -170,9 +113,9 @@ def setup_with(moments, **mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
+@pytest.mark.parametrize("moments", COMPRESSED)
 def test_bytes_of_the_state(moments):
-    """N = 2 and T = 4: of P's numbers, and of those of all other parameters."""
+    """T = 4: of P's numbers, and of those of all other parameters."""
     setup = setup_with(moments)
     params = flatten_dict(setup.abstract_state.params)
     P = sum(
@@ -183,30 +126,21 @@ def test_bytes_of_the_state(moments):
     others = sum(x.size for x in params.values()) - P
     found = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(setup.abstract_state.opt_state))
     expected = {
-        "mean_bfloat16": 6 * (P + others),
         "bfloat16": 4 * (P + others),
         "int8": (2 + 2 * 4 / 4) * P + 8 * others,
-        "int4": (1 + 2 * 4 / 4) * P + 4 * others,
-        "factored": (4 * 2 / 4 + 4 / 4) * P + 4 * 4 * (4 + 2 * 4) + 8 * others,  # R and e
     }
     assert found == expected[moments] + 2 * 4  # two counts of steps
 
 
-@pytest.mark.parametrize("moments", ["int8", "int4", "factored"])
-def test_moments_are_sharded_like_their_kernel(moments):
-    setup = setup_with(moments, data=2, fsdp=2, tensor=2)
+def test_moments_are_sharded_like_their_kernel():
+    setup = setup_with("int8", data=2, fsdp=2, tensor=2)
     state = setup.abstract_state
     spec = flatten_dict(state.params)[QKV].sharding.spec
     _, adam, *_ = state.opt_state
     mean, square = (part["source"]["attention.qkv"]["kernel"] for part in (adam.mu, adam.nu))
-    if moments != "factored":
-        for blocks in (mean, square):
-            assert blocks.codes.sharding.spec == spec
-            assert tuple(blocks.scales.sharding.spec) == spec[1:]
-    else:
-        assert mean.mean.shape[0] == 2 and mean.mean.sharding.spec == spec
-        assert tuple(square.of_kernel.sharding.spec) == spec[1:]
-        assert square.of_time.shape == (4,)
+    for blocks in (mean, square):
+        assert blocks.codes.sharding.spec == spec
+        assert tuple(blocks.scales.sharding.spec) == spec[1:]
 
 
 @cache
@@ -218,32 +152,18 @@ def updates_of(moments, **mesh):
         return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), tree)
 
     params = setup.abstract_state.params
-    kernels = {p[1:]: (2, *x.shape[1:]) for p, x in flatten_dict(params).items() if len(p) == 3}
-    of_step = [
-        {
-            "norm": jnp.float32(2.0),
-            "embeddings": {
-                layer: jnp.asarray(rng.normal(size=(2, 4)), jnp.float32) for layer, _ in kernels
-            },
-            "d_weights": {
-                path: jnp.asarray(rng.normal(size=shape), jnp.float32)
-                for path, shape in kernels.items()
-            },
-        }
-        for _ in range(2)
-    ]
     gradients = [like(params) for _ in range(2)]
 
-    def two_steps(gradients, of_step):
+    def two_steps(gradients):
         state = setup.optimizer.init(jax.tree.map(jnp.zeros_like, gradients[0]))
-        for gradient, extra in zip(gradients, of_step, strict=True):
-            found, state = setup.optimizer.update(gradient, state, gradient, **extra)
+        for gradient in gradients:
+            found, state = setup.optimizer.update(gradient, state, gradient, norm=jnp.float32(2))
         return found
 
     shardings = jax.tree.map(lambda x: x.sharding, params)
     with setup.context():
-        return jax.jit(two_steps, in_shardings=([shardings] * 2, None), out_shardings=shardings)(
-            gradients, of_step
+        return jax.jit(two_steps, in_shardings=([shardings] * 2,), out_shardings=shardings)(
+            gradients
         )
 
 
@@ -260,15 +180,14 @@ def test_a_mesh_changes_nothing(moments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moments", ["mean_bfloat16", *COMPRESSED])
+@pytest.mark.parametrize("moments", COMPRESSED)
 def test_what_is_not_compressed_moves_as_with_adam(moments):
     found, expected = (flatten_dict(updates_of(kind)) for kind in (moments, "float32"))
     embedding = ("token_embedding", "table")
-    exact = 1e-5 if moments in ("int8", "factored") else 2e-2
+    exact = 1e-5 if moments == "int8" else 2e-2
     np.testing.assert_allclose(found[embedding], expected[embedding], rtol=exact, atol=exact / 100)
-    if moments != "factored":  # here P's random gradient is not e^T dW
-        distance = jnp.linalg.norm(found[QKV] - expected[QKV]) / jnp.linalg.norm(expected[QKV])
-        assert distance < (0.4 if moments == "int4" else 0.05)
+    distance = jnp.linalg.norm(found[QKV] - expected[QKV]) / jnp.linalg.norm(expected[QKV])
+    assert distance < 0.05
 
 
 # ---------------------------------------------------------------------------- runs
@@ -279,7 +198,7 @@ def test_what_is_not_compressed_moves_as_with_adam(moments):
 def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
     config = small_config(text)
     config.optimizer.update(moments=moments, learning_rate=1e-2)
-    config.model.scheme = "heun" if moments.startswith("int") else "euler"
+    config.model.scheme = "heun" if moments == "int8" else "euler"
     config.mesh.fsdp = 1
     config.train.update(microbatches=2, eval_batches=2)
     assert train(Config.of(config), tmp_path / "whole") == 0
@@ -298,19 +217,7 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
     [
         (
             {"optimizer.moments": "float16"},
-            r"optimizer.moments is 'float16'; it can be float32, me",
-        ),
-        (
-            {"optimizer.moments": "factored", "train.depths": (2, 4)},
-            r"nodes of model.num_steps=2, and train.depths=\(2, 4\) has other grids; take int8",
-        ),
-        (
-            {"optimizer.moments": "factored", "model.num_steps": 5},
-            r"at 5 nodes, no fewer than model.time_embed_dim=4; take int8",
-        ),
-        (
-            {"optimizer.moments": "factored", "model.weights": "per_layer"},
-            r"=factored is for model.weights=time_dependent, and model.weights is per_layer; take",
+            r"optimizer.moments is 'float16'; it can be float32, bf",
         ),
         (
             {"optimizer.moments": "int8", "model.weights": "shared"},
@@ -322,7 +229,7 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
         ),
         (
             {"optimizer.moments": "bfloat16", "optimizer.name": "muon"},
-            r"=bfloat16 is for Adam; with optimizer.name=muon it can be float32 or mean_bfloat16",
+            r"=bfloat16 is for Adam; with optimizer.name=muon it can only be float32",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def directions(setup, gradient, embeddings):
     kernels = kernels_of_block(declared)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     ours = unflatten_dict({p: x for p, x in flatten_dict(gradient).items() if p in paths})
-    transform = muon.scale_by_muon(kernels, 0.9, "float32")
+    transform = muon.scale_by_muon(kernels, 0.9)
     update = jax.jit(lambda g, e: transform.update(g, transform.init(g), embeddings=e)[0])
     found = update(ours, embeddings)
     return {path: np.asarray(x) for path, x in flatten_dict(found).items()}, kernels
@@ -343,7 +343,7 @@ def test_whole_matrices_come_back_in_their_places(spec, split):
 def test_training_learns_and_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     """With microbatches, several depths and recomputation at once."""
     config = small_config(text)
-    config.optimizer.update(name="muon", learning_rate=1e-2, moments="mean_bfloat16")
+    config.optimizer.update(name="muon", learning_rate=1e-2)
     config.model.remat = "full"
     config.mesh.fsdp = 1  # then the compiled step is kept for the next run
     config.train.update(microbatches=2, depths=(2, 3), depths_per_step=2, eval_batches=2)

@@ -20,7 +20,7 @@ from t5x_diffeq.training.state import declared_params
 def updates(optimizer, gradient):
     """The update of every parameter, all 1, at learning rate 1."""
     declared = declared_params(LanguageModel(SMALL))
-    transform = make_optimizer(OptimizerKeys(**optimizer), declared, lambda step: 1.0, 3)
+    transform = make_optimizer(OptimizerKeys(**optimizer), declared, lambda step: 1.0)
     params = jax.tree.map(lambda x: jnp.ones(x.shape), unbox(declared))
     gradients = jax.tree.map(lambda x: jnp.full(x.shape, gradient), params)
     norm = jnp.float32(0.5)

@@ -157,10 +157,10 @@ def projection_square(
     """
     dW = as_made(dW, axes)
     e = e.astype(dW.dtype).astype(jnp.float32)
-    return jnp.sum((e @ e.T) * gram(dW))
+    return jnp.sum((e @ e.T) * _gram(dW))
 
 
-def gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
+def _gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
     """The inner products <dW_n, dW_m> of the gradients at all nodes, in float32."""
     kernel = tuple(range(1, dW.ndim))
     return jax.lax.dot_general(

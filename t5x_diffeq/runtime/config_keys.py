@@ -13,7 +13,7 @@ REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
-MOMENTS = ("float32", "mean_bfloat16", "bfloat16", "int8", "int4", "factored")
+MOMENTS = ("float32", "bfloat16", "int8")
 TIME_BASES = ("sinusoids", "legendre:k", "chebyshev:k", "splines:k", "table:k")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 

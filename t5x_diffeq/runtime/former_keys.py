@@ -12,7 +12,9 @@ _REMOVED: dict[str, object] = {
     "train.jitter": 0.0,
 }
 # Keys that are still there, and the values that they no longer take.
-_REMOVED_VALUES: dict[str, tuple[str, ...]] = {}
+_REMOVED_VALUES: dict[str, tuple[str, ...]] = {
+    "optimizer.moments": ("factored", "int4", "mean_bfloat16"),
+}
 _LAST = "dcf23fb"  # the last commit that had them
 
 

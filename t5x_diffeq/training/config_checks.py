@@ -55,32 +55,16 @@ def _check_reconstruction(coupling: float, steps: int) -> None:
 
 def _check_moments(config: Config) -> None:
     """Checks that there are parameters whose moments `optimizer.moments` is for."""
-    coded = ("time_dependent", "per_layer")
-    weights = {"factored": ("time_dependent",), "int8": coded, "int4": coded}
-    moments, trainable = config.optimizer.moments, config.train.trainable
-    if moments not in weights or is_plugin(config.optimizer.name):
+    trainable = config.train.trainable
+    if config.optimizer.moments != "int8" or is_plugin(config.optimizer.name):
         return
-    if config.model.weights not in weights[moments]:
+    if config.model.weights == "shared":
         raise InputError(
-            f"optimizer.moments={moments} is for model.weights={' or '.join(weights[moments])}, "
-            f"and model.weights is {config.model.weights}; take bfloat16"
+            "optimizer.moments=int8 is for model.weights=time_dependent or per_layer, and "
+            "model.weights is shared; take bfloat16"
         )
     if trainable and "source" not in trainable:
         raise InputError(
-            f"optimizer.moments={moments} is for the kernels of the source, and train.trainable="
+            f"optimizer.moments=int8 is for the kernels of the source, and train.trainable="
             f"{trainable} leaves it out; take bfloat16"
-        )
-
-
-def check_grid(config: Config) -> None:
-    """Checks that all steps have the nodes at which the optimizer keeps gradients.
-
-    Raises:
-      InputError: if they haven't; gives both values.
-    """
-    if config.optimizer.moments == "factored" and config.train.depths:
-        raise InputError(
-            f"optimizer.moments=factored keeps gradients at the nodes of model.num_steps="
-            f"{config.model.num_steps}, and train.depths={config.train.depths} has other grids; "
-            "take int8, or leave train.depths out"
         )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
@@ -26,7 +26,6 @@ from t5x_diffeq.ode.weights import (
     Embeddings,
     LeafPath,
     block_parameters,
-    layer_name,
     projection_squares,
 )
 from t5x_diffeq.runtime.config import TrainKeys
@@ -56,7 +55,6 @@ class BatchGradient(NamedTuple):
       means: what is reported of the batch, by name.
       embeddings: e(t) at the times at which the step read W, each once, by the name of the
         generated layer.
-      d_weights: the gradient of W(t) at the same times, by layer and leaf, where there is e(t).
       curves: what `watch` returned of the gradient of the weights on the model's own grid.
     """
 
@@ -64,7 +62,6 @@ class BatchGradient(NamedTuple):
     norm: Float[Array, ""]
     means: Means
     embeddings: Embeddings
-    d_weights: dict[LeafPath, Float[Array, "nodes ..."]]
     curves: Curves
 
 
@@ -101,7 +98,7 @@ def make_gradient(
     parts = [slice(*part) for part in zip([0, *ends], ends, strict=False)]  # of each model's nodes
     block = block_of_shapes(model.config)
     declared = block_parameters(block, block.input_shapes())
-    _, distinct, place = np.unique(np.concatenate(times), return_index=True, return_inverse=True)
+    _, distinct = np.unique(np.concatenate(times), return_index=True)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
@@ -143,26 +140,10 @@ def make_gradient(
         at_nodes = {name: e[distinct] for name, e in embeddings.items()}
         own = next((part for each, part in zip(models, parts, strict=True) if each == model), None)
         d_own = jax.tree.map(lambda d: d[own], d_weights) if own else {}
-        d_at_nodes: dict[LeafPath, Array] = {
-            (layer_name(path[:-1]), path[-1]): _add_repeated(d, place)
-            for path, d in flatten_dict(d_weights).items()
-            if embeddings
-        }
         curves = watch(d_own) if watch else {}
-        return BatchGradient(gradient, norm, means, at_nodes, d_at_nodes, curves)
+        return BatchGradient(gradient, norm, means, at_nodes, curves)
 
     return gradient
-
-
-def _add_repeated(
-    d: Float[Array, "all_nodes ..."], place: Int[np.ndarray, " all_nodes"]
-) -> Float[Array, "nodes ..."]:
-    """The sums over the nodes that are the same; `place` says which ones are."""
-    nodes = place.max() + 1
-    if np.array_equal(place, np.arange(nodes)):
-        return d
-    same = jnp.asarray(place == np.arange(nodes)[:, None], d.dtype)
-    return jnp.tensordot(same, d, 1, precision="highest", preferred_element_type=jnp.float32)
 
 
 def _make_weights_of(

@@ -2,22 +2,16 @@
 
 Adam keeps two numbers for each parameter: the mean m of its gradients and the mean v of their
 squares. In time-dependent weights nearly all parameters are the P of kernels, T times as many
-numbers as the kernels themselves. Bytes for each number of P, at the sizes of Llama-1B (N = 16
-nodes, T = 96):
+numbers as the kernels themselves. Bytes for each number of P, at the size of Llama-1B (T = 96):
 
     moments            m                          v                             bytes
     float32            float32                    float32                       8
-    mean_bfloat16      bfloat16, to nearest       float32                       6
     bfloat16           bfloat16                   bfloat16                      4
     int8               8 bits, and a scale for    8 bits, and a scale for       2.08
                        each block                 each block
-    int4               4 bits, likewise           4 bits, likewise              1.08
-    factored           in function space          two factors                   0.71
-                       (`function_space`)
 
-The first two are optax's. `bfloat16` holds for all parameters. `int8` and `int4` hold for kernels
-with a leading axis of T or of solver steps, and `factored` for the P of kernels. All other
-parameters then keep float32, or bfloat16 with `int4`.
+The first is optax's. `bfloat16` holds for all parameters, `int8` for kernels with a leading axis of
+T or of solver steps; all others then keep float32.
 
 **Stochastic rounding.** With beta2 = 0.999, v changes by a thousandth of itself in a step, less
 than the distance of neighbouring bfloat16 numbers, so rounding to nearest would never change it.
@@ -40,8 +34,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, UInt32
 
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
-from t5x_diffeq.ode.weights import Embeddings, LeafPath
-from t5x_diffeq.training.block_codes import BlockCode, Blocks
+from t5x_diffeq.ode.weights import LeafPath
+from t5x_diffeq.training.block_codes import (
+    Blocks,
+    decode_mean,
+    decode_square,
+    encode_mean,
+    encode_square,
+)
 
 
 class Step(NamedTuple):
@@ -52,18 +52,12 @@ class Step(NamedTuple):
       beta2: decay of the mean of their squares.
       epsilon: Adam's.
       number: the step's, from 1.
-      clipping: the factor that brings the gradient's norm down to the largest that is allowed.
-      embeddings: e(t) at the nodes, by the name of the generated layer.
-      d_weights: the gradient of W(t) at the nodes, before clipping, by layer and leaf.
     """
 
     beta1: float
     beta2: float
     epsilon: float
     number: Array
-    clipping: Float[Array, ""]
-    embeddings: Embeddings
-    d_weights: Mapping[LeafPath, Float[Array, "nodes ..."]]
 
     def direction(self, mean: Float[Array, "*s"], square: Float[Array, "*s"]) -> Float[Array, "*s"]:
         """Adam's, from both moments without their bias towards 0 (Kingma and Ba 2015)."""
@@ -93,17 +87,9 @@ class Keeper(Protocol):
 
 
 def scale_by_moments(
-    keepers: Mapping[LeafPath, Keeper],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    max_grad_norm: float,
-) -> optax.GradientTransformationExtraArgs:
-    """From gradients to Adam's directions; `keepers` has one for each parameter, by its path.
-
-    `update` takes `norm`, the gradient's before clipping, and `embeddings` and `d_weights` as
-    `Step` has them.
-    """
+    keepers: Mapping[LeafPath, Keeper], beta1: float, beta2: float, epsilon: float
+) -> optax.GradientTransformation:
+    """From gradients to Adam's directions; `keepers` has one for each parameter, by its path."""
 
     def init(params: dict) -> optax.ScaleByAdamState:
         leaves = flatten_dict(params, is_leaf=lambda _, node: is_parameter(node))
@@ -112,19 +98,11 @@ def scale_by_moments(
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)
 
     def update(
-        gradient: dict,
-        state: optax.ScaleByAdamState,
-        params: dict | None = None,
-        *,
-        norm: Float[Array, ""],
-        embeddings: Embeddings | None = None,
-        d_weights: Mapping[LeafPath, Array] | None = None,
-        **_: object,
+        gradient: dict, state: optax.ScaleByAdamState, params: dict | None = None
     ) -> tuple[dict, optax.ScaleByAdamState]:
         del params
         count = optax.safe_increment(state.count)
-        clipping = clip_factor(norm, max_grad_norm)
-        step = Step(beta1, beta2, epsilon, count, clipping, embeddings or {}, d_weights or {})
+        step = Step(beta1, beta2, epsilon, count)
         means, squares = (_by_path(tree, keepers) for tree in (state.mu, state.nu))
         found = {}
         gradients = flatten_dict(gradient)
@@ -138,7 +116,7 @@ def scale_by_moments(
         )
         return directions, optax.ScaleByAdamState(count, mean, square)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def _by_path(tree: dict, paths: Mapping[LeafPath, Any]) -> dict[LeafPath, Any]:
@@ -162,11 +140,6 @@ def _hash(x: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
-
-
-def clip_factor(norm: Float[Array, ""], max_norm: float) -> Float[Array, ""]:
-    """The factor that scales a gradient of this norm down to `max_norm`."""
-    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
 
 
 def like(leaf: Parameter | Array, value: Array, names: tuple[str | None, ...]) -> Any:
@@ -212,22 +185,18 @@ class Coded:
     """Both moments are coded, in blocks along the first axis of the parameter."""
 
     names: tuple[str | None, ...]
-    code: BlockCode
 
     def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
-        block, *kernel = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
 
         def zeros(dtype: str) -> Blocks:
-            codes = jnp.zeros((self.code.bytes_of(block), *kernel), dtype)
-            scales = like(leaf, jnp.zeros(kernel, "float32"), self.names[1:])
-            return Blocks(like(leaf, codes, self.names), scales)
+            scales = like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:])
+            return Blocks(like(leaf, jnp.zeros(shape, dtype), self.names), scales)
 
-        return zeros("int8" if self.code.bits == 8 else "uint8"), zeros("uint8")
+        return zeros("int8"), zeros("uint8")
 
     def update(  # noqa: D102
         self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
     ) -> tuple[Array, Blocks, Blocks]:
-        code, block = self.code, len(g)
-        m, v = code.decode_mean(mean, block), code.decode_square(square, block)
-        m, v = step.moments(g, m, v)
-        return step.direction(m, v), code.encode_mean(m, bits), code.encode_square(v, bits >> 16)
+        m, v = step.moments(g, decode_mean(mean), decode_square(square))
+        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)

@@ -123,9 +123,7 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
     return Kernel(path, offset_path(path) if of_time else None, stacked, shape, names, inputs)
 
 
-def scale_by_muon(
-    kernels: list[Kernel], beta: float, dtype: DTypeLike
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
     """From gradients to Muon's directions with Nesterov momentum; it scales them as said above.
 
     `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time.
@@ -133,11 +131,10 @@ def scale_by_muon(
     Args:
       kernels: the kernels; no other parameter may reach the transformation.
       beta: decay of the momentum.
-      dtype: of the momentum.
     """
 
     def init(params: dict) -> MuonState:
-        return MuonState(optax.tree.zeros_like(params, dtype=dtype))
+        return MuonState(optax.tree.zeros_like(params))
 
     def update(
         gradient: dict,
@@ -152,7 +149,7 @@ def scale_by_muon(
         ahead = flatten_dict(optax.tree.update_moment(gradient, momentum, beta, 1))  # Nesterov
         for kernel in kernels:
             ahead |= _directions(kernel, ahead, embeddings or {})
-        return unflatten_dict(ahead), MuonState(optax.tree.cast(momentum, dtype))
+        return unflatten_dict(ahead), MuonState(momentum)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -6,9 +6,8 @@ The defaults are those of the paper (appendix C).
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
 and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
 decay and the schedule follow it, as they follow Adam. If its `update` takes extra arguments
-(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's before clipping;
-`embeddings`, the e(t) at the nodes of the step by the name of the generated layer; and `d_weights`,
-the gradient of W(t) at the same nodes, before clipping, by the names of layer and leaf.
+(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's before clipping, and
+`embeddings`, the e(t) at the nodes of the step by the name of the generated layer.
 """
 
 from collections.abc import Collection
@@ -22,13 +21,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
 from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter
-from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
-from t5x_diffeq.training.block_codes import EIGHT_BITS, FOUR_BITS
-from t5x_diffeq.training.function_space import FunctionSpace
-from t5x_diffeq.training.moments import Coded, Keeper, Whole, clip_factor, scale_by_moments
+from t5x_diffeq.training.moments import Coded, Keeper, Whole, scale_by_moments
 from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
@@ -37,10 +33,6 @@ DECAYED = {
     "kernels": {"embedding", "kernel", "adapter"},
     "all": set(ROLES),
 }
-# The dtype of the mean of gradients, for each value of `optimizer.moments` that needs no more.
-_OF_OPTAX = {"float32": "float32", "mean_bfloat16": "bfloat16"}
-# How kernels with an axis of T or of solver steps are coded, for those that code them.
-_CODES = {"int8": EIGHT_BITS, "int4": FOUR_BITS}
 
 
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
@@ -100,7 +92,7 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
 
 
 def make_optimizer(
-    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule, num_nodes: int
+    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
     """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
@@ -112,7 +104,6 @@ def make_optimizer(
       optimizer: `config.optimizer`.
       declared: the parameters in their boxes, which say what decays and how it is scaled.
       schedule: the learning rate schedule.
-      num_nodes: the number of times at which a forward pass reads the weights.
 
     Raises:
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` can't be
@@ -127,7 +118,7 @@ def make_optimizer(
     by_role = of_declared(lambda leaf: factors.get(leaf.role, 1.0))
     return optax.chain(
         _clip(optimizer.max_grad_norm),
-        *_directions(optimizer, declared, num_nodes),
+        *_directions(optimizer, declared),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
         _scale_by_rates(schedule, by_role),
     )
@@ -174,22 +165,22 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
 
 
 def _directions(
-    optimizer: OptimizerKeys, declared: dict, num_nodes: int
+    optimizer: OptimizerKeys, declared: dict
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
     """What `optimizer.name` names, and the multipliers of the steps that it makes."""
     multipliers = jax.tree.map(lambda leaf: leaf.step_multiplier, declared, is_leaf=is_parameter)
     if is_plugin(optimizer.name):
         return _load(optimizer, declared), scale_each(multipliers)
     if optimizer.name == "adam":
-        return _adam(optimizer, declared, num_nodes), scale_each(multipliers)
-    if optimizer.moments not in _OF_OPTAX:
+        return _adam(optimizer, declared), scale_each(multipliers)
+    if optimizer.moments != "float32":
         raise InputError(
             f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name=muon it can "
-            f"be {' or '.join(_OF_OPTAX)}"
+            "only be float32"
         )
-    adam = _adam(optimizer, declared, num_nodes)
+    adam = _adam(optimizer, declared)
     kernels = kernels_of_block(declared)
-    muon = scale_by_muon(kernels, optimizer.momentum, _OF_OPTAX[optimizer.moments])
+    muon = scale_by_muon(kernels, optimizer.momentum)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     leaves = flatten_dict(multipliers)
     # Muon's steps have their size already.
@@ -198,34 +189,22 @@ def _directions(
     return optax.partition({"muon": muon, "adam": adam}, names), scale_each(own)
 
 
-def _adam(optimizer: OptimizerKeys, declared: dict, num_nodes: int) -> optax.GradientTransformation:
+def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
     """Adam's directions, with the moments that `optimizer.moments` names."""
     betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
-    if optimizer.moments in _OF_OPTAX:
-        return optax.scale_by_adam(*betas, mu_dtype=_OF_OPTAX[optimizer.moments])
+    if optimizer.moments == "float32":
+        return optax.scale_by_adam(*betas)
     leaves = flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
-    keepers = {
-        path: _keeper(optimizer.moments, path, leaf, num_nodes) for path, leaf in leaves.items()
-    }
-    return scale_by_moments(keepers, *betas, optimizer.max_grad_norm)
+    keepers = {path: _keeper(optimizer.moments, leaf) for path, leaf in leaves.items()}
+    return scale_by_moments(keepers, *betas)
 
 
-def _keeper(moments: str, path: LeafPath, leaf: Parameter, num_nodes: int) -> Keeper:
+def _keeper(moments: str, leaf: Parameter) -> Keeper:
     """How the moments of a parameter are kept."""
-    first, of_kernel = leaf.names[0], leaf.role == "kernel"
-    if moments in _CODES and of_kernel and first in ("time_embed", "steps"):
-        return Coded(leaf.names, _CODES[moments])
-    if moments in ("bfloat16", "int4"):
+    if moments == "bfloat16":
         return Whole(leaf.names, "bfloat16")
-    if moments == "factored" and of_kernel and first == "time_embed":
-        T = leaf.value.shape[0]
-        if num_nodes >= T:
-            raise InputError(
-                f"optimizer.moments=factored keeps the mean of the gradients at {num_nodes} nodes, "
-                f"no fewer than model.time_embed_dim={T}; take int8"
-            )
-        _, layer, name = path
-        return FunctionSpace((layer, name), leaf.names, num_nodes)
+    if leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
+        return Coded(leaf.names)
     return Whole(leaf.names)
 
 
@@ -246,7 +225,7 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     def update(
         updates: dict, state: optax.EmptyState, params: dict, *, norm: Array, **_: object
     ) -> tuple[dict, optax.EmptyState]:
-        factor = clip_factor(norm, max_norm)
+        factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
         return jax.tree.map(lambda u: factor * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

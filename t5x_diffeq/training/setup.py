@@ -15,13 +15,12 @@ from jaxtyping import Array
 
 from t5x_diffeq.layers.mesh import STAGE, axes_of
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import kernels_not_quantized
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.chips import chip
-from t5x_diffeq.training.config_checks import check_grid
 from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.mesh_checks import check_context, check_microbatches, check_stages
 from t5x_diffeq.training.spikes import RecentSteps
@@ -228,9 +227,7 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     declared = declared_params(model)
     trains = trainable_parts(config.train.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
-    check_grid(config)
-    num_nodes = len({*nodes(model_config).tolist()})
-    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule, num_nodes)
+    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     boxed = jax.eval_shape(
         lambda key: init_state(model, optimizer, trains, config.train, key), init_key

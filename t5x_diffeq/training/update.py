@@ -13,7 +13,6 @@ An update that is fused differently may differ in the last bit. On CPUs, where t
 the device's, there are no such loops, and losses are those without offloading bit for bit.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ from flax.traverse_util import flatten_dict
 from jax.tree_util import DictKey
 from jaxtyping import Array
 
-from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training.gradient import BatchGradient
 from t5x_diffeq.training.host_memory import fetch, store
@@ -77,11 +75,11 @@ def update_unless(
     before, places = part_of(state), part_of(setup.abstract_state)  # which says what lies where
     rule = _Rule(setup.optimizer, found, state.step, setup.config.train.ema_decay)
     if updates_by_layer(setup):
-        whole = is_plugin(setup.config.optimizer.name)
-        after = _update_by_layer(rejected, before, places, rule, whole)
+        owners = _owners(before, whole=is_plugin(setup.config.optimizer.name))
+        after = _update_by_layer(rejected, before, places, rule, owners)
     else:
         before = fetch(before, places)
-        after = store(_select(rejected, before, _update(before, found.gradient, rule)), places)
+        after = store(_select(rejected, before, _update(before, rule)), places)
     params, opt_state, averages = after
     return replace(state, params={**state.params, **params}, opt_state=opt_state, averages=averages)
 
@@ -92,14 +90,13 @@ def updates_by_layer(setup: Setup) -> bool:
     return setup.config.optimizer.offload and not on_cpu
 
 
-def _update(before: _Part, gradient: dict, rule: _Rule) -> _Part:
+def _update(before: _Part, rule: _Rule) -> _Part:
     updates, opt_state = rule.optimizer.update(
-        gradient,
+        rule.found.gradient,
         before.opt_state,
         before.params,
         norm=rule.found.norm,
         embeddings=rule.found.embeddings,
-        d_weights=rule.found.d_weights,
     )
     params = optax.apply_updates(before.params, updates)
     averages = _average(before.averages, params, rule) if before.averages else None
@@ -133,70 +130,59 @@ def _pass_over(before: _Part) -> _Part:
 
 # ------------------------------------------------------------------------------ layer by layer
 
+_NONE = "none"  # the owner of counters and the like
+
 
 def _update_by_layer(
-    rejected: Array, before: _Part, places: _Part, rule: _Rule, whole: bool
+    rejected: Array, before: _Part, places: _Part, rule: _Rule, owners: _Part
 ) -> _Part:
-    """`update_unless` with a loop for each layer; with `whole`, one for all."""
-    layers = _layers(before.params, whole)
-    leaves, tree = jax.tree.flatten((before, rule.found.gradient))
-    owners = _owners((before, rule.found.gradient), layers)
+    """`update_unless` with a loop for each layer that `_owners` names."""
 
-    def of(owner: str | None, values: list) -> list:
-        return [x for x, each in zip(values, owners, strict=False) if each == owner]
+    def only(owner: str, parts: _Part) -> _Part:
+        """The leaves that belong to one layer, or to none; None stands for all others."""
+        return jax.tree.map(lambda each, x: x if each == owner else None, owners, parts)
 
-    def update(owner: str | None, own: list[Array]) -> list[Array]:
-        """The leaves of one layer, or those of none, after an update; zeros stand for all others.
+    def update(owner: str, own: _Part) -> _Part:
+        """These leaves after an update in which zeros stand for other layers' leaves.
 
-        What is computed of these is needed by nothing, and no compiler keeps it.
+        What is computed of the zeros is needed by nothing, and no compiler keeps it.
         """
-        given = iter(own)
-        filled = [
-            next(given) if each == owner else x if each is None else jnp.zeros(x.shape, x.dtype)
-            for x, each in zip(leaves, owners, strict=True)
-        ]
-        state, gradient = jax.tree.unflatten(tree, filled)
-        return of(owner, jax.tree.leaves(_update(state, gradient, rule)))
 
-    def unless_rejected(owner: str) -> list[Array]:
-        own, there = of(owner, leaves), of(owner, jax.tree.leaves(places))
-        state, gradient = own[: len(there)], own[len(there) :]
+        def fill(each: str, mine: Any, x: Array) -> Array:
+            if each == owner:
+                return mine
+            return x if each == _NONE else jnp.zeros(x.shape, x.dtype)
 
-        def change(_: Array, state: list[Array]) -> list[Array]:
-            return store(update(owner, [*fetch(state, there), *gradient]), there)
+        return only(owner, _update(jax.tree.map(fill, owners, own, before), rule))
+
+    def unless_rejected(owner: str) -> _Part:
+        there = only(owner, places)
+
+        def change(_: Array, own: _Part) -> _Part:
+            return store(update(owner, fetch(own, there)), there)
 
         with jax.named_scope(AT_MOST_ONCE):
-            return jax.lax.fori_loop(0, jnp.where(rejected, 0, 1), change, state)
+            return jax.lax.fori_loop(0, jnp.where(rejected, 0, 1), change, only(owner, before))
 
-    counts = zip(
-        update(None, of(None, leaves)), of(None, jax.tree.leaves(_pass_over(before))), strict=True
-    )
-    after = {owner: iter(unless_rejected(owner)) for owner in dict.fromkeys(layers.values())}
-    of_none = iter(jnp.where(rejected, old, new) for new, old in counts)
-    state, structure = jax.tree.flatten(before)
-    in_order = (of_none if each is None else after[each] for each in owners[: len(state)])
-    return jax.tree.unflatten(structure, map(next, in_order))
+    counts = only(_NONE, before)
+    layers = dict.fromkeys(jax.tree.leaves(owners.params))
+    after = [_select(rejected, counts, update(_NONE, counts)), *map(unless_rejected, layers)]
+    return jax.tree.map(lambda _, *each: next(x for x in each if x is not None), owners, *after)
 
 
-def _layers(params: dict, whole: bool) -> dict[LeafPath, str]:
-    """The layer of each parameter, with its time embedding; with `whole`, one layer for all."""
+def _owners(state: _Part, whole: bool) -> _Part:
+    """The layer, with its time embedding, to which each leaf belongs; with `whole`, one for all.
 
-    def layer(path: LeafPath) -> str:
-        names = [*path[:-1], "time_embedding"]
+    What belongs to a parameter has its path at the end of its own.
+    """
+    params = flatten_dict(state.params)
+
+    def owner(path: tuple, _: object) -> str:
+        keys = tuple(key.key for key in path if isinstance(key, DictKey))
+        of_param = next((keys[n:] for n in range(len(keys)) if keys[n:] in params), None)
+        if of_param is None:
+            return _NONE
+        names = [*of_param[:-1], "time_embedding"]
         return "all" if whole else "/".join(names[: names.index("time_embedding")])
 
-    return {path: layer(path) for path in flatten_dict(params)}
-
-
-def _owners(tree: Any, layers: Mapping[LeafPath, str]) -> list[str | None]:
-    """The layer to which each leaf of a state belongs; None for counters and the like.
-
-    Everything that belongs to a parameter has its path at the end of its own.
-    """
-
-    def owner(path: tuple) -> str | None:
-        keys = tuple(key.key for key in path if isinstance(key, DictKey))
-        ends = (keys[start:] for start in range(len(keys)))
-        return next((layers[end] for end in ends if end in layers), None)
-
-    return [owner(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return jax.tree_util.tree_map_with_path(owner, state)
