@@ -19,9 +19,9 @@ from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.losses import dot_products
 from t5x_diffeq.training.partitioning import mesh_context, unbox
+from t5x_diffeq.training.step import make_gradient
 
 SHAPES = {
     "num_steps": 4,

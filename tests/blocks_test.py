@@ -16,8 +16,8 @@ from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.flops import step_flops
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.step import make_gradient
 
 PARALLEL = "t5x_diffeq.blocks.parallel:ParallelBlock"
 LINEAR = "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"

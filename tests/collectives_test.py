@@ -20,7 +20,7 @@ from t5x_diffeq.planner.collectives import (
     traffic,
 )
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.training.step import lower_train_step
+from t5x_diffeq.training.programs import lower_train_step
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

@@ -28,8 +28,8 @@ from t5x_diffeq.runs.hooks import Position
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.training.watch import sizes
 from t5x_diffeq.verbs.finetune import complete_config
 from t5x_diffeq.verbs.train import train

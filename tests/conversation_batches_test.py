@@ -23,9 +23,8 @@ from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.gradient import make_gradient
-from t5x_diffeq.training.step import EvalMetrics
+from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs.prepare_data import prepare_data
 
 END = 0  # of bytes

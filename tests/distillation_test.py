@@ -16,9 +16,9 @@ from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
-from t5x_diffeq.training.step import lower_train_step
+from t5x_diffeq.training.programs import lower_train_step
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs.train import train
 
 RNG = np.random.default_rng(0)

@@ -22,8 +22,8 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs import finetune as verb
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)

@@ -10,8 +10,8 @@ from small_models import EVERY_OPTION, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.step import make_gradient
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 50, (16, 11))

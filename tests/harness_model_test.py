@@ -18,8 +18,7 @@ from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.step import make_eval_step
+from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 

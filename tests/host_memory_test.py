@@ -20,7 +20,7 @@ from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training import step as steps
+from t5x_diffeq.training import programs
 from t5x_diffeq.training import update as updates
 from t5x_diffeq.training.device_memory import least_memory
 from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
@@ -49,7 +49,7 @@ def state_after(count, offload, **optimizer):
     """The setup, and the state after some steps on random tokens."""
     setup = setup_of(config_with(offload, **optimizer))
     with setup.context():
-        step, state = steps.compile_train_step(setup, 8), setup.init_state()
+        step, state = programs.compile_train_step(setup, 8), setup.init_state()
         for batch in batches(setup, count):
             state, _ = step(state, batch)
     return setup, state
@@ -97,7 +97,7 @@ def test_layer_by_layer(optimizer, monkeypatch):
     monkeypatch.setattr(updates, "updates_by_layer", lambda setup: True)
     setup = setup_of(config_with(True, **optimizer))
     with setup.context():
-        step, state = steps.compile_train_step(setup, 8), setup.init_state()
+        step, state = programs.compile_train_step(setup, 8), setup.init_state()
         for batch in batches(setup, 3):
             state, _ = step(state, batch)
         _, expected = state_after(3, False, **optimizer)
@@ -278,7 +278,7 @@ def test_a_tpu_copies_a_layer_when_it_is_updated():
     topology = make_topology("v5e:2x2")
     setup = planning.plan_setup(Config.of(config), 256, topology)
     with setup.context():
-        compiled = steps.lower_train_step(setup, 8).compile()
+        compiled = programs.lower_train_step(setup, 8).compile()
     memory, program = compiled.memory_analysis(), read_program(compiled.as_text())
     assert memory.host_argument_size_in_bytes >= planning.state_bytes(setup)[-1]
     assert memory.host_alias_size_in_bytes == memory.host_argument_size_in_bytes

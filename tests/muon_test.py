@@ -19,8 +19,8 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import muon
 from t5x_diffeq.training.muon import kernels_of_block, newton_schulz, pseudo_inverse
+from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.step import lower_train_step
 from t5x_diffeq.training.whole_matrices import map_whole_matrices
 from t5x_diffeq.verbs.train import train
 

@@ -18,8 +18,8 @@ from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs.train import train
 
 RNG = np.random.default_rng(0)

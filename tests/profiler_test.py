@@ -23,8 +23,8 @@ from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runtime import files
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.programs import compile_train_step
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.step import compile_train_step
 from t5x_diffeq.verbs.train import train
 
 SCOPES = ("make W(t)", "solver step", "attention", "mlp", "embed", "head", "loss", "optimizer")

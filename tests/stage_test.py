@@ -19,9 +19,9 @@ from t5x_diffeq.planner.collectives import collectives
 from t5x_diffeq.planner.hlo import Shape
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.partitioning import mesh_context
-from t5x_diffeq.training.step import compile_train_step
+from t5x_diffeq.training.programs import compile_train_step
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs import train
 
 RNG = np.random.default_rng(0)

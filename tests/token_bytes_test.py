@@ -25,8 +25,7 @@ from t5x_diffeq.data.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
 )
-from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.step import EvalMetrics
+from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
 

@@ -16,7 +16,7 @@ from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training import step as step_module
+from t5x_diffeq.training import programs
 from t5x_diffeq.verbs.train import train
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     def out_of_memory(*_):
         raise RunError("out of memory")
 
-    for module, phase in ((step_module, "compile_train_step"), (evaluation_hook, "evaluate_loss")):
+    for module, phase in ((programs, "compile_train_step"), (evaluation_hook, "evaluate_loss")):
         with monkeypatch.context() as patch:
             patch.setattr(module, phase, out_of_memory)
             with pytest.raises(RunError, match="out of memory"):

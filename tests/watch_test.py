@@ -20,7 +20,7 @@ from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.runs.watcher import Watcher
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.tracking.jsonl import JsonlWriter
-from t5x_diffeq.training.step import compile_train_step, lower_train_step
+from t5x_diffeq.training.programs import compile_train_step, lower_train_step
 from t5x_diffeq.verbs.train import train
 
 BATCH = 8

@@ -75,7 +75,7 @@ def _measure_movement(
     @jax.jit
     def step(params: dict, opt_state: optax.OptState) -> tuple[dict, optax.OptState]:
         def loss(params: dict) -> jax.Array:
-            return batch_losses(model, params, batch, chunk=2048)[0].mean()
+            return batch_losses(model, params, batch, chunk=2048).mean()
 
         gradient = jax.grad(loss)(params)
         norm = optax.global_norm(gradient)

@@ -5,8 +5,7 @@ from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.models.adaptive import Adaptive, check_adaptive
 from t5x_diffeq.runs.load import Run
-from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step
-from t5x_diffeq.training.step import make_eval_step
+from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step, make_eval_step
 
 
 def evaluate_split(

@@ -20,8 +20,8 @@ from t5x_diffeq.training.chips import GIB, Chip
 from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.partitioning import shard_bytes
+from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.setup import Setup, make_setup
-from t5x_diffeq.training.step import lower_train_step
 
 # The TPU compiler's message for a program that doesn't fit: memory needed, and available.
 _OUT_OF_MEMORY = (

@@ -7,8 +7,7 @@ from t5x_diffeq.runs.goodput import EVALUATION
 from t5x_diffeq.runs.hooks import Hook, Position, Training
 from t5x_diffeq.runs.progress import eval_line
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.training.evaluation import evaluate_loss
-from t5x_diffeq.training.step import make_eval_step
+from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 
 
 class Evaluation(Hook):

@@ -12,9 +12,9 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.partitioning import shard_shapes
+from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.step import Teacher
 from t5x_diffeq.training.trained_params import find_step, restore_params
 
 _KEY = "train.distill_from"

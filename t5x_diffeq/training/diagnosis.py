@@ -14,9 +14,9 @@ from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.runtime.errors import RunError
-from t5x_diffeq.training.gradient import make_gradient
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.training.watch import sizes
 
 

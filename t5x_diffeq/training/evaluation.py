@@ -1,23 +1,54 @@
 """Loss, perplexity and bits per byte over a split."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import exp, log
+from typing import NamedTuple
 
 import jax
-from jaxtyping import Array
+from clu import metrics as clu_metrics
+from jaxtyping import Array, Float
 
 from t5x_diffeq.models.adaptive import Adaptive, solve
+from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.losses import token_losses
-from t5x_diffeq.training.objective import Batch, places_of
+from t5x_diffeq.training.objective import Batch, batch_losses, places_of
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.step import EvalMetrics
+
+
+class EvalMetrics(NamedTuple):
+    """The sums of a batch, over the tokens that its mask counts.
+
+    Attributes:
+      loss: the sum of their losses, and their number.
+      bytes: the bytes of text that they stand for; None if the batch doesn't tell.
+    """
+
+    loss: clu_metrics.Average
+    bytes: jax.Array | None
+
+    @classmethod
+    def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
+        """The metrics of a batch whose tokens have these losses."""
+        loss = clu_metrics.Average.from_model_output(losses, mask=batch["mask"])
+        return cls(loss, batch["bytes"].sum() if "bytes" in batch else None)
+
+
+def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
+    """The jitted function from parameters and a batch to the batch's summed loss."""
+    return partial(_eval_step, setup.model, setup.config.train.loss_chunk)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> EvalMetrics:
+    return EvalMetrics.of(batch_losses(model, params, batch, chunk), batch)
 
 
 def make_adaptive_eval_step(
     setup: Setup, adaptive: Adaptive
 ) -> Callable[[dict, Batch], EvalMetrics]:
-    """Like `step.make_eval_step`, with a diffrax solver instead of the grid.
+    """Like `make_eval_step`, with a diffrax solver instead of the grid.
 
     Raises:
       RunError: from the returned function, if the solver gives up.

@@ -1,4 +1,4 @@
-"""What an optimizer step minimises: the mean over its depths of losses, divergences and penalties.
+"""What an optimizer step minimises: the mean over its depths of a weighted sum of terms.
 
 Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
@@ -6,6 +6,7 @@ depths. Both are of means over the tokens that have a loss in a depth's rows, wh
 microbatches; only a block's running cost is a mean of the microbatches' own.
 """
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import jax
@@ -15,11 +16,11 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, State, Weights
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import has_cost
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.depths import Rows, rows_of_depths
 from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
+from t5x_diffeq.training.terms import Outcome, terms_of
 
 Batch = dict[str, jax.Array]
 Params = dict
@@ -33,7 +34,7 @@ class Pass(NamedTuple):
       model: the model on the pass's grid.
       rows: the rows of a batch, or of each microbatch, that it reads.
       share: its share in what is minimised.
-      learns: the weight of what the largest depth predicts; 0: it doesn't learn from that.
+      learns: the share of the largest depth's predictions in what it learns; 0: nothing of them.
     """
 
     model: LanguageModel
@@ -43,31 +44,11 @@ class Pass(NamedTuple):
 
 
 class PassEnd(NamedTuple):
-    """Where a pass ends.
-
-    Attributes:
-      y: the state at t = 1, normalised.
-      head: the head's vectors.
-      costs: the running costs.
-    """
+    """Where a pass ends: the state at t = 1, normalised; the head's vectors; the running costs."""
 
     y: State
     head: Float[Array, "V D"]
     costs: RunningCosts
-
-
-class BatchLosses(NamedTuple):
-    """What a batch costs.
-
-    Attributes:
-      losses: -log p of each target.
-      normalisers: log of the softmax's normaliser at each token.
-      divergences: KL divergence from the teacher's prediction; None without a teacher.
-    """
-
-    losses: Float[Array, "B L"]
-    normalisers: Float[Array, "B L"]
-    divergences: Float[Array, "B L"] | None
 
 
 def passes_of(model: LanguageModel, depths: tuple[int, ...] | None, keys: TrainKeys) -> list[Pass]:
@@ -124,49 +105,28 @@ def objective(
       key: the dropout key.
       teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
+    velocity = keys.velocity_penalty > 0
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
-
-    def run(i: int) -> PassEnd:
-        velocity = keys.velocity_penalty > 0
-        return end_of_pass(passes[i].model, params, batches[i], weights[i], key, velocity)
-
-    largest = run(-1)
-    total, reported = jnp.zeros(()), dict[str, list[Array]]()
-    for i, (model, rows, share, learns) in enumerate(passes):
-        end = largest if i == len(passes) - 1 else run(i)
-        theirs = (largest.y, largest.head) if learns else teacher
-        theirs = theirs and (rows.take(theirs[0]), theirs[1])
-        found = _losses_at(model, end, batches[i], keys.loss_chunk, theirs)
-        means = _means_of(found, end.costs, batches[i]["mask"], tokens[i])
-        if has_cost(model.config):
-            means["running_cost"] = end.costs.block / keys.microbatches
-        total += share * _minimised(means, learns or keys.distill_weight, keys)
-        for name, mean in means.items():
-            reported.setdefault(name, []).append(mean)
-    del reported["z"]
+    ends = [
+        end_of_pass(each.model, params, rows, weights_of_pass, key, velocity)
+        for each, rows, weights_of_pass in zip(passes, batches, weights, strict=True)
+    ]
+    largest = ends[-1]
+    total, reported = jnp.zeros(()), defaultdict[str, list[Array]](list)
+    for each, rows, end, count in zip(passes, batches, ends, tokens, strict=True):
+        of_teacher = (largest.y, largest.head) if each.learns else teacher
+        if of_teacher:
+            of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
+        found = losses_at(each.model, end, rows, keys.loss_chunk, of_teacher)
+        outcome = Outcome(*found, end.costs, rows["mask"], count, keys.microbatches)
+        share_of_teacher = (each.learns or keys.distill_weight) if of_teacher else 0.0
+        sum_of_terms = jnp.zeros(())
+        for term in terms_of(keys, each.model.config, share_of_teacher):
+            mean = term.mean(outcome)
+            sum_of_terms += term.weight * mean
+            reported[term.name].append(mean)
+        total += each.share * sum_of_terms
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
-
-
-def _means_of(
-    found: BatchLosses, costs: RunningCosts, mask: Array, tokens: Float[Array, ""]
-) -> Means:
-    """The means over the tokens that have a loss; of a microbatch, its part of them."""
-    of_tokens = {
-        "loss": found.losses,
-        "z": jnp.square(found.normalisers),
-        "distillation": found.divergences,
-        "velocity": costs.velocity,
-    }
-    return {name: (x * mask).sum() / tokens for name, x in of_tokens.items() if x is not None}
-
-
-def _minimised(means: Means, learns: float, keys: TrainKeys) -> Float[Array, ""]:
-    """What is minimised of a pass; `learns` is the weight of its teacher, if it has one."""
-    loss = means["loss"]
-    if "distillation" in means:
-        loss = (1 - learns) * loss + learns * means["distillation"]
-    penalties = keys.z_loss * means["z"] + keys.velocity_penalty * means.get("velocity", 0)
-    return loss + means.get("running_cost", 0) + penalties
 
 
 def places_of(batch: Batch) -> Places | None:
@@ -174,33 +134,30 @@ def places_of(batch: Batch) -> Places | None:
     return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
 
 
-def batch_losses(model: LanguageModel, params: Params, batch: Batch, chunk: int) -> BatchLosses:
-    """The losses of a batch, without dropout.
+def losses_at(
+    model: LanguageModel, end: PassEnd, batch: Batch, chunk: int, teacher: StateAndHead | None
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"] | None]:
+    """Of each token, -log p, the log of the softmax's normaliser, and KL(teacher || model).
 
     Args:
       model: the model.
-      params: its parameters.
+      end: where its pass over the batch has ended.
       batch: the batch.
       chunk: tokens per device whose logits exist at once.
+      teacher: the last state and the head of a model that doesn't train; None: no divergence.
     """
-    return _losses_at(model, end_of_pass(model, params, batch), batch, chunk)
-
-
-def _losses_at(
-    model: LanguageModel,
-    end: PassEnd,
-    batch: Batch,
-    chunk: int,
-    teacher: StateAndHead | None = None,
-) -> BatchLosses:
-    """The losses where a pass ends, and the divergences from a teacher's predictions."""
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
     with jax.named_scope("loss"):
         if teacher is None:
-            found = token_losses(end.y, end.head, batch["targets"], **sizes)
-            return BatchLosses(*found, divergences=None)
-        student = end.y, end.head
-        return BatchLosses(*distillation_losses(student, teacher, batch["targets"], **sizes))
+            return *token_losses(end.y, end.head, batch["targets"], **sizes), None
+        return distillation_losses((end.y, end.head), teacher, batch["targets"], **sizes)
+
+
+def batch_losses(
+    model: LanguageModel, params: Params, batch: Batch, chunk: int
+) -> Float[Array, "B L"]:
+    """-log p of each target of a batch, without dropout; takes the arguments of `losses_at`."""
+    return losses_at(model, end_of_pass(model, params, batch), batch, chunk, None)[0]
 
 
 def end_of_pass(

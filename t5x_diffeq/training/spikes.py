@@ -55,6 +55,24 @@ class RecentSteps:
         return RecentSteps(values, self.spikes + is_spike), is_spike
 
 
+def look_for_spike(
+    recent: RecentSteps | None,
+    step: Int[Array, ""],
+    loss: Float[Array, ""],
+    norm: Float[Array, ""],
+    k: float,
+) -> tuple[Bool[Array, ""], RecentSteps | None, dict[str, Array]]:
+    """Whether a step is a spike, the recent steps after it, and what is reported of spikes.
+
+    Without recent steps, only what isn't finite is a spike. The arguments are those of
+    `RecentSteps.take`.
+    """
+    if recent is None:
+        return ~(jnp.isfinite(loss) & jnp.isfinite(norm)), None, {}
+    recent, is_spike = recent.take(step, loss, norm, k)
+    return is_spike, recent, {"spike": is_spike, "spikes": recent.spikes}
+
+
 def _far_above(
     values: Float[Array, "2 window"], new: Float[Array, "2"], k: float
 ) -> Bool[Array, "2"]:

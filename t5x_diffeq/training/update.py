@@ -24,7 +24,6 @@ from jax.tree_util import DictKey
 from jaxtyping import Array
 
 from t5x_diffeq.runtime.plugins import is_plugin
-from t5x_diffeq.training.gradient import BatchGradient
 from t5x_diffeq.training.host_memory import fetch, store
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
@@ -45,27 +44,30 @@ class _Rule(NamedTuple):
 
     Attributes:
       optimizer: the optimizer of the parameters that train.
-      found: the gradient, and what comes with it.
+      gradient: their gradient.
+      facts: what else optimizers are told of it.
       step: optimizer steps done before.
       decay: of the averages.
     """
 
     optimizer: optax.GradientTransformation
-    found: BatchGradient
+    gradient: dict
+    facts: dict[str, Any]
     step: Array
     decay: float
 
 
 def update_unless(
-    rejected: Array, state: TrainState, found: BatchGradient, setup: Setup
+    rejected: Array, state: TrainState, setup: Setup, gradient: dict, **facts: Any
 ) -> TrainState:
     """The state with what an optimizer step changes; if it is rejected, as `_pass_over` leaves it.
 
     Args:
       rejected: whether the step is rejected.
       state: the state.
-      found: the gradient, and what comes with it.
       setup: the setup.
+      gradient: the gradient of the parameters that train.
+      **facts: what else optimizers are told of it: its `norm`, and the `embeddings` e(t).
     """
 
     def part_of(state: TrainState) -> _Part:
@@ -73,7 +75,8 @@ def update_unless(
         return _Part(params, state.opt_state, state.averages)
 
     before, places = part_of(state), part_of(setup.abstract_state)  # which says what lies where
-    rule = _Rule(setup.optimizer, found, state.step, setup.config.train.ema_decay)
+    decay = setup.config.train.ema_decay
+    rule = _Rule(setup.optimizer, gradient, facts, state.step, decay)
     if updates_by_layer(setup):
         owners = _owners(before, whole=is_plugin(setup.config.optimizer.name))
         after = _update_by_layer(rejected, before, places, rule, owners)
@@ -92,11 +95,7 @@ def updates_by_layer(setup: Setup) -> bool:
 
 def _update(before: _Part, rule: _Rule) -> _Part:
     updates, opt_state = rule.optimizer.update(
-        rule.found.gradient,
-        before.opt_state,
-        before.params,
-        norm=rule.found.norm,
-        embeddings=rule.found.embeddings,
+        rule.gradient, before.opt_state, before.params, **rule.facts
     )
     params = optax.apply_updates(before.params, updates)
     averages = _average(before.averages, params, rule) if before.averages else None

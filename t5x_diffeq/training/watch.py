@@ -59,21 +59,17 @@ def norms(weights: Weights) -> Curves:
     return {layer: jnp.sqrt(square) for layer, square in squares.items()}
 
 
-def watch_gradient(step: Array, every: int | None) -> Callable[[Weights], Curves] | None:
-    """The function from the gradient of W(t_n) to its norms at the steps to watch; None if never.
+def watch_gradient(step: Array, d_weights: Weights, every: int | None) -> Curves:
+    """The norms of the gradient of W(t_n) at the steps to watch; {} if there are none.
 
-    At other steps it returns zeros, and computes nothing.
+    At other steps they are zeros, and nothing is computed.
     """
     if every is None:
-        return None
-
-    def of_gradient(d_weights: Weights) -> Curves:
-        shapes = jax.eval_shape(norms, d_weights)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        found = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
-        return _named("gradient", found)
-
-    return of_gradient
+        return {}
+    shapes = jax.eval_shape(norms, d_weights)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    of_layers = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
+    return _named("gradient", of_layers)
 
 
 def _exact_weights(model: LanguageModel, params: Params) -> tuple[Weights, Embeddings]:

@@ -24,13 +24,14 @@ from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths, depths_to_come
 from t5x_diffeq.training.device_memory import check_fits
+from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.programs import compile_train_step, lower_train_step
 from t5x_diffeq.training.setup import (
     Setup,
     expected_vocab_size,
     make_setup,
 )
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import Batch, compile_train_step, lower_train_step
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _TRACED_STEPS = 3  # of each model

@@ -41,9 +41,9 @@ from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.programs import compile_train_steps
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.step import compile_train_steps
 from t5x_diffeq.training.stored import RestoredCheckpoint
 
 # In the order in which they are called: figures are drawn while the model is evaluated, and a

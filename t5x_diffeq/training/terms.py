@@ -1,0 +1,126 @@
+"""What training minimises: a weighted sum of terms, each of which is a class.
+
+A term has a weight, and a name under which the mean that it computes is reported, unweighted. A new
+term is a class here, a key for its weight, and a line in `terms_of`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import has_cost
+from t5x_diffeq.ode.running_cost import RunningCosts
+from t5x_diffeq.runtime.config import TrainKeys
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a forward pass has computed of a batch, or of one of its microbatches.
+
+    Attributes:
+      losses: -log p of each target, in nats.
+      normalisers: log of the softmax's normaliser at each token.
+      divergences: KL(teacher || model) at each token, in nats; None without a teacher.
+      costs: the running costs of the pass.
+      mask: 1 for the tokens that have a loss, and 0 for others.
+      tokens: how many of them the whole batch has.
+      microbatches: into how many the batch is divided.
+    """
+
+    losses: Float[Array, "B L"]
+    normalisers: Float[Array, "B L"]
+    divergences: Float[Array, "B L"] | None
+    costs: RunningCosts
+    mask: Float[Array, "B L"]
+    tokens: Float[Array, ""]
+    microbatches: int
+
+    def mean(self, of_tokens: Float[Array, "B L"]) -> Float[Array, ""]:
+        """The mean over the tokens that have a loss; of a microbatch, its part of the mean."""
+        return (of_tokens * self.mask).sum() / self.tokens
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term, with its weight in the sum."""
+
+    weight: float
+    name: ClassVar[str]
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """Its mean over a batch; of a microbatch, its part of that."""
+        raise NotImplementedError
+
+
+class CrossEntropy(Term):
+    """-log p of the next token."""
+
+    name = "loss"
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over tokens, in nats."""
+        return outcome.mean(outcome.losses)
+
+
+class Distillation(Term):
+    """KL(teacher || model) of the next token (Hinton et al. 2015), which takes the place of a part
+    of the cross entropy."""
+
+    name = "distillation"
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over tokens, in nats."""
+        assert outcome.divergences is not None, "there is a teacher"
+        return outcome.mean(outcome.divergences)
+
+
+class RunningCost(Term):
+    """What the block charges over depth, such as the balance of a mixture's experts."""
+
+    name = "running_cost"
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over depth and microbatches."""
+        return outcome.costs.block / outcome.microbatches
+
+
+class ZLoss(Term):
+    """The square of the log of the softmax's normaliser, which keeps logits near 0."""
+
+    name = "z_loss"
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over tokens."""
+        return outcome.mean(jnp.square(outcome.normalisers))
+
+
+class Velocity(Term):
+    """The square of the velocity F(y; W): an ODE that is easy to solve (Finlay et al. 2020)."""
+
+    name = "velocity"
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over depth, width and tokens."""
+        assert outcome.costs.velocity is not None, "the pass was charged for its velocity"
+        return outcome.mean(outcome.costs.velocity)
+
+
+def terms_of(keys: TrainKeys, model: ModelConfig, teacher: float) -> list[Term]:
+    """The terms of a forward pass.
+
+    Args:
+      keys: `config.train`.
+      model: the model's config.
+      teacher: the share of the teacher's predictions in what the model learns; 0: it has none.
+    """
+    terms = [
+        CrossEntropy(1 - teacher),
+        Distillation(teacher),
+        RunningCost(float(has_cost(model))),
+        ZLoss(keys.z_loss),
+        Velocity(keys.velocity_penalty),
+    ]
+    return [term for term in terms if term.weight or isinstance(term, CrossEntropy)]
