@@ -40,8 +40,6 @@ def get_config() -> ConfigDict:
     #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
     #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).
     #   legendre:1 is constant in t (t5x_diffeq/ode/time_features.py)
-    model.time_table = "normal"  # the columns of table:K at first: normal: random | cosines |
-    #   legendre: the first T of these functions at the knots
     model.num_frequencies = 64  # S, frequencies of the sinusoids
     model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all

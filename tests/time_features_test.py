@@ -1,7 +1,6 @@
 """The functions of time that a time embedding reads, against NumPy's and SciPy's."""
 
 import dataclasses
-from math import sqrt
 
 import jax
 import jax.numpy as jnp
@@ -78,19 +77,6 @@ def test_a_table_is_read_at_its_own_nodes_and_between_them():
     np.testing.assert_allclose(embeddings["mlp.up"], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("columns", ["cosines", "legendre"])
-def test_columns_of_a_table_are_orthogonal_and_of_unit_mean_square(columns):
-    features = TimeFeatures("table:9")
-    embedding = HyperInit("invariant", 4, features, columns).embedding(parent=None)
-    knots = features(jnp.arange(1, 10) / 9)
-    e, _ = embedding.init_with_output(jax.random.key(0), knots)
-    np.testing.assert_allclose(e.T @ e, 9 * np.eye(4), atol=1e-4)
-    np.testing.assert_allclose(e[:, 0], 1, atol=1e-5)
-    cosine = sqrt(2) * np.cos(np.pi * (np.arange(9) + 0.5) / 9)
-    second = {"cosines": cosine, "legendre": np.arange(-4, 5) / sqrt(20 / 3)}[columns]
-    np.testing.assert_allclose(e[:, 1], second, atol=1e-4)
-
-
 def test_attention_and_its_norm_have_a_width_of_their_own():
     model = small_model(attention_time_embed_dim=2)
     _, embeddings = model.apply(
@@ -135,23 +121,9 @@ def test_bad_bases(basis, message):
         dataclasses.replace(SMALL, time_basis=basis)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"time_table": "cosines"}, r"time_table=cosines with model.time_basis=sinusoids: the key"),
-        (
-            {"time_table": "legendre", "time_basis": "table:2", "time_embed_dim": 3},
-            r"2 knots have 2 orthogonal columns, and T is 3; lower model.time_embed_dim to at most",
-        ),
-        (
-            {"attention_time_embed_dim": 2, "time_embedding": "shared"},
-            r"attention_time_embed_dim=2 with model.time_embedding=shared",
-        ),
-    ],
-)
-def test_bad_tables_and_widths(changes, message):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(SMALL, **changes)
+def test_one_time_embedding_has_one_width():
+    with pytest.raises(InputError, match=r"embed_dim=2 with model.time_embedding=shared"):
+        dataclasses.replace(SMALL, attention_time_embed_dim=2, time_embedding="shared")
 
 
 def test_a_block_without_attention_has_no_width_of_it():

@@ -138,28 +138,6 @@ def splines(times: Times, count: int) -> Features:
     return B
 
 
-def table_columns(kind: str, count: int, width: int) -> Float[np.ndarray, "K T"]:
-    """The first T functions of a basis at the K knots of a table, each of mean square 1.
-
-    Columns are orthogonal. "cosines" are those of the discrete cosine transform (DCT-II);
-    "legendre" are the polynomials of degree 0 to T - 1, made orthogonal on the knots.
-
-    Raises:
-      InputError: if there are more columns than knots.
-    """
-    if width > count:
-        raise InputError(
-            f"model.time_table={kind}: {count} knots have {count} orthogonal columns, and T is "
-            f"{width}; lower model.time_embed_dim to at most {count}, or take time_table=normal"
-        )
-    if kind == "cosines":
-        n, j = np.arange(count)[:, None], np.arange(width)
-        return np.cos(np.pi * j * (n + 0.5) / count) * np.where(j > 0, sqrt(2), 1)
-    x = np.linspace(-1, 1, count)
-    Q, R = np.linalg.qr(np.polynomial.legendre.legvander(x, width - 1))
-    return Q * np.sign(np.diag(R)) * sqrt(count)
-
-
 def hats(times: Times, count: int) -> Features:
     """Piecewise linear functions that interpolate K values at 1/K, 2/K, ..., 1."""
     x = jnp.clip(times * count - 1, 0, count - 1)[:, None]

@@ -94,7 +94,6 @@ class ModelKeys(_Section):
     time_embed_dim: Size
     attention_time_embed_dim: SizeOrNone
     time_basis: Annotated[str, _one_of(*TIME_BASES)]
-    time_table: Annotated[str, _one_of("normal", "cosines", "legendre")]
     num_frequencies: Size
     time_scale: Positive
     time_embedding: Annotated[str, _one_of("per_layer", "shared")]
