@@ -37,9 +37,9 @@ def get_config() -> ConfigDict:
     model.attention_time_embed_dim = placeholder(int)  # T of the layers that are named
     #   attention, with the norm before them; None: time_embed_dim
     model.time_basis = "sinusoids"  # what a time embedding reads: sinusoids of t, through two
-    #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
-    #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).
-    #   legendre:1 is constant in t (t5x_diffeq/ode/time_features.py)
+    #   linears | K functions, of which e(t) is a linear function: legendre:K (legendre:1 is
+    #   constant in t) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between)
+    #   (t5x_diffeq/ode/time_features.py)
     model.num_frequencies = 64  # S, frequencies of the sinusoids
     model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all

@@ -68,7 +68,7 @@ FAMILIES = {
         {},
         {"activation": "relu"},
         {"time_embedding": "shared"},
-        {"time_basis": "chebyshev:4", "scheme": "heun", "attention_time_embed_dim": 5},
+        {"time_basis": "legendre:4", "scheme": "heun", "attention_time_embed_dim": 5},
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
         {"weights": "shared", "scheme": "strang", "step_size": "2.5/N"},
         {"scheme": "midpoint"},

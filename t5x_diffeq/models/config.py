@@ -149,7 +149,6 @@ class ModelConfig(ModelKeys):
                 f"model.norm_position=after with model.block={self.block}: the key is of the "
                 "architecture's own block, and another places its norms itself; leave one out"
             )
-        _ = self.time_features  # which checks its number
         self._check_time_embedding()
         check_scaling(self.rotary_scaling)
         check_quantization(self.quantization)
