@@ -77,14 +77,13 @@ def get_config() -> ConfigDict:
     #   splash (TPU); splash:512 also sets the size of its blocks
     model.remat = "full"  # what the backward pass recomputes instead of storing it:
     #   none: nothing; dots: everything except matrix products; full: each step, from one state
-    #   per step; every:k: k steps at a time, from N / k states (needs less memory than full only
-    #   if one step stores less than these states; launch/reproduce/README.md says why there is
-    #   no online checkpointing); keep:qkv,attention,mlp: each step except the named values, which
-    #   are the queries, keys and values; the attention's output; the input of the MLP's activation.
-    #   Reversible schemes take full, which reconstructs the states, or none
+    #   per step (launch/reproduce/README.md says why there is no online checkpointing);
+    #   keep:qkv,attention,mlp: each step except the named values, which are the queries, keys and
+    #   values; the attention's output; the input of the MLP's activation. Reversible schemes take
+    #   full, which reconstructs the states, or none
     model.scan_unroll = 1  # solver steps, up to num_steps, per iteration of the compiled loop: with
     #   more, the compiler can overlap one step's communication with the next one's computation, and
-    #   takes longer; with remat=every:k, of the k steps
+    #   takes longer
     model.pipeline_microbatches = placeholder(int)  # M: on a mesh with stages, the parts into which
     #   a batch is cut, a multiple of mesh.stage; None: as many as stages. A pass takes
     #   (M + stages - 1) / M times as long as its work

@@ -119,7 +119,7 @@ class ModelKeys(_Section):
     state_dtype: Dtype
     quantization: Annotated[str, _one_of("none", "int8", "fp8")]
     attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
-    remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
+    remat: Annotated[str, _one_of(*REMATS, "keep:names")]
     scan_unroll: SolverSteps
     pipeline_microbatches: SizeOrNone
 

@@ -15,6 +15,7 @@ _REMOVED: dict[str, object] = {
 }
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
+    "model.remat": r"every:\d+",
     "model.time_basis": r"(chebyshev|splines):\d+",
 }
 _LAST = "dcf23fb"  # the last commit that had them
