@@ -221,8 +221,7 @@ def get_config() -> ConfigDict:
     #   so that runs of several lengths can branch off before it (warm-up, stable, decay)
     optimizer.warmup_fraction = 0.01  # of total_steps, linear
     optimizer.cooldown_steps = placeholder(int)  # wsd: steps at the end in which the learning rate
-    #   falls; None: a fifth of total_steps
-    optimizer.cooldown_shape = "linear"  # wsd: how it falls | sqrt: as 1 - sqrt(x), faster at first
+    #   falls linearly; None: a fifth of total_steps
     optimizer.min_lr_ratio = 0.1  # learning rate at the end, relative to the peak
     optimizer.max_grad_norm = 1.0  # clip by global norm
 

@@ -236,7 +236,6 @@ class OptimizerKeys(_Section):
     schedule: Annotated[str, _one_of("cosine", "wsd")]
     warmup_fraction: Fraction
     cooldown_steps: CountOrNone
-    cooldown_shape: Annotated[str, _one_of("linear", "sqrt")]
     min_lr_ratio: Fraction
     max_grad_norm: Positive
 

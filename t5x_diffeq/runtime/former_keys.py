@@ -8,6 +8,7 @@ from t5x_diffeq.runtime.errors import InputError
 # By key: the value with which a run made no use of it. Such a run loads as before.
 _REMOVED: dict[str, object] = {
     "model.time_table": "normal",
+    "optimizer.cooldown_shape": "linear",
     "optimizer.moment_dtype": "float32",
     "train.depths_rule": "random",
     "train.growth": "jump",
