@@ -37,11 +37,9 @@ def get_config() -> ConfigDict:
     model.attention_time_embed_dim = placeholder(int)  # T of the layers that are named
     #   attention, with the norm before them; None: time_embed_dim
     model.time_basis = "sinusoids"  # what a time embedding reads: sinusoids of t, through two
-    #   linears | K functions, of which e(t) is a linear function: legendre:K | chebyshev:K |
-    #   splines:K (cubic B-splines) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between).
-    #   legendre:1 is constant in t (t5x_diffeq/ode/time_features.py)
-    model.time_table = "normal"  # the columns of table:K at first: normal: random | cosines |
-    #   legendre: the first T of these functions at the knots
+    #   linears | K functions, of which e(t) is a linear function: legendre:K (legendre:1 is
+    #   constant in t) | table:K (e itself at t = 1/K, 2/K, ..., 1, straight between)
+    #   (t5x_diffeq/ode/time_features.py)
     model.num_frequencies = 64  # S, frequencies of the sinusoids
     model.time_scale = 1000.0  # factor on t in the sinusoids; t itself is a feature whatever it is
     model.time_embedding = "per_layer"  # one for each linear and norm | shared: one for all
@@ -79,14 +77,13 @@ def get_config() -> ConfigDict:
     #   splash (TPU); splash:512 also sets the size of its blocks
     model.remat = "full"  # what the backward pass recomputes instead of storing it:
     #   none: nothing; dots: everything except matrix products; full: each step, from one state
-    #   per step; every:k: k steps at a time, from N / k states (needs less memory than full only
-    #   if one step stores less than these states; launch/reproduce/README.md says why there is
-    #   no online checkpointing); keep:qkv,attention,mlp: each step except the named values, which
-    #   are the queries, keys and values; the attention's output; the input of the MLP's activation.
-    #   Reversible schemes take full, which reconstructs the states, or none
+    #   per step (launch/reproduce/README.md says why there is no online checkpointing);
+    #   keep:qkv,attention,mlp: each step except the named values, which are the queries, keys and
+    #   values; the attention's output; the input of the MLP's activation. Reversible schemes take
+    #   full, which reconstructs the states, or none
     model.scan_unroll = 1  # solver steps, up to num_steps, per iteration of the compiled loop: with
     #   more, the compiler can overlap one step's communication with the next one's computation, and
-    #   takes longer; with remat=every:k, of the k steps
+    #   takes longer
     model.pipeline_microbatches = placeholder(int)  # M: on a mesh with stages, the parts into which
     #   a batch is cut, a multiple of mesh.stage; None: as many as stages. A pass takes
     #   (M + stages - 1) / M times as long as its work
@@ -223,8 +220,7 @@ def get_config() -> ConfigDict:
     #   so that runs of several lengths can branch off before it (warm-up, stable, decay)
     optimizer.warmup_fraction = 0.01  # of total_steps, linear
     optimizer.cooldown_steps = placeholder(int)  # wsd: steps at the end in which the learning rate
-    #   falls; None: a fifth of total_steps
-    optimizer.cooldown_shape = "linear"  # wsd: how it falls | sqrt: as 1 - sqrt(x), faster at first
+    #   falls linearly; None: a fifth of total_steps
     optimizer.min_lr_ratio = 0.1  # learning rate at the end, relative to the peak
     optimizer.max_grad_norm = 1.0  # clip by global norm
 

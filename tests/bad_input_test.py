@@ -171,7 +171,6 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section, sample):
             (("batch", ("data", "fsdp")), ("embed", 3)),
             r"mesh.rules has \('embed', 3\)",
         ),
-        ("model.remat", "every:3", r"model.remat=every:3 keeps no state of model.num_steps=2"),
         ("model.scan_unroll", 3, r"model.scan_unroll=3 is more than model.num_steps=2"),
     ],
 )

@@ -58,18 +58,15 @@ def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
 def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
     """Each takes all of its branch's steps; the same command again resumes."""
     more = {"train__total_steps": 10}
-    assert branch_off(stable, tmp_path / "a", 4, **more, optimizer__cooldown_shape="sqrt") == 0
-    assert "at its step 4, with optimizer.cooldown_shape='sqrt', optimizer.cooldown_steps=6" in (
-        capsys.readouterr().err
-    )
+    assert branch_off(stable, tmp_path / "a", 4, **more) == 0
+    assert "at its step 4, with optimizer.cooldown_steps=6" in capsys.readouterr().err
     rates = [
         line["train/learning_rate"]
         for line in metrics_of(tmp_path / "a")
         if "train/learning_rate" in line
     ]
     peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.min_lr_ratio
-    progress = np.arange(6) / 6
-    expected = peak * (least + (1 - least) * (1 - np.sqrt(progress)))
+    expected = peak * (1 - (1 - least) * np.arange(6) / 6)
     np.testing.assert_allclose(rates[:4], peak, rtol=1e-5)
     np.testing.assert_allclose(rates[4:], expected, rtol=1e-4)
     assert branch_off(stable, tmp_path / "a", **more) == 0

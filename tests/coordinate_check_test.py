@@ -16,7 +16,7 @@ def spread(rows, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("basis", ["sinusoids", "chebyshev:6", "table:4"])
+@pytest.mark.parametrize("basis", ["sinusoids", "legendre:6", "table:4"])
 def test_movement_is_the_same_for_every_width(basis):
     rows = coordinate_check(dataclasses.replace(MODEL, time_basis=basis), values=(8, 144))
     assert all(spread(rows, key) < 1.35 for key in ("start", "after_1", "after_10"))

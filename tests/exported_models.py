@@ -41,7 +41,7 @@ MODELS = {
     "gpt_shared": ({"weights": "shared", "scheme": "lie_trotter"}, "bytes"),
     "gpt_euler_ode": ({}, "bytes"),
     "gpt_long_state_ode": (
-        {"embedding_scale": 8.0, "position_scale": 8.0, "time_basis": "splines:4"},
+        {"embedding_scale": 8.0, "position_scale": 8.0, "time_basis": "legendre:4"},
         "bytes",
     ),
     "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),

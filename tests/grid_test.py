@@ -309,7 +309,7 @@ def test_a_sweep_of_a_tuning_calls_finetune(monkeypatch, tmp_path, capsys):
     [
         (["--grid=model.num_heads=2,3"], r"model.embed_dim=128 .*num_heads=3|num_heads"),
         (["--grid=variant=ode,odd"], r"odd"),
-        (["--grid=model.remat=none,every:9"], r"every:9 keeps no state of model.num_steps=6"),
+        (["--grid=model.scan_unroll=1,9"], r"scan_unroll=9 is more than model.num_steps=6"),
         ([], r"sweep needs --grid=KEY=V1,V2, or --seeds=N"),
         (["--grid=model.num_steps=1", "--part=3/3"], r"--part=3/3 is not i/n"),
         (["--grid=model.num_steps=1", "--table_only"], r"no run is done there yet"),

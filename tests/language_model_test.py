@@ -68,7 +68,7 @@ FAMILIES = {
         {},
         {"activation": "relu"},
         {"time_embedding": "shared"},
-        {"time_basis": "chebyshev:4", "scheme": "heun", "attention_time_embed_dim": 5},
+        {"time_basis": "legendre:4", "scheme": "heun", "attention_time_embed_dim": 5},
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
         {"weights": "shared", "scheme": "strang", "step_size": "2.5/N"},
         {"scheme": "midpoint"},
@@ -124,11 +124,8 @@ def gradient_with_dropout(remat, unroll=1):
     return jax.tree.leaves(jax.jit(jax.grad(loss))(random_params(model)))
 
 
-REMATS = ["dots", "full", "keep:mlp", "keep:qkv,attention", "every:2", "every:7"]  # of 3 steps
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", REMATS)
+@pytest.mark.parametrize("remat", ["dots", "full", "keep:mlp", "keep:qkv,attention"])
 def test_remat_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat), gradient_with_dropout("none"))
 
@@ -139,7 +136,7 @@ def assert_equal_gradients(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "every:2"])
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_unrolling_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat, 2), gradient_with_dropout("none"))
 
@@ -151,7 +148,6 @@ def test_unrolling_changes_nothing(remat):
         ("none", "float32"),
         ("dots", "float32"),
         ("full", "float32"),
-        ("every:2", "float32"),
         ("full", "bfloat16"),  # whose backward pass is a loop of its own
     ],
 )

@@ -145,10 +145,10 @@ def step(c, W, y):
 
 
 def time_features(c, t):
-    """gamma(t); of polynomials, T_k(x) = cos(k arccos x)."""
+    """gamma(t); of polynomials, P_k(2 t - 1)."""
     S, (kind, _, K) = c.num_frequencies, c.time_basis.partition(":")
-    if kind == "chebyshev":
-        return np.cos(np.arange(int(K)) * np.arccos(np.clip(2 * t - 1, -1, 1)))
+    if kind == "legendre":
+        return np.polynomial.legendre.legval(2 * t - 1, np.eye(int(K)))
     w = 10_000.0 ** (-np.arange(S) / S)
     return np.concatenate(([t], np.sin(c.time_scale * t * w), np.cos(c.time_scale * t * w)))
 

@@ -183,7 +183,6 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
         *(
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
-                {"remat": "every:2"},
                 {"remat": "keep:mlp", "scheme": "heun"},
                 {"remat": "full", "scheme": "leapfrog"},
                 {"remat": "full", "weights": "per_layer", "step_size": "1"},

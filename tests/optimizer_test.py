@@ -82,12 +82,7 @@ def test_warmup_stable_decay(small):
     np.testing.assert_allclose(rates[:11], np.arange(1, 12) / 11, rtol=1e-6)
     assert (rates[10:81] == 1).all()
     np.testing.assert_allclose(rates[80:], 1 - 0.9 * np.arange(21) / 20, rtol=1e-6)
-    # 1 - sqrt(x) (Haegele et al. 2024), between the peak and a tenth of it
-    rates = wsd(small, 100, cooldown_steps=40, cooldown_shape="sqrt")
-    expected = 0.1 + 0.9 * (1 - np.sqrt(np.arange(41) / 40))
-    np.testing.assert_allclose(rates[60:], expected, rtol=1e-6)
-    assert (rates[:61] == 1).all()
-    assert (wsd(small, 100, cooldown_steps=0, cooldown_shape="linear") == 1).all()
+    assert (wsd(small, 100, cooldown_steps=0) == 1).all()
     assert wsd(small, 100, cooldown_steps=100)[50] == pytest.approx(0.55)
 
 
@@ -111,7 +106,6 @@ def test_a_branch_goes_on_at_exactly_the_same_rate(small):
             r"90 steps of warm-up .* and 20 of cooldown .*cooldown_steps=None",
         ),
         ({"cooldown_steps": 10}, r"cooldown_steps is 10, but optimizer.schedule=cosine has no"),
-        ({"cooldown_shape": "sqrt"}, r"cooldown_shape is 'sqrt', but optimizer.schedule=cosine"),
     ],
 )
 def test_schedules_that_contradict_themselves(small, keys, message):
@@ -124,7 +118,7 @@ def test_a_running_run_may_cool_down_earlier(small, tmp_path):
     """But it can't change its schedule or its optimizer."""
     small.optimizer.schedule = "wsd"
     save_config(Config.of(small), tmp_path)
-    small.optimizer.update(cooldown_steps=3, cooldown_shape="sqrt")
+    small.optimizer.cooldown_steps = 3
     assert not check_config(Config.of(small), tmp_path)
     for key, other in (("schedule", "cosine"), ("name", "muon"), ("role_multipliers", ())):
         changed = small.copy_and_resolve_references()

@@ -57,7 +57,6 @@ def test_only_one_step_schemes_are_made_reversible(name):
             {"remat": "dots"},
             "model.remat=dots with model.scheme=leapfrog: .* take full, .* or none",
         ),
-        ({"remat": "every:2"}, "model.remat=every:2 with model.scheme=leapfrog"),
         (
             {"dtype": "bfloat16", "state_dtype": "bfloat16"},
             "model.state_dtype=bfloat16 with model.scheme=leapfrog: .* leave model.state_dtype out",

@@ -185,7 +185,6 @@ def test_weights_cross_between_stages_and_p_does_not(small):
         ({"model.pipeline_microbatches": 3}, "microbatches=3 is not divisible by mesh.stage=2"),
         ({"model.pipeline_microbatches": 4}, "train.batch_size=8 is not divisible by 16: 4 micro"),
         ({"train.microbatches": 2}, "train.batch_size=8 is not divisible by 16: 2 micro"),
-        ({"model.remat": "every:2"}, "remat=every:2: each of mesh.stage=2 has 1 of model.num_ste"),
         ({"mesh.rules": (("mlp", "stage"),)}, "'mlp' goes to 'stage'; mesh axes are data, fsdp"),
     ],
 )

@@ -186,7 +186,7 @@ def test_workdirs_that_lost_a_file(finished, tmp_path):
         ("model.scheme", "eular", "'eular'; it can be euler, lie_trotter"),
         ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
-        ("model.remat", "every:0", "model.remat is 'every:0'; it can be none, .*every:k"),
+        ("model.time_basis", "table:0", "time_basis is 'table:0'; it can be sinusoids, .*table:k"),
         ("model.remat", "keep:mlp,norm", "keeps 'norm'; it can keep qkv, attention, mlp"),
         ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
         ("model.attention", "splash", "attention=splash can't be used here: there is no other"),

@@ -50,7 +50,6 @@ def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
         time_embed_dim=width,
         attention_time_embed_dim=None,
         time_basis=SINUSOIDS,
-        time_table="normal",
         num_frequencies=frequencies,
         time_scale=scale,
         init="invariant",

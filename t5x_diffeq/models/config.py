@@ -11,7 +11,7 @@ from t5x_diffeq.layers.quantization import check_quantization
 from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
-from t5x_diffeq.ode.time_features import TimeFeatures, table_columns
+from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import of_attention
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.config_keys import REVERSIBLE
@@ -149,7 +149,6 @@ class ModelConfig(ModelKeys):
                 f"model.norm_position=after with model.block={self.block}: the key is of the "
                 "architecture's own block, and another places its norms itself; leave one out"
             )
-        _ = self.time_features  # which checks its number
         self._check_time_embedding()
         check_scaling(self.rotary_scaling)
         check_quantization(self.quantization)
@@ -168,15 +167,6 @@ class ModelConfig(ModelKeys):
                 f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "
                 "model.time_embedding=shared: one embedding has one width; leave one of them out"
             )
-        if self.time_table == "normal":
-            return
-        if not self.time_basis.startswith("table"):
-            raise InputError(
-                f"model.time_table={self.time_table} with model.time_basis={self.time_basis}: the "
-                f"key is of a table; set model.time_basis=table:{self.num_steps}, or leave it out"
-            )
-        widths = self.time_embed_dim, self.attention_time_embed_dim or 0
-        table_columns(self.time_table, self.time_features.count, max(widths))
 
     def _check_adapters(self):
         if self.adapter_rank and self.weights != "per_layer":

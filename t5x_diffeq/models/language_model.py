@@ -61,9 +61,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     if config.weights == "shared":
         return SharedWeights(**common)
     return TimeDependentWeights(
-        scales=HyperInit(
-            config.init, config.time_embed_dim, config.time_features, config.time_table
-        ),
+        scales=HyperInit(config.init, config.time_embed_dim, config.time_features),
         attention_width=config.attention_time_embed_dim,
         shared_embedding=config.time_embedding == "shared",
         **common,

@@ -44,13 +44,11 @@ class HyperInit:
       init: "paper" or "invariant".
       T: width of the time embedding.
       features: what the time embedding reads.
-      columns: what the columns of a table are at first, "normal" for random ones.
     """
 
     init: str
     T: int
     features: TimeFeatures
-    columns: str = "normal"
 
     @property
     def single(self) -> float:
@@ -73,7 +71,7 @@ class HyperInit:
         of_sinusoids = self.features.basis == SINUSOIDS
         module = {"width": self.T, "name": "time_embedding", **module}
         if not of_sinusoids:
-            return LinearTimeEmbedding(columns=self.columns, **self._linear_scales, **module)
+            return LinearTimeEmbedding(**self._linear_scales, **module)
         if self.init == "paper":
             return TimeEmbedding(**module)
         return TimeEmbedding(

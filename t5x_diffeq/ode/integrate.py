@@ -20,7 +20,6 @@ from t5x_diffeq.ode.reversible import (
 )
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import Carried, VectorField
-from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
@@ -54,12 +53,12 @@ def integrate(
       scheme: the scheme's name, for `schemes.find_scheme`.
       num_steps: N.
       step_size: dt.
-      remat: "none", "dots", "full", "every:k" (one checkpoint per k steps), or "keep:a,b" (store
-        the values named a and b, each one of `CHECKPOINT_NAMES`). With a reversible scheme, "full"
-        reconstructs the states and stores none.
+      remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
+        `CHECKPOINT_NAMES`). With a reversible scheme, "full" reconstructs the states and stores
+        none.
       unroll: how many solver steps one iteration of the compiled loop computes.
-      kept_dtype: dtype in which "full" and "every:k" store the state of each checkpoint for the
-        backward pass; None keeps the state's own.
+      kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
+        keeps the state's own.
       key: dropout key, or None.
 
     Raises:
@@ -76,7 +75,7 @@ def integrate(
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    end = _scan_steps(step, found.start(y), inputs, num_steps, remat, unroll, kept_dtype or y.dtype)
+    end = _scan_steps(step, found.start(y), inputs, remat, unroll, kept_dtype or y.dtype)
     return found.end(end)
 
 
@@ -171,7 +170,6 @@ def _scan_steps(
     step: Step,
     y: Vector,
     inputs: StepInputs,
-    num_steps: int,
     remat: str,
     unroll: int,
     kept_dtype: DTypeLike,
@@ -180,20 +178,9 @@ def _scan_steps(
         return _scan(step, y, inputs, unroll)
     if remat == "full":
         return _scan_and_recompute(step, y, inputs, unroll, kept_dtype)
-    if remat == "dots" or remat.startswith("keep:"):
-        dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        policy = dots if remat == "dots" else _keep_policy(remat)
-        return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs, unroll)
-    every = _steps_per_checkpoint(remat)
-    whole = num_steps - num_steps % every
-
-    def chunk(y: Vector, inputs: StepInputs) -> Vector:
-        return _scan(step, y, inputs, unroll)
-
-    chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, every, *x.shape[1:]), inputs)
-    y = _scan_and_recompute(chunk, y, chunks, 1, kept_dtype)
-    rest = jax.tree.map(lambda x: x[None, whole:], inputs)
-    return _scan_and_recompute(chunk, y, rest, 1, kept_dtype) if whole < num_steps else y
+    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = dots if remat == "dots" else _keep_policy(remat)
+    return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs, unroll)
 
 
 def _scan_and_recompute(
@@ -286,16 +273,6 @@ def kept_names(remat: str) -> tuple[str, ...]:
                 f"as in keep:{','.join(CHECKPOINT_NAMES)}"
             )
     return names
-
-
-def _steps_per_checkpoint(remat: str) -> int:
-    name, _, k = remat.partition(":")
-    if name != "every" or not k.isdecimal() or int(k) < 1:
-        raise InputError(
-            f"remat is {remat!r}; it is {', '.join(REMATS)}, every:k with k >= 1, or keep: and "
-            f"some of {','.join(CHECKPOINT_NAMES)}"
-        )
-    return int(k)
 
 
 def uniform_step_size(step_size: str, num_steps: int) -> float:

@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.ode.time_features import table_columns
 
 
 class TimeEmbedding(nn.Module):
@@ -67,13 +65,11 @@ class LinearTimeEmbedding(nn.Module):
       width: T.
       std: standard deviation of C at initialisation.
       step_multiplier: factor on the optimizer's step for C.
-      columns: "normal", or what the columns of C are at first (`time_features.table_columns`).
     """
 
     width: int
     std: float = 0.02
     step_multiplier: float = 1.0
-    columns: str = "normal"
 
     @nn.compact
     def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
@@ -81,14 +77,10 @@ class LinearTimeEmbedding(nn.Module):
         C = declare(
             self,
             "coefficients",
-            nn.initializers.normal(self.std) if self.columns == "normal" else self._columns,
+            nn.initializers.normal(self.std),
             (features.shape[-1], self.width),
             (None, "time_embed"),
             "time_embedding",
             step_multiplier=self.step_multiplier,
         )
         return jnp.dot(features, C, precision="highest")
-
-    def _columns(self, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> Array:
-        del key  # nothing is random
-        return self.std * jnp.asarray(table_columns(self.columns, *shape), dtype)

@@ -2,8 +2,6 @@
 
     sinusoids     t, sin(c t w_j), cos(c t w_j)      w_j = 10000^(-j/S): the paper's, section 4.2
     legendre:K    P_0(x), ..., P_(K-1)(x)            x = 2 t - 1
-    chebyshev:K   T_0(x), ..., T_(K-1)(x)
-    splines:K     K cubic B-splines                  uniform knots in [0, 1] (de Boor 1978)
     table:K       K hats at 1/K, 2/K, ..., 1         1 at its own knot, 0 at the others, straight
                                                      lines between; constant before 1/K
 
@@ -16,18 +14,14 @@ these rows.
 from dataclasses import dataclass
 from math import sqrt
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times
-from t5x_diffeq.runtime.errors import InputError
 
 Features = Float[Array, "nodes features"]
 SINUSOIDS = "sinusoids"
-_CUBIC = 3
-_MEAN_SQUARE_OF_SPLINES = 0.48  # of the sum of squared cubic B-splines, away from the ends
 
 
 @dataclass(frozen=True)
@@ -38,29 +32,18 @@ class TimeFeatures:
       basis: "sinusoids", or another name above with its number K.
       num_frequencies: S, of sinusoids.
       time_scale: c, of sinusoids; 1000 in the paper.
-
-    Raises:
-      InputError: if there are too few splines.
     """
 
     basis: str = SINUSOIDS
     num_frequencies: int = 64
     time_scale: float = 1000.0
 
-    def __post_init__(self) -> None:
-        if self._kind == "splines" and self.count <= _CUBIC:
-            raise InputError(
-                f"model.time_basis={self.basis}: cubic B-splines are at least {_CUBIC + 1}; give "
-                f"splines:{_CUBIC + 1} or more, or take legendre:{self.count}"
-            )
-
     def __call__(self, times: Times) -> Features:
         """The features of each time in [0, 1]."""
         t = times.astype(jnp.float32)
         if self.basis == SINUSOIDS:
             return time_features(t, self.num_frequencies, self.time_scale)
-        of_kind = {"legendre": legendre, "chebyshev": chebyshev, "splines": splines, "table": hats}
-        return of_kind[self._kind](t, self.count)
+        return (legendre if self._kind == "legendre" else hats)(t, self.count)
 
     @property
     def _kind(self) -> str:
@@ -76,18 +59,14 @@ class TimeFeatures:
     @property
     def mean_square(self) -> float:
         """The sum of the squared features, averaged over t; of a table, at the knots."""
-        k = np.arange(self.count)
         if self._kind == "legendre":
-            return float((1 / (2 * k + 1)).sum())
-        if self._kind == "chebyshev":
-            return float((0.5 - 0.5 / (4 * k**2 - 1)).sum())
-        of_others = {"splines": _MEAN_SQUARE_OF_SPLINES, "table": 1.0}
-        return of_others.get(self._kind, float(self.num_frequencies))  # sin^2 + cos^2 = 1
+            return float((1 / (2 * np.arange(self.count) + 1)).sum())
+        return 1.0 if self._kind == "table" else float(self.num_frequencies)  # sin^2 + cos^2 = 1
 
     @property
     def mean_sum(self) -> float:
         """The sum of the features' absolute values, averaged over t; of polynomials, a bound."""
-        return 1.0 if self._kind in ("splines", "table") else sqrt(self.count * self.mean_square)
+        return 1.0 if self._kind == "table" else sqrt(self.count * self.mean_square)
 
 
 def time_features(times: Times, num_frequencies: int, time_scale: float) -> Features:
@@ -110,54 +89,6 @@ def legendre(times: Times, count: int) -> Features:
     for k in range(1, count - 1):
         P.append(((2 * k + 1) * x * P[k] - k * P[k - 1]) / (k + 1))
     return jnp.stack(P[:count], axis=-1)
-
-
-def chebyshev(times: Times, count: int) -> Features:
-    """T_0 ... T_(K-1) of 2 t - 1, by T_(k+1) = 2 x T_k - T_(k-1)."""
-    x = 2 * times - 1
-    T = [jnp.ones_like(x), x]
-    for k in range(1, count - 1):
-        T.append(2 * x * T[k] - T[k - 1])
-    return jnp.stack(T[:count], axis=-1)
-
-
-def splines(times: Times, count: int) -> Features:
-    """Cubic B-splines on uniform knots, of which the first and last are fourfold.
-
-    By the recursion of Cox and de Boor. At every time they sum to 1, and four of them aren't 0.
-    """
-    intervals = count - _CUBIC
-    ends = np.zeros(_CUBIC), np.linspace(0, 1, intervals + 1), np.ones(_CUBIC)
-    knots, t = np.concatenate(ends).astype(np.float32), times[:, None]
-    own = jnp.clip(jnp.floor(times * intervals), 0, intervals - 1)  # the interval that holds t
-    B = jax.nn.one_hot(own.astype(jnp.int32) + _CUBIC, count + _CUBIC)
-    for degree in range(1, _CUBIC + 1):
-        widths = knots[degree:] - knots[:-degree]
-        rise = (t - knots[:-degree]) / np.where(widths > 0, widths, np.inf)
-        B = rise[:, :-1] * B[:, :-1] + (1 - rise[:, 1:]) * B[:, 1:]
-    return B
-
-
-def table_columns(kind: str, count: int, width: int) -> Float[np.ndarray, "K T"]:
-    """The first T functions of a basis at the K knots of a table, each of mean square 1.
-
-    Columns are orthogonal. "cosines" are those of the discrete cosine transform (DCT-II);
-    "legendre" are the polynomials of degree 0 to T - 1, made orthogonal on the knots.
-
-    Raises:
-      InputError: if there are more columns than knots.
-    """
-    if width > count:
-        raise InputError(
-            f"model.time_table={kind}: {count} knots have {count} orthogonal columns, and T is "
-            f"{width}; lower model.time_embed_dim to at most {count}, or take time_table=normal"
-        )
-    if kind == "cosines":
-        n, j = np.arange(count)[:, None], np.arange(width)
-        return np.cos(np.pi * j * (n + 0.5) / count) * np.where(j > 0, sqrt(2), 1)
-    x = np.linspace(-1, 1, count)
-    Q, R = np.linalg.qr(np.polynomial.legendre.legvander(x, width - 1))
-    return Q * np.sign(np.diag(R)) * sqrt(count)
 
 
 def hats(times: Times, count: int) -> Features:

@@ -106,7 +106,6 @@ def may_change(key: str) -> bool:
             "train.memory_profile",
             "data.read_threads",
             "optimizer.cooldown_steps",
-            "optimizer.cooldown_shape",
             "optimizer.offload",
         )
     )

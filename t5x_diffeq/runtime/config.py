@@ -94,7 +94,6 @@ class ModelKeys(_Section):
     time_embed_dim: Size
     attention_time_embed_dim: SizeOrNone
     time_basis: Annotated[str, _one_of(*TIME_BASES)]
-    time_table: Annotated[str, _one_of("normal", "cosines", "legendre")]
     num_frequencies: Size
     time_scale: Positive
     time_embedding: Annotated[str, _one_of("per_layer", "shared")]
@@ -120,7 +119,7 @@ class ModelKeys(_Section):
     state_dtype: Dtype
     quantization: Annotated[str, _one_of("none", "int8", "fp8")]
     attention: Annotated[str, _one_of("auto", *KERNELS, "splash:k")]
-    remat: Annotated[str, _one_of(*REMATS, "every:k", "keep:names")]
+    remat: Annotated[str, _one_of(*REMATS, "keep:names")]
     scan_unroll: SolverSteps
     pipeline_microbatches: SizeOrNone
 
@@ -237,7 +236,6 @@ class OptimizerKeys(_Section):
     schedule: Annotated[str, _one_of("cosine", "wsd")]
     warmup_fraction: Fraction
     cooldown_steps: CountOrNone
-    cooldown_shape: Annotated[str, _one_of("linear", "sqrt")]
     min_lr_ratio: Fraction
     max_grad_norm: Positive
 

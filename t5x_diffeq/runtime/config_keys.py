@@ -14,7 +14,7 @@ ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
 MOMENTS = ("float32", "bfloat16", "int8")
-TIME_BASES = ("sinusoids", "legendre:k", "chebyshev:k", "splines:k", "table:k")
+TIME_BASES = ("sinusoids", "legendre:k", "table:k")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name

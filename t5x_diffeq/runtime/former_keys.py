@@ -1,19 +1,24 @@
 """Keys and values that configs once had, for command lines and workdirs from before they went."""
 
+import re
 from collections.abc import Mapping
 
 from t5x_diffeq.runtime.errors import InputError
 
 # By key: the value with which a run made no use of it. Such a run loads as before.
 _REMOVED: dict[str, object] = {
+    "model.time_table": "normal",
+    "optimizer.cooldown_shape": "linear",
     "optimizer.moment_dtype": "float32",
     "train.depths_rule": "random",
     "train.growth": "jump",
     "train.jitter": 0.0,
 }
-# Keys that are still there, and the values that they no longer take.
-_REMOVED_VALUES: dict[str, tuple[str, ...]] = {
-    "optimizer.moments": ("factored", "int4", "mean_bfloat16"),
+# Keys that are still there, and a pattern of the texts that they no longer take.
+_REMOVED_VALUES: dict[str, str] = {
+    "model.remat": r"every:\d+",
+    "model.time_basis": r"(chebyshev|splines):\d+",
+    "optimizer.moments": "factored|int4|mean_bfloat16",
 }
 _LAST = "dcf23fb"  # the last commit that had them
 
@@ -39,7 +44,7 @@ def without_former_keys(values: Mapping[str, object]) -> dict[str, object]:
         if key in values and values[key] != unused:
             raise InputError(f"{key} was {values[key]!r}, and was removed; {_last_commit()}")
     for key, removed in _REMOVED_VALUES.items():
-        if values.get(key) in removed:
+        if re.fullmatch(removed, str(values.get(key))):
             raise InputError(f"{key} can't be {values[key]!r} any more; {_last_commit()}")
     return {key: value for key, value in values.items() if key not in _REMOVED}
 

@@ -19,12 +19,6 @@ def check_new(config: Config) -> None:
       InputError: if they do; gives both values.
     """
     model = config.model
-    name, _, every = model.remat.partition(":")
-    if name == "every" and int(every) > model.num_steps:
-        raise InputError(
-            f"model.remat={model.remat} keeps no state of model.num_steps={model.num_steps} steps; "
-            f"give every:k with k of at most {model.num_steps}, or another one"
-        )
     if model.scan_unroll > model.num_steps:
         raise InputError(
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="

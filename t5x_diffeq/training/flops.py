@@ -101,8 +101,6 @@ def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFiel
     f, g = _evaluations(config)
     if config.remat in ("none", "dots"):
         return 0
-    if config.remat.startswith("every:"):
-        return f * of_f.products + g * of_g.products
     kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
     last_f = of_f.last if config.scheme == "euler" else 0
     last_g = of_g.last if config.scheme in ("euler", "lie_trotter") else 0

@@ -81,13 +81,6 @@ def check_stages(config: Config, mesh: Mesh) -> None:
                 f"{key}={steps} is not divisible by mesh.stage={stages}, each of which takes "
                 "equally many solver steps; change one of them"
             )
-    name, _, every = model.remat.partition(":")
-    if name == "every" and int(every) > model.num_steps // stages:
-        raise InputError(
-            f"model.remat={model.remat}: each of mesh.stage={stages} has "
-            f"{model.num_steps // stages} of model.num_steps={model.num_steps}; give every:k with "
-            "k of at most that, or another one"
-        )
     microbatches = partitioning.pipeline_microbatches(model.pipeline_microbatches, mesh.shape)
     if microbatches % stages:
         raise InputError(

@@ -47,15 +47,12 @@ def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.
     warmup = round(optimizer.warmup_fraction * total_steps)
     if optimizer.schedule == "wsd":
         return _warmup_stable_decay(optimizer, warmup, total_steps)
-    for key, given in (
-        ("cooldown_steps", optimizer.cooldown_steps is not None),
-        ("cooldown_shape", optimizer.cooldown_shape != "linear"),
-    ):
-        if given:
-            raise InputError(
-                f"optimizer.{key} is {getattr(optimizer, key)!r}, but optimizer.schedule=cosine "
-                "has no cooldown; leave the key out or set optimizer.schedule=wsd"
-            )
+    if optimizer.cooldown_steps is not None:
+        raise InputError(
+            f"optimizer.cooldown_steps is {optimizer.cooldown_steps}, but "
+            "optimizer.schedule=cosine has no cooldown; leave the key out or set "
+            "optimizer.schedule=wsd"
+        )
     peak = optimizer.learning_rate
     return optax.warmup_cosine_decay_schedule(
         init_value=peak / (warmup + 1),
@@ -67,7 +64,7 @@ def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.
 
 
 def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int) -> optax.Schedule:
-    """Warm-up, the peak, and a cooldown over the last steps (Haegele et al. 2024).
+    """Warm-up, the peak, and a linear cooldown over the last steps (Haegele et al. 2024).
 
     Before the cooldown, only the warm-up depends on `total_steps`. So a run that branches off while
     the rate is at its peak goes on at exactly that rate.
@@ -84,8 +81,7 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
     def schedule(step: Array) -> Array:
         rise = (step + 1) / (warmup + 1)
         x = jnp.clip((step - (total_steps - cooldown)) / max(cooldown, 1), 0, 1)
-        fallen = jnp.sqrt(x) if optimizer.cooldown_shape == "sqrt" else x
-        fall = 1 - (1 - optimizer.min_lr_ratio) * fallen
+        fall = 1 - (1 - optimizer.min_lr_ratio) * x
         return optimizer.learning_rate * jnp.minimum(jnp.minimum(rise, 1), fall)
 
     return schedule
