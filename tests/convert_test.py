@@ -37,8 +37,8 @@ TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 def read(run, folder):
     """The run's config with the folder's model, and its parameters."""
     found = read_config_json(folder)
-    config, tables = with_model(run.setup.config, found, None)
-    return config, pretrained_params(folder, found, run.setup.model.config, tables)
+    config, tables = with_model(run.placed.config, found, None)
+    return config, pretrained_params(folder, found, run.placed.model.config, tables)
 
 
 def assert_same(found, expected):
@@ -68,7 +68,7 @@ CLASSES = {
 @pytest.mark.parametrize("name", CLASSES)
 def test_round_trip_is_exact(name, tmp_path):
     run = save_model(name, tmp_path / "out")
-    before = run.setup.model.config
+    before = run.placed.model.config
     assert read_config_json(tmp_path / "out")["architectures"] == [CLASSES[name]]
     config, found = read(run, tmp_path / "out")
     assert_same_numbers(*(real_rows(tree, before.vocab_size) for tree in (found, run.params)))
@@ -118,14 +118,14 @@ def test_a_tied_head(tmp_path):
     reword(tmp_path / "out", tie_word_embeddings=True)
     rewrite(tmp_path / "out", lambda x: {n: v for n, v in x.items() if n != "lm_head.weight"})
     found = read_config_json(tmp_path / "out")
-    config, tables = with_model(run.setup.config, found, None)
+    config, tables = with_model(run.placed.config, found, None)
     assert config.model.tied_head
     tied = ModelConfig.of(config.model, tables.tokens, LENGTH)
     params = pretrained_params(tmp_path / "out", found, tied, tables)
     assert "head" not in params
     found["tie_word_embeddings"] = False
     with pytest.raises(InputError, match=r"has no tensor lm_head.weight"):
-        pretrained_params(tmp_path / "out", found, run.setup.model.config, tables)
+        pretrained_params(tmp_path / "out", found, run.placed.model.config, tables)
 
 
 # ------------------------------------------------------------------------------- into an ODE
@@ -134,8 +134,8 @@ def test_a_tied_head(tmp_path):
 def ode_of(changes, width=None):
     """A random per-layer model, its ODE's config and parameters, and the time basis."""
     run, _, _ = random_run(({**CLASSIC, **changes}, "bytes"))
-    keys = ode_keys(run.setup.config.model, width)
-    config = ModelConfig.of(keys, run.setup.model.config.vocab_size, LENGTH)
+    keys = ode_keys(run.placed.config.model, width)
+    config = ModelConfig.of(keys, run.placed.model.config.vocab_size, LENGTH)
     config, _ = config.with_attention_for("cpu")
     params, basis = to_ode(config, jax.tree.map(np.asarray, run.params))
     return run, config, jax.tree.map(jnp.asarray, params), basis

@@ -80,7 +80,7 @@ def test_fewer_functions_of_time_than_layers(tmp_path, capsys):
     before, after = map(float, re.findall(r"(?:model|T = 1\)) +(\d+\.\d\d)\n", told))
     sizes = re.search(r"parameters: ([\d,]+) in the folder, ([\d,]+) now", told)
     original, found = (int(size.replace(",", "")) for size in sizes.groups())
-    converted = load_run(workdir, run.setup.model.config.vocab_size, batch_size=1)
+    converted = load_run(workdir, run.placed.model.config.vocab_size, batch_size=1)
     assert found == sum(leaf.size for leaf in jax.tree.leaves(converted.params)) < original
     call(evaluate, f"--workdir={workdir}", "--batch_size=8")
     evaluated = json.loads(capsys.readouterr().out)["eval/perplexity"]
@@ -97,7 +97,7 @@ def test_fewer_functions_of_time_than_layers(tmp_path, capsys):
 def test_a_shorter_length_and_padding(tmp_path, capsys):
     """Positions beyond the length are left out, and rows that no token has."""
     run = save_model("gpt", tmp_path / "out")
-    vocab_size = run.setup.model.config.vocab_size
+    vocab_size = run.placed.model.config.vocab_size
 
     def change(tensors):
         table = tensors["transformer.wte.weight"]

@@ -89,7 +89,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     for num_steps in (1, 2, 4):  # 2 was never drawn
         run = load_run(tmp_path, 256, batch_size=1).at_depth(num_steps)
         tokens = jnp.asarray(np.frombuffer(b"line 4 of the te", np.uint8)[None], jnp.int32)
-        logits = run.setup.model.apply({"params": run.params}, tokens)[0, :-1]
+        logits = run.placed.model.apply({"params": run.params}, tokens)[0, :-1]
         losses = jax.nn.logsumexp(logits, -1) - logits[np.arange(15), tokens[0, 1:]]
         assert losses.mean() < np.log(256) - 0.3
 

@@ -125,7 +125,7 @@ def test_plain_models_by_their_names(name, formula, tmp_path):
     assert told.model_class == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
     assert told.parameters == sum(tensor.size for tensor in tensors.values())
     table = tensors.get("transformer.wte.weight", tensors.get("model.embed_tokens.weight"))
-    assert len(table) == config["vocab_size"] == run.setup.model.config.vocab_size  # not padded
+    assert len(table) == config["vocab_size"] == run.placed.model.config.vocab_size  # not padded
     found = formula({k: v.astype(np.float64) for k, v in tensors.items()}, config, TOKENS[0])
     np.testing.assert_allclose(found, logits_of(run, TOKENS)[0], atol=1e-4)
 
@@ -138,7 +138,7 @@ def test_an_ode_brings_its_own_file(tmp_path):
     assert config["parallel"] and config["mlp_reads_attention_norm"] and config["norm_shift"]
     assert (config["norm_eps"], config["final_norm_eps"]) == (1e-6, 1e-5)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    weights = run.setup.model.apply({"params": run.params}, method="weights")
+    weights = run.placed.model.apply({"params": run.params}, method="weights")
     down = np.asarray(weights["mlp"]["down"]["kernel"][1])
     np.testing.assert_allclose(tensors["steps.1.mlp.down.weight"], down.T / 3, rtol=1e-5)
     source = (tmp_path / "out" / "modeling_diffeq.py").read_text()
@@ -189,7 +189,7 @@ def test_a_parameter_without_a_name_is_refused(tmp_path, monkeypatch):
         save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
     more = {**run.params, "extra": {"table": run.params["final_norm"]["scale"]}}
     with pytest.raises(InputError, match=r"extra/table .1 such. has no name in a folder"):
-        check_names(QWEN3, run.setup.model.config, more)
+        check_names(QWEN3, run.placed.model.config, more)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -255,7 +255,7 @@ def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(check_folder, "_own_logits", lambda *_: ours)
 
     def compare():
-        return compare_logits(tmp_path, "Qwen3ForCausalLM", run.setup.model.config, run.params)
+        return compare_logits(tmp_path, "Qwen3ForCausalLM", run.placed.model.config, run.params)
 
     make("print('no Qwen3 there'); sys.exit(3)")
     assert compare() == "not compared with PyTorch's: no Qwen3 there"
@@ -272,7 +272,7 @@ def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
     with pytest.raises(InputError, match=f"model.scheme={scheme} evaluates a sub-field several"):
-        check_form(run.setup.model.config)
+        check_form(run.placed.model.config)
 
 
 def test_half_written_never_replaces(tmp_path, monkeypatch):
@@ -333,7 +333,7 @@ def workdir(tmp_path_factory):
     (folder / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(200)))
     run, its_tokenizer, _ = random_run(({**LLAMA, **CLASSIC}, "bytes"))
     text = {"source": "text_files", "path": str(folder / "text.txt"), "tokenizer": "bytes"}
-    config = run.setup.config.with_values({f"data.{key}": value for key, value in text.items()})
+    config = run.placed.config.with_values({f"data.{key}": value for key, value in text.items()})
     write_run(config, its_tokenizer, run.params, folder / "run")
     return folder / "run"
 

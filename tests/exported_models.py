@@ -132,7 +132,7 @@ def is_norm_of_layers(path):
 
 def logits_of(run, tokens):
     """`[B, L, vocabulary]`, without the padding."""
-    model = run.setup.model
+    model = run.placed.model
     logits = jax.jit(model.apply)({"params": run.params}, jnp.asarray(tokens))
     return np.asarray(logits)[..., : model.config.vocab_size]
 
@@ -158,7 +158,7 @@ def record_outputs(run, tokenizer, texts):
 
 def greedy(run, prompt, count):
     sampling, key = Sampling(temperature=0), jax.random.key(0)
-    return generate(run.setup.model, run.params, [prompt], count, sampling, key)
+    return generate(run.placed.model, run.params, [prompt], count, sampling, key)
 
 
 def save_model(name, folder):

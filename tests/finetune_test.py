@@ -161,7 +161,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
     assert "adapters:" in said
     before = load_run(base, 256, batch_size=1).at_depth(3)
     after = load_run(tmp_path / "lora", 256, batch_size=1)
-    weights = before.setup.model.apply({"params": before.params}, method="weights")
+    weights = before.placed.model.apply({"params": before.params}, method="weights")
     jax.tree.map(np.testing.assert_array_equal, after.params["source"]["weights"], weights)
     np.testing.assert_array_equal(
         after.params["final_norm"]["scale"], before.params["final_norm"]["scale"]
@@ -194,10 +194,10 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
         == 0
     )
     tuned = load_run(tmp_path, 256, batch_size=1)
-    assert tuned.setup.model.config.weights == "time_dependent"
-    assert tuned.setup.model.config.num_steps == 4
+    assert tuned.placed.model.config.weights == "time_dependent"
+    assert tuned.placed.model.config.num_steps == 4
     with pytest.raises(InputError, match="which has no such part"):
-        asked = tuned.setup.model.config
+        asked = tuned.placed.model.config
         full = replace(asked, weights="shared")
         PretrainedRun.of(base, 256).check(full)
 

@@ -49,12 +49,12 @@ def model_of(run_on_lines):
     @cache
     def load(devices, weights):
         run = load_run(run_on_lines, 256, batch_size=devices)
-        assert run.setup.mesh.size == devices
+        assert run.placed.mesh.size == devices
         if weights == "trained":
-            return run.setup, run.params
-        with run.setup.context():
-            params = run.setup.init_state().params
-            return run.setup, jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
+            return run.placed, run.params
+        with run.placed.context():
+            params = run.placed.init_state().params
+            return run.placed, jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
 
     def of(devices=1, batch_size=4, weights="trained"):
         return DiffEqLM(*load(devices, weights), ByteTokenizer(), batch_size, {})
@@ -69,7 +69,7 @@ def log_softmax(model_of):
     @cache
     def make_apply(weights):
         lm = model_of(weights=weights)
-        return jax.jit(lambda tokens: lm.setup.model.apply({"params": lm.params}, tokens))
+        return jax.jit(lambda tokens: lm.placed.model.apply({"params": lm.params}, tokens))
 
     def of(weights, tokens):
         assert 0 < len(tokens) <= LENGTH
@@ -219,10 +219,10 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
     (total,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
     row = Row(np.array([0, *text.encode()], np.int32), [1, len(text)])
     windows = Windows(row, LENGTH, "validation", ragged=True, end_of_text=0)
-    with lm.setup.context():
-        eval_step = make_eval_step(lm.setup)
+    with lm.placed.context():
+        eval_step = make_eval_step(lm.placed)
         ours = evaluate_loss(
-            eval_step, lm.params, eval_batches([windows], 2, lm.setup.batch_sharding)
+            eval_step, lm.params, eval_batches([windows], 2, lm.placed.batch_sharding)
         )
     assert ours["tokens"] == len(text)
     np.testing.assert_allclose(total, -ours["loss"] * ours["tokens"], rtol=1e-6)

@@ -27,8 +27,8 @@ def fit(changes, width=WIDTH, change=lambda weights: weights):
     run.params["source"]["weights"] = jax.tree.map(
         np.asarray, change(run.params["source"]["weights"])
     )
-    keys = ode_keys(run.setup.config.model, width)
-    config = ModelConfig.of(keys, run.setup.model.config.vocab_size, LENGTH)
+    keys = ode_keys(run.placed.config.model, width)
+    config = ModelConfig.of(keys, run.placed.model.config.vocab_size, LENGTH)
     config, _ = config.with_attention_for("cpu")
     params, fits = fit_layers(config, dict(run.params))
     return run, config, jax.tree.map(jnp.asarray, params), fits

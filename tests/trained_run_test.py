@@ -32,7 +32,7 @@ def test_import_is_light():
 @pytest.mark.slow
 def test_weights_at_the_nodes_are_those_of_the_grid(run):
     """At the times of the grid, `weights` is what the pass reads; elsewhere it differs."""
-    config = run.run.setup.model.config
+    config = run.run.placed.model.config
     grid = nodes(config)
     of_pass = run._apply(LanguageModel.weights)
     jax.tree.map(np.testing.assert_array_equal, run.weights(grid), of_pass)
@@ -46,7 +46,7 @@ def test_the_trajectory_ends_in_the_logits(run):
     text = "one line"
     states = run.trajectory(text)
     length = len(run.tokenizer.encode([text])[0])
-    config = run.run.setup.model.config
+    config = run.run.placed.model.config
     assert states.shape == (config.num_steps + 1, length, config.embed_dim)
     last = run._apply(LanguageModel.normalise, states[-1:])
     logits = run._apply(LanguageModel.logits, last)[0]
@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_the_probabilities(run):
 
 @pytest.mark.slow
 def test_another_grid(run_on_lines, run):
-    double = 2 * run.run.setup.model.config.num_steps
+    double = 2 * run.run.placed.model.config.num_steps
     finer = run.at_depth(double, scheme="heun")
     assert len(finer.trajectory("line")) == double + 1
     loaded = td.load(run_on_lines, num_steps=double, scheme="heun")

@@ -123,7 +123,7 @@ def test_their_models_both_ways_and_as_odes(interpreter, folders, tmp_path):
     names = sorted(path.stem for path in folders.glob("*.npz"))
     for name in names:
         run, as_run = converted(folders / name)
-        config, said = run.setup.model.config, np.load(folders / f"{name}.npz")
+        config, said = run.placed.model.config, np.load(folders / f"{name}.npz")
         assert relative_error(config, run.params, said) < 1e-5, name
         save_pretrained(run, as_run, tokenizer_of("bytes"), [], tmp_path / name)
         assert_same_tensors(folders / name, tmp_path / name)

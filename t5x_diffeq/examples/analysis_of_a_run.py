@@ -33,7 +33,7 @@ run = td.train(config, "workdirs/example")
 nodes = td.grid(config.model.scheme, config.model.num_steps).reshape(-1)
 
 # %% Spectra: eigenvalues of W_Q W_K^T and W_V W_O of each head, and of W_up W_down, at the nodes.
-model = run.run.setup.model.config
+model = run.run.placed.model.config
 found = spectra(make_block(model), run.weights(nodes))
 for name, values in found.items():
     print(name, values.shape, {key: round(value, 3) for key, value in growth(values).items()})
@@ -43,7 +43,7 @@ print("copying score of each head at the last node:", np.round(copying_score(fou
 # from which the token after the last one is predicted.
 tokens = jnp.asarray(run.tokenizer.encode(["def main():"])[0])[None]
 exponents = lyapunov_exponents(
-    run.run.setup.model, run.run.params, tokens, outputs=np.array([tokens.shape[1] - 1])
+    run.run.placed.model, run.run.params, tokens, outputs=np.array([tokens.shape[1] - 1])
 )
 for piece, largest in zip("def main():", exponents.largest[0], strict=True):
     print(f"{piece!r}: largest exponent {largest:.3f}")

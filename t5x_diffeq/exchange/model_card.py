@@ -20,7 +20,7 @@ def model_card(run: Run, as_run: Config, reports: list[dict], plain: bool, notes
       plain: whether transformers' own classes load the model.
       notes: what else a user must know.
     """
-    model = run.setup.model.config
+    model = run.placed.model.config
     how = "" if plain else ", trust_remote_code=True"
     facts = {
         "checkpoint": run.step,

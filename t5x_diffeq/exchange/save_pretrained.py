@@ -130,7 +130,7 @@ def save_pretrained(
       InputError: if the model or the folder can't be used.
       RunError: if the folder can't be written, or doesn't compute what the run does.
     """
-    config = run.setup.model.config
+    config = run.placed.model.config
     check_form(config)
     if peft:
         check_adapters(config)
@@ -140,7 +140,7 @@ def save_pretrained(
     layout = plain[1].layout if plain else layout_of_block(config) if form else OWN
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
-        weights = _export_weights(run.setup.model, run.params, merged=not peft)
+        weights = _export_weights(run.placed.model, run.params, merged=not peft)
         parameters = write_tensors(
             folder, tensors_of(layout, config, _scaled(config, run.params), weights)
         )

@@ -22,7 +22,7 @@ from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.console import align, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.placed_model import PlacedModel
 
 _PAPER = (  # tables 4 and 5
     "arc_challenge",
@@ -119,7 +119,7 @@ def _load_task(name: str, manager: TaskManager, asked_by: str) -> bool:
 
 
 def score_tasks(
-    setup: Setup,
+    placed: PlacedModel,
     params: dict,
     tokenizer: Tokenizer,
     batch_size: int,
@@ -127,7 +127,7 @@ def score_tasks(
     interruptible: Callable = iter,
 ) -> dict[str, float]:
     """Runs the tasks; returns every number of the results, and prints the harness's table."""
-    lm = DiffEqLM(setup, params, tokenizer, batch_size, {}, interruptible)
+    lm = DiffEqLM(placed, params, tokenizer, batch_size, {}, interruptible)
     return _flatten_results(_print_results(_run_tasks(lm, tasks)))
 
 
@@ -142,14 +142,14 @@ def evaluate_run_on_tasks(
     Returns:
       The grid, and every number of the results.
     """
-    model = run.setup.model.config
+    model = run.placed.model.config
     grid: dict[str, float | int | str] = {
         "step": run.step,
         "num_steps": model.num_steps,
         "scheme": model.scheme,
     }
     results = _print_results(
-        _run_tasks(DiffEqLM(run.setup, run.params, tokenizer, batch_size, grid), tasks)
+        _run_tasks(DiffEqLM(run.placed, run.params, tokenizer, batch_size, grid), tasks)
     )
     if jax.process_index() == 0:
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))

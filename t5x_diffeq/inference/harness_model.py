@@ -23,16 +23,16 @@ from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.runtime.console import Progress
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.placed_model import PlacedModel
 
 _SEED = 0  # for sampling
 
 
 class DiffEqLM(TemplateLM):
-    """A model on the devices of a setup, behind the harness's interface.
+    """A model on its devices, behind the harness's interface.
 
     Args:
-      setup: model and mesh.
+      placed: the model on its mesh.
       params: the model's parameters.
       tokenizer: the run's tokenizer.
       batch_size: sequences of the model's full length per batch.
@@ -42,7 +42,7 @@ class DiffEqLM(TemplateLM):
 
     def __init__(
         self,
-        setup: Setup,
+        placed: PlacedModel,
         params: dict,
         tokenizer: Tokenizer,
         batch_size: int,
@@ -50,10 +50,10 @@ class DiffEqLM(TemplateLM):
         interruptible: Callable = iter,
     ):
         super().__init__()
-        self.setup, self.params = setup.with_whole_rows(), params
+        self.placed, self.params = placed.with_whole_rows(), params
         self.text, self.facts = tokenizer, facts
-        self.batch_size, self.max_length = batch_size, setup.model.config.max_length
-        self.score = Scorer(setup, params, batch_size, interruptible)
+        self.batch_size, self.max_length = batch_size, placed.model.config.max_length
+        self.score = Scorer(placed, params, batch_size, interruptible)
         self.interruptible = interruptible
 
     @property
@@ -127,9 +127,9 @@ class DiffEqLM(TemplateLM):
             occurrences[text] += 1
             groups[-(-len(row.prompt) // BUCKET), sampling].append(number)
         done = 0
-        with Progress("generated", len(rows), "texts") as progress, self.setup.context():
+        with Progress("generated", len(rows), "texts") as progress, self.placed.context():
             for (_, sampling), numbers in groups.items():
-                count = self.setup.eval_batch_size(min(self.batch_size, len(numbers)))
+                count = self.placed.eval_batch_size(min(self.batch_size, len(numbers)))
                 for first in range(0, len(numbers), count):
                     chosen = numbers[first : first + count]
                     self.continue_rows([rows[number] for number in chosen], count, sampling)
@@ -160,6 +160,6 @@ class DiffEqLM(TemplateLM):
         keys = jnp.stack([key for _, key in rows] + [rows[0][1]] * missing)
         # `parse_request` has set all limits.
         most = max(row.limit for row, _ in rows if row.limit is not None)
-        generated = generate(self.setup.model, self.params, prompts, most, sampling, keys)
+        generated = generate(self.placed.model, self.params, prompts, most, sampling, keys)
         for _ in self.interruptible(grow([row for row, _ in rows], generated)):
             pass

@@ -30,12 +30,12 @@ class Samples(Hook):
     def __init__(self, training: Training):
         super().__init__(training, training.config.train.sample_every)
         self.tokenizer = training.corpus.tokenizer
-        self.setup = training.setup.with_whole_rows()
+        self.placed = training.setup.with_whole_rows()
         if self.every is None:
             return
         self.texts = training.config.train.sample_prompts
-        self.prompts = _encode_prompts(self.texts, self.setup, self.tokenizer)
-        room = self.setup.model.config.max_length
+        self.prompts = _encode_prompts(self.texts, self.placed, self.tokenizer)
+        room = self.placed.model.config.max_length
         self.limit = min(_TOKENS, room - max(map(len, self.prompts)))
 
     @classmethod
@@ -60,15 +60,15 @@ class Samples(Hook):
 
     @property
     def _rows(self) -> int:
-        return self.setup.eval_batch_size(len(self.prompts))  # the devices share the rows equally
+        return self.placed.eval_batch_size(len(self.prompts))  # the devices share the rows equally
 
     def run(self, position: Position) -> None:
         """Writes `sample/0` and so on: each prompt with what follows it."""
         prompts = [self.prompts[n % len(self.prompts)] for n in range(self._rows)]
         rows = [Continuation(self.tokenizer, each) for each in self.prompts]
         params = position.state.params
-        drawn = generate(self.setup.model, params, prompts, self.limit, SAMPLING, self.keys())
-        with self.setup.context():
+        drawn = generate(self.placed.model, params, prompts, self.limit, SAMPLING, self.keys())
+        with self.placed.context():
             for _ in self.training.stop.interruptible(grow(rows, drawn)):
                 pass
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]

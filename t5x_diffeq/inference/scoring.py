@@ -19,7 +19,7 @@ from t5x_diffeq.array_types import Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.training.losses import losses_and_choices
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.placed_model import PlacedModel
 
 _SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
 
@@ -73,29 +73,31 @@ def _score(
 
 
 class Scorer:
-    """Scores sequels on the devices of a setup.
+    """Scores sequels on the devices of a placed.
 
     Args:
-      setup: model and mesh.
-      params: the model's parameters, sharded as the setup says.
+      placed: the model on its mesh.
+      params: the model's parameters, sharded as `placed` says.
       batch_size: sequences of the model's full length per batch; of shorter sequences,
         proportionally more.
       interruptible: yields the batches that it is given, or raises (see `StopSignals`).
     """
 
-    def __init__(self, setup: Setup, params: dict, batch_size: int, interruptible: Callable = iter):
-        self.setup, self.batch_size = setup.with_whole_rows(), batch_size
+    def __init__(
+        self, placed: PlacedModel, params: dict, batch_size: int, interruptible: Callable = iter
+    ):
+        self.placed, self.batch_size = placed.with_whole_rows(), batch_size
         self.interruptible = interruptible
-        with self.setup.context():
-            weights = _make_pass_weights(setup.model, params)
-        chunk = setup.config.train.loss_chunk
-        self.score = partial(_score, setup.model, chunk, params, weights)
+        with self.placed.context():
+            weights = _make_pass_weights(placed.model, params)
+        chunk = placed.config.train.loss_chunk
+        self.score = partial(_score, placed.model, chunk, params, weights)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
         scores: dict[int, Score] = {}
         done, pending = 0, None
-        with Progress("scored", len(sequels), "sequences") as progress, self.setup.context():
+        with Progress("scored", len(sequels), "sequences") as progress, self.placed.context():
             for numbers, inputs, targets in self.interruptible(self.batches(sequels)):
                 dispatched = numbers, self.score(inputs, targets)
                 if pending:
@@ -108,14 +110,14 @@ class Scorer:
 
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
         """Batches, longest first: the sequels' numbers, their inputs and their targets."""
-        limit = self.setup.model.config.max_length
+        limit = self.placed.model.config.max_length
         of_length = defaultdict(list)
         for number, sequel in enumerate(sequels):
             of_length[padded_length(len(sequel.tokens) - 1, limit)].append(number)
         for length in sorted(of_length, reverse=True):
             numbers = of_length[length]
             most = self.batch_size * limit // length
-            rows = self.setup.eval_batch_size(min(len(numbers), most))
+            rows = self.placed.eval_batch_size(min(len(numbers), most))
             for first in range(0, len(numbers), rows):
                 chosen = numbers[first : first + rows]
                 inputs, targets = self._shard_rows(
@@ -130,7 +132,7 @@ class Scorer:
             arrays[0, number, : len(tokens) - 1] = tokens[:-1]
             arrays[1, number, : len(tokens) - 1] = tokens[1:]
         return [
-            jax.make_array_from_callback(array.shape, self.setup.batch_sharding, array.__getitem__)
+            jax.make_array_from_callback(array.shape, self.placed.batch_sharding, array.__getitem__)
             for array in arrays
         ]
 

@@ -26,12 +26,12 @@ def evaluate_split(
       limit: only the first `limit` batches; None for the whole split.
       adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
     """
-    setup, parts = run.setup, eval_examples(run.setup.config.data, corpus)
-    rows = setup.eval_batch_size(min(batch_size, sum(map(len, parts))))
-    batches = eval_batches(parts, rows, setup.batch_sharding, limit)
-    with setup.context():
-        eval_step = make_eval_step(setup)
+    placed, parts = run.placed, eval_examples(run.placed.config.data, corpus)
+    rows = placed.eval_batch_size(min(batch_size, sum(map(len, parts))))
+    batches = eval_batches(parts, rows, placed.batch_sharding, limit)
+    with placed.context():
+        eval_step = make_eval_step(placed)
         if adaptive:
-            check_adaptive(setup.model.config, adaptive)
-            eval_step = make_adaptive_eval_step(setup, adaptive)
+            check_adaptive(placed.model.config, adaptive)
+            eval_step = make_adaptive_eval_step(placed, adaptive)
         return evaluate_loss(eval_step, run.params, batches)

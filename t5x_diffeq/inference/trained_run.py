@@ -55,7 +55,7 @@ class TrainedRun:
         Raises:
           InputError: if the weights are per-layer, and `t` isn't the grid of their layers.
         """
-        config = self.run.setup.model.config
+        config = self.run.placed.model.config
         own, times = nodes(config), np.asarray(t, np.float32)
         if config.weights == "per_layer" and not (
             own.shape == times.shape and np.allclose(own, times)
@@ -126,12 +126,12 @@ class TrainedRun:
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
         tokens = [self.tokens(text).tolist() for text in texts]
-        room = self.run.setup.model.config.max_length - max(map(len, tokens))
+        room = self.run.placed.model.config.max_length - max(map(len, tokens))
         rows = [Continuation(self.tokenizer, each) for each in tokens]
         sampling, key = sampling or Sampling(temperature=0.8), jax.random.key(seed)
-        with self.run.setup.context():
+        with self.run.placed.context():
             drawn = generate(
-                self.run.setup.model,
+                self.run.placed.model,
                 self.run.params,
                 tokens,
                 min(max_tokens, room),
@@ -155,7 +155,7 @@ class TrainedRun:
           InputError: if the text is longer than the model's length.
         """
         (tokens,) = self.tokenizer.encode([text])
-        limit = self.run.setup.model.config.max_length
+        limit = self.run.placed.model.config.max_length
         if len(tokens) > limit:
             raise InputError(
                 f"the text has {len(tokens)} tokens, and the model's length is {limit}"
@@ -163,8 +163,8 @@ class TrainedRun:
         return jnp.asarray(tokens, jnp.int32)
 
     def _apply(self, method: Callable[..., _Result], *arguments: Array | Weights) -> _Result:
-        with self.run.setup.context():
-            return nn.apply(method, self.run.setup.model)({"params": self.run.params}, *arguments)
+        with self.run.placed.context():
+            return nn.apply(method, self.run.placed.model)({"params": self.run.params}, *arguments)
 
 
 def load(

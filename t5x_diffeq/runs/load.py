@@ -10,7 +10,7 @@ from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.placed_model import PlacedModel, place_model, split_mesh
 from t5x_diffeq.training.trained_params import restore_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
@@ -21,18 +21,18 @@ class Run:
     """A model with its trained parameters.
 
     Attributes:
-      setup: the setup on this process's devices.
+      placed: the model on this process's devices.
       params: the parameters, sharded.
       step: the checkpoint's step.
     """
 
-    setup: Setup
+    placed: PlacedModel
     params: dict
     step: int
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Run":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
-        return replace(self, setup=self.setup.at_depth(num_steps, scheme))
+        return replace(self, placed=self.placed.at_depth(num_steps, scheme))
 
 
 def load_run(
@@ -67,38 +67,23 @@ def load_run(
         raise InputError("--averages doesn't go with --adapters, which are of the last weights")
     pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
-    fsdp = gcd(pretrained.config.model.embed_dim, batch_size)  # sharded as far as possible
-    config = pretrained.config.with_values(
-        {
-            **{f"model.{key}": value for key, value in of_adapters.items()},
-            "train.trainable": (),
-            "optimizer.offload": False,  # of what isn't read
-            "train.depths": (),  # by which, as by microbatches, a batch here needn't be divisible
-            "train.microbatches": 1,
-            "train.batch_size": batch_size,
-            "mesh.stage": 1,
-            "mesh.data": -1,
-            "mesh.fsdp": fsdp,
-            "mesh.expert": 1,
-            "mesh.context": 1,
-            "mesh.tensor": 1,
-        }
-    )
-    setup = make_setup(config, vocab_size)
-    need_methods(setup.model.config, methods)
+    config = pretrained.config.with_values({f"model.{key}": x for key, x in of_adapters.items()})
+    fsdp = gcd(config.model.embed_dim, batch_size)  # sharded as far as possible
+    placed = place_model(config, vocab_size, split_mesh(config, fsdp, batch_size))
+    need_methods(placed.model.config, methods)
     for num_steps, scheme in grids:
-        setup.at_depth(num_steps, scheme)
+        placed.at_depth(num_steps, scheme)
     if not adapters:
         with Progress("reading the checkpoint"):
             params, step = restore_params(
                 workdir,
-                setup.abstract_state.params,
+                placed.abstract_params,
                 checkpoint,
                 config.train.verify_checkpoints,
                 averages,
             )
-        return Run(setup, params, step)
-    with setup.context():
-        params, step = pretrained.params_for(setup)
-        params = load_adapters(adapters, params, setup.abstract_state.params)
-    return Run(setup, params, step)
+        return Run(placed, params, step)
+    with placed.context():
+        params, step = pretrained.params_for(placed)
+        params = load_adapters(adapters, params, placed.abstract_params)
+    return Run(placed, params, step)

@@ -18,6 +18,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.partitioning import shard_shapes
+from t5x_diffeq.training.placed_model import PlacedModel
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, declared_params
 from t5x_diffeq.training.trained_params import restore_params
@@ -50,33 +51,31 @@ class PretrainedRun:
         """
         return cls(workdir, read_config(workdir), vocab_size, checkpoint)
 
-    def params_for(self, setup: Setup) -> tuple[dict, int]:
+    def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
         """The run's parameters converted to the requested model, without adapters; and its step.
 
-        Call within `setup.context`.
+        Call within `placed.context`.
 
         Args:
-          setup: the requested model's setup: per-layer weights, or the run's own kind on any grid.
+          placed: the requested model: per-layer weights, or the run's own kind on any grid.
 
         Raises:
           InputError: if the run's weights can't be converted.
         """
-        asked = setup.model.config
+        asked = placed.model.config
         self.check(asked)
         # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
         declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         params, step = restore_params(
             self.workdir,
-            shard_shapes(declared, setup.mesh, setup.rules),
+            shard_shapes(declared, placed.mesh, placed.rules),
             self.checkpoint,
             self.config.train.verify_checkpoints,
         )
         own = self.model.at_depth(asked.num_steps, asked.scheme)
         if asked.weights == own.weights and not own.adapter_rank:
             return params, step
-        shardings = jax.tree.map(
-            lambda x: x.sharding, setup.abstract_state.params["source"]["weights"]
-        )
+        shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
         convert = jax.jit(partial(discretise, own), out_shardings=shardings)
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
         return {**kept, "source": {"weights": convert(params)}}, step

@@ -14,7 +14,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.objective import Batch, batch_losses, places_of
-from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.placed_model import PlacedModel
 
 
 class EvalMetrics(NamedTuple):
@@ -35,9 +35,9 @@ class EvalMetrics(NamedTuple):
         return cls(loss, batch["bytes"].sum() if "bytes" in batch else None)
 
 
-def make_eval_step(setup: Setup) -> Callable[[dict, Batch], EvalMetrics]:
+def make_eval_step(placed: PlacedModel) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
-    return partial(_eval_step, setup.model, setup.config.train.loss_chunk)
+    return partial(_eval_step, placed.model, placed.config.train.loss_chunk)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -46,14 +46,14 @@ def _eval_step(model: LanguageModel, chunk: int, params: dict, batch: Batch) -> 
 
 
 def make_adaptive_eval_step(
-    setup: Setup, adaptive: Adaptive
+    placed: PlacedModel, adaptive: Adaptive
 ) -> Callable[[dict, Batch], EvalMetrics]:
     """Like `make_eval_step`, with a diffrax solver instead of the grid.
 
     Raises:
       RunError: from the returned function, if the solver gives up.
     """
-    model, chunk = setup.model, setup.config.train.loss_chunk
+    model, chunk = placed.model, placed.config.train.loss_chunk
 
     @jax.jit
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:

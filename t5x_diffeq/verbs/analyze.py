@@ -48,7 +48,7 @@ def _split_pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 def _make_spectra_section(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
-    model = run.setup.model
+    model = run.placed.model
     steps = [] if model.config.weights == "per_layer" else [1, 2]
     own = model.config.num_steps
     perplexities = {own * n: perplexity(run, corpus, own * n) for n in steps}
@@ -61,11 +61,13 @@ def _make_lyapunov_section(corpus: Corpus, run: Run, params: dict, flags: FlagVa
 
     prompts = _prompts_of(corpus, run, flags.prompt)
     texts = [_split_pieces(corpus.tokenizer, prompt) for prompt in prompts]
-    return lyapunov_section(run.setup.model, params, prompts, texts, flags.convention, flags.memory)
+    return lyapunov_section(
+        run.placed.model, params, prompts, texts, flags.convention, flags.memory
+    )
 
 
 def _prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:
-    limit = run.setup.model.config.max_length
+    limit = run.placed.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
     return [_encode_prompt(corpus.tokenizer, text, limit) for text in given or ()] or [
         [int(token) for token in opening]
@@ -117,7 +119,7 @@ def analyze(
 
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
     """What a page says of the run that it shows."""
-    c = run.setup.model.config
+    c = run.placed.model.config
     return {
         "run": str(absolute_path(workdir)),
         "checkpoint": run.step,

@@ -31,7 +31,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.placed_model import place_model
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 # Keys of the data that finetune takes over from the run.
@@ -91,10 +91,11 @@ def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
 def _original_perplexity(config: Config, run: Run, corpus: Corpus, folder: Path) -> str:
     """The perplexity of the folder's own model, read again, on the devices of `run`."""
     vocab_size = corpus.tokenizer.vocab_size
-    setup = make_setup(replace(run.setup.config, model=config.model), vocab_size)
-    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state.params)
+    theirs = replace(run.placed.config, model=config.model)
+    placed = place_model(theirs, vocab_size, run.placed.mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params)
     params = jax.device_put(_folders_params(config, vocab_size, folder), shardings)
-    return perplexity(Run(setup, params, 0), corpus, config.model.num_steps)
+    return perplexity(Run(placed, params, 0), corpus, config.model.num_steps)
 
 
 def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> None:

@@ -50,7 +50,7 @@ def _evaluate_grid(
 ) -> dict:
     solver = scheme if scheme in SOLVERS else None
     run = run.at_depth(num_steps, None if solver else scheme)
-    model = run.setup.model.config
+    model = run.placed.model.config
     limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
     adaptive = Adaptive(solver, *limits) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
@@ -133,5 +133,5 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
             print(json.dumps(values), flush=True)
     fixed = "num_steps" in results[0]
     if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
-        model = run.setup.model.config
+        model = run.placed.model.config
         _show_table(results, flags.plot, (model.scheme, model.num_steps))

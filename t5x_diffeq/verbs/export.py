@@ -48,13 +48,13 @@ def export(
         methods=("pytorch_form",),
     )
     run = run.at_depth(num_steps)
-    with run.setup.context(), Progress("writing the folder"):
+    with run.placed.context(), Progress("writing the folder"):
         summary = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
     say(*summary.notes)
     facts = {
         "checkpoint": str(run.step),
         "class": summary.model_class,
-        "layers": str(run.setup.model.config.num_steps),
+        "layers": str(run.placed.model.config.num_steps),
         "parameters": format_count(summary.parameters),
         "logits": summary.logits,
     }

@@ -56,7 +56,7 @@ def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: F
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     prompts, key = [row.prompt for row in rows], jax.random.key(flags.seed)
     times = [time.perf_counter()]
-    generated = generate(run.setup.model, run.params, prompts, max_tokens, sampling, key)
+    generated = generate(run.placed.model, run.params, prompts, max_tokens, sampling, key)
     for _ in grow(rows, track(generated, "generating", max_tokens, "tokens")):
         times.append(time.perf_counter())
     if len(times) > 4:  # the first compiles the prompts' program, the second the step's
@@ -81,7 +81,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
         methods=("extend", "empty_cache"),
         adapters=parse_path(flags.adapters, "--adapters") if flags.adapters else None,
     ).at_depth(flags.num_steps)
-    limit = run.setup.model.config.max_length
+    limit = run.placed.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]
     chat = _chat_template(tokenizer, workdir) if flags.chat else None
@@ -93,7 +93,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
     room = limit - max(len(row.prompt) for row in rows)
     if flags.max_tokens > room:
         say(f"--max_tokens={flags.max_tokens} is more than fits: {room} follow the prompt")
-    with run.setup.context():
+    with run.placed.context():
         _continue_rows(rows, run, min(flags.max_tokens, room), flags)
     for row in rows:
         text = row.completion() if chat else row.text()

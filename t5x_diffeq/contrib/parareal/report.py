@@ -72,7 +72,7 @@ def write(
         grids=[(num_steps, None)],
     ).at_depth(num_steps)
     params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
-    model = run.setup.model
+    model = run.placed.model
     limit = min(model.config.max_length, _TOKENS) + 1
     validation = corpus.parts[0].validation
     documents = [np.asarray(validation[n]) for n in range(min(len(validation), limit))]

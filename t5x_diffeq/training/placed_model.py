@@ -1,0 +1,138 @@
+"""A model on a mesh of devices: what evaluation, inference, analysis and export need."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from t5x_diffeq.layers.mesh import STAGE, axes_of
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import kernels_not_quantized
+from t5x_diffeq.runtime.config import Config, MeshKeys
+from t5x_diffeq.training import partitioning
+from t5x_diffeq.training.mesh_checks import check_context
+from t5x_diffeq.training.state import declared_params
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedModel:
+    """A model, and how its parameters and batches are sharded.
+
+    Attributes:
+      config: the run's config.
+      model: the language model.
+      mesh: the device mesh.
+      rules: the rules from logical to mesh axes.
+      batch_sharding: the sharding of a batch: its rows, and their tokens, over devices.
+      abstract_params: shape, dtype and sharding of each parameter.
+      attention_reason: why this attention kernel was chosen.
+    """
+
+    config: Config
+    model: LanguageModel
+    mesh: Mesh
+    rules: partitioning.Rules
+    batch_sharding: NamedSharding
+    abstract_params: Any
+    attention_reason: str
+
+    @property
+    def pipeline_microbatches(self) -> int:
+        """The parts into which stages cut the rows that they get at once; 1 without stages."""
+        given = self.config.model.pipeline_microbatches
+        return partitioning.pipeline_microbatches(given, self.mesh.shape)
+
+    @property
+    def pipeline_ticks(self) -> int:
+        """M + S - 1: how often each of S stages takes its steps in a pass of M microbatches."""
+        return self.pipeline_microbatches + self.mesh.shape[STAGE] - 1
+
+    @property
+    def pipeline_slowdown(self) -> float:
+        """How many times as long as its work a pass through the stages takes."""
+        return self.pipeline_ticks / self.pipeline_microbatches
+
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> Self:
+        """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
+        model = self.model.at_depth(num_steps, scheme)
+        grid = {"model.num_steps": model.config.num_steps, "model.scheme": model.config.scheme}
+        return replace(self, model=model, config=self.config.with_values(grid))
+
+    def with_whole_rows(self) -> Self:
+        """The same model, with batches whose rows no mesh axis splits; `context` splits the batch.
+
+        Text is generated and scored so, since a single new token can't be split.
+        """
+        if self.mesh.shape["context"] == 1:
+            return self
+        rules = partitioning.whole_row_rules(self.rules)
+        return replace(
+            self, rules=rules, batch_sharding=partitioning.batch_sharding(self.mesh, rules)
+        )
+
+    def context(self) -> AbstractContextManager:
+        """A context in which arrays are sharded over the mesh by the rules."""
+        return partitioning.mesh_context(self.mesh, self.rules)
+
+    def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of a global batch."""
+        shape = (batch_size, self.model.config.max_length)
+        dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "mask": jnp.float32}
+        if not self.config.data.cross_documents:
+            dtypes |= {"segments": jnp.int32, "positions": jnp.int32}
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.batch_sharding)
+            for name, dtype in dtypes.items()
+        }
+
+    def eval_batch_size(self, batch_size: int) -> int:
+        """`batch_size` rounded up to a number that the devices and stages share equally.
+
+        Padding rows are masked.
+        """
+        rows = axes_of(self.batch_sharding.spec[0])
+        shards = prod(self.mesh.shape[axis] for axis in rows) * self.pipeline_microbatches
+        return -(-batch_size // shards) * shards
+
+
+def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
+    """The model of `config` on a mesh, for a tokenizer with `vocab_size` tokens.
+
+    Raises:
+      InputError: if the values of `config.model` can't be used, alone, together or on the mesh.
+    """
+    device = mesh.devices.flat[0]
+    model_config, attention_reason = ModelConfig.of(
+        config.model, vocab_size, config.data.sequence_length
+    ).with_attention_for(
+        device.platform,
+        segments=not config.data.cross_documents,
+        shards=mesh.shape["context"],
+        capability=getattr(device, "compute_capability", None),
+    )
+    if model_config.quantization != "none":
+        kernels_not_quantized(model_config)  # refuses a block that has no others
+    check_context(model_config, mesh)
+    model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)
+    return PlacedModel(
+        config=config,
+        model=model,
+        mesh=mesh,
+        rules=rules,
+        batch_sharding=partitioning.batch_sharding(mesh, rules),
+        abstract_params=partitioning.shard_shapes(declared_params(model), mesh, rules),
+        attention_reason=attention_reason,
+    )
+
+
+def split_mesh(config: Config, fsdp: int, batch_size: int) -> Mesh:
+    """A mesh of as many of this process's devices as divide the batch, `fsdp` of which split P."""
+    keys = MeshKeys(
+        stage=1, data=-1, fsdp=fsdp, expert=1, context=1, tensor=1, rules=config.mesh.rules
+    )
+    return partitioning.make_mesh(keys, batch_size)
