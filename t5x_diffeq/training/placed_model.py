@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from t5x_diffeq.runtime.config import Config, MeshKeys
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.state import declared_params
+
+Placed = TypeVar("Placed", bound="PlacedModel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +59,13 @@ class PlacedModel:
         """How many times as long as its work a pass through the stages takes."""
         return self.pipeline_ticks / self.pipeline_microbatches
 
-    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> Self:
+    def at_depth(self: Placed, num_steps: int | None, scheme: str | None = None) -> Placed:
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         model = self.model.at_depth(num_steps, scheme)
         grid = {"model.num_steps": model.config.num_steps, "model.scheme": model.config.scheme}
         return replace(self, model=model, config=self.config.with_values(grid))
 
-    def with_whole_rows(self) -> Self:
+    def with_whole_rows(self: Placed) -> Placed:
         """The same model, with batches whose rows no mesh axis splits; `context` splits the batch.
 
         Text is generated and scored so, since a single new token can't be split.
