@@ -38,4 +38,4 @@ def test_a_removed_key_on_the_command_line_says_so():
 def test_no_key_of_today_is_called_removed():
     assert not KEYS.keys() & former_keys._REMOVED.keys()
     for key, values in former_keys._REMOVED_VALUES.items():
-        assert all(KEYS[key].fault(value) for value in values)
+        assert all(KEYS[key].values.fault(value) for value in values)

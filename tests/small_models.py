@@ -10,12 +10,11 @@ from helpers import ROOT
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.training.partitioning import unbox
 
 SMALL = ModelConfig.of(
-    dataclasses.replace(
-        defaults().model,
+    ModelKeys(
         num_steps=3,
         embed_dim=16,
         num_heads=4,

@@ -1,6 +1,6 @@
 """The model's configuration: immutable, checked once, passed as a whole."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from t5x_diffeq.ode.schemes import grid, is_reversible
 from t5x_diffeq.ode.time_features import TimeFeatures, table_columns
 from t5x_diffeq.ode.weights import of_attention
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
-from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.key import VocabSize
+from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
@@ -35,7 +36,7 @@ class ModelConfig(ModelKeys):
       max_length: the longest sequence, in tokens: `config.data.sequence_length`.
     """
 
-    vocab_size: int
+    vocab_size: VocabSize = field()
     max_length: int
 
     @classmethod

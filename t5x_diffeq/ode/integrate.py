@@ -20,8 +20,8 @@ from t5x_diffeq.ode.reversible import (
 )
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import Carried, VectorField
-from t5x_diffeq.runtime.config_keys import REMATS
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import REMATS
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Step = Callable[[Carried, StepInputs], Carried]

@@ -7,6 +7,7 @@ from math import gcd
 from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.pretrained import PretrainedRun
+from t5x_diffeq.runtime.config import KEYS
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
@@ -71,17 +72,11 @@ def load_run(
     config = pretrained.config.with_values(
         {
             **{f"model.{key}": value for key, value in of_adapters.items()},
-            "train.trainable": (),
-            "optimizer.offload": False,  # of what isn't read
-            "train.depths": (),  # by which, as by microbatches, a batch here needn't be divisible
-            "train.microbatches": 1,
+            # Also depths and microbatches, by whose number a batch here needn't be divisible.
+            **{name: key.default for name, key in KEYS.items() if key.reset},
             "train.batch_size": batch_size,
-            "mesh.stage": 1,
             "mesh.data": -1,
             "mesh.fsdp": fsdp,
-            "mesh.expert": 1,
-            "mesh.context": 1,
-            "mesh.tensor": 1,
         }
     )
     setup = make_setup(config, vocab_size)

@@ -23,6 +23,13 @@ def former_key_error(key: str) -> str | None:
     return None
 
 
+def former_value_error(key: str, value: object) -> str | None:
+    """What to say of a value that a key no longer takes; None of any other."""
+    if value in _REMOVED_VALUES.get(key, ()):
+        return f"{key}={value} was removed; {_last_commit()}"
+    return None
+
+
 def without_former_keys(values: Mapping[str, object]) -> dict[str, object]:
     """The values of an old config, by the keys of today.
 
