@@ -67,7 +67,7 @@ def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
         for line in metrics_of(tmp_path / "a")
         if "train/learning_rate" in line
     ]
-    peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.min_lr_ratio
+    peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.end_lr_fraction
     progress = np.arange(6) / 6
     expected = peak * (least + (1 - least) * (1 - np.sqrt(progress)))
     np.testing.assert_allclose(rates[:4], peak, rtol=1e-5)

@@ -285,9 +285,9 @@ def test_devices_get_their_rows_and_columns():
 def test_tuning_may_have_longer_sequences(tmp_path):
     pretrained = Config.of(config_of(tmp_path, {}, LLAMA, {}))
     scaling = ("linear", 4.0)
-    changes = {"data.sequence_length": 64, "model.rotary_scaling": scaling, "mesh.context": 4}
+    changes = {"data.sequence_length": 64, "model.rope_scaling": scaling, "mesh.context": 4}
     tuned = complete_config(Config().flat() | changes, pretrained)
-    assert (tuned.data.sequence_length, tuned.model.rotary_scaling) == (64, scaling)
+    assert (tuned.data.sequence_length, tuned.model.rope_scaling) == (64, scaling)
     assert tuned.model.num_kv_heads == 2  # the run's
 
 

@@ -105,7 +105,7 @@ def test_attention_and_its_norm_have_a_width_of_their_own():
 
 def test_the_derivative_of_the_weights_is_the_difference_quotient():
     """Which of parabolas is exact."""
-    model = small_model(time_basis="chebyshev:3", time_embedding="shared")
+    model = small_model(time_basis="chebyshev:3", time_embedding="common")
     variables, times = {"params": random_params(model)}, jnp.asarray(nodes(model.config))
     before, after = (model.apply(variables, times + h, method="weights") for h in (-0.25, 0.25))
     jax.tree.map(
@@ -144,8 +144,8 @@ def test_bad_bases(basis, message):
             r"2 knots have 2 orthogonal columns, and T is 3; lower model.time_embed_dim to at most",
         ),
         (
-            {"attention_time_embed_dim": 2, "time_embedding": "shared"},
-            r"attention_time_embed_dim=2 with model.time_embedding=shared",
+            {"attention_time_embed_dim": 2, "time_embedding": "common"},
+            r"attention_time_embed_dim=2 with model.time_embedding=common",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
 def own_config(config: ModelConfig, end_of_text: int) -> dict:
     """`config.json` of `modeling_diffeq.py`."""
     gpt = config.architecture == "gpt"
-    frequencies, factor = rotary_table(config.head_width, config.rotary_base, config.rotary_scaling)
+    frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
     return {
         "model_type": "t5x_diffeq",
         "architectures": ["DiffEqForCausalLM"],
@@ -148,8 +148,8 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         **family.features,
         "tied_head": is_tied(found, family) and family.tied_head is not None,
         "embedding_scale": family.embedding_scale(width),
-        "rotary_base": BASE,
-        "rotary_scaling": (),
+        "rope_theta": BASE,
+        "rope_scaling": (),
         **(rotary_from_json(found, length) if family.rotary else {}),
         **sizes,
         "activation": _our_activation(found, kind, family),

@@ -24,7 +24,7 @@ ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first 
 _OF_REVERSIBLE = {"remat": "full", "state_dtype": "float32"}
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
-_LLAMAS = {"qkv_bias": False, "rotary_base": BASE, "rotary_scaling": (), "tied_head": False}
+_LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class ModelConfig(ModelKeys):
             )
         _ = self.time_features  # which checks its number
         self._check_time_embedding()
-        check_scaling(self.rotary_scaling)
+        check_scaling(self.rope_scaling)
         check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
@@ -164,10 +164,10 @@ class ModelConfig(ModelKeys):
             )
 
     def _check_time_embedding(self):
-        if self.attention_time_embed_dim is not None and self.time_embedding == "shared":
+        if self.attention_time_embed_dim is not None and self.time_embedding == "common":
             raise InputError(
                 f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "
-                "model.time_embedding=shared: one embedding has one width; leave one of them out"
+                "model.time_embedding=common: one embedding has one width; leave one of them out"
             )
         if self.time_table == "normal":
             return

@@ -65,7 +65,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
             config.init, config.time_embed_dim, config.time_features, config.time_table
         ),
         attention_width=config.attention_time_embed_dim,
-        shared_embedding=config.time_embedding == "shared",
+        shared_embedding=config.time_embedding == "common",
         **common,
     )
 

@@ -46,7 +46,7 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.runtime.former_keys import former_key_error
+from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 from t5x_diffeq.runtime.keys.values import BEST, INT32, Values
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
@@ -376,6 +376,8 @@ def check_keys(argv: list[str]) -> None:
 def explain_parse_error(message: str) -> str:
     """One line from what the flag and config libraries say."""
     message = " ".join(message.split())
+    if said := former_name_error(message):
+        return said
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
     if value:
         default = KEYS[value.group(1)].default

@@ -104,8 +104,8 @@ class ModelKeys(Section):
     time_scale: Positive = key(
         1000.0, "factor on t in the sinusoids; t itself is a feature whatever it is"
     )
-    time_embedding: Annotated[str, one_of("per_layer", "shared")] = key(
-        "per_layer", "one for each linear and norm | shared: one for all"
+    time_embedding: Annotated[str, one_of("separate", "common")] = key(
+        "separate", "one for each linear and norm | common: one for all"
     )
     init: Annotated[str, one_of("paper", "invariant")] = key(
         "invariant", "scales of the hypernetwork | paper; t5x_diffeq/ode/hyper_init.py"
@@ -127,10 +127,10 @@ class ModelKeys(Section):
         """RMSNorm of q and k before they are rotated | head: of each head, as in Qwen3 |
         projection: of all heads together, as in OLMo 2""",
     )
-    rotary_base: Annotated[float, Values(float, 1, open="(]")] = key(
+    rope_theta: Annotated[float, Values(float, 1, open="(]")] = key(
         10000.0, "llama: base of the rotary frequencies, base^(-2i / head_dim)", finetune="if set"
     )
-    rotary_scaling: Entries = key(
+    rope_scaling: Entries = key(
         (),
         """llama: how rotary frequencies are stretched for long sequences: (): not at all |
         ("linear", factor) | ("llama3", factor, low_freq_factor, high_freq_factor, original_length)

@@ -78,5 +78,5 @@ class OptimizerKeys(Section):
     cooldown_shape: Annotated[str, one_of("linear", "sqrt")] = _key(
         "linear", "wsd: how it falls | sqrt: as 1 - sqrt(x), faster at first", resume=True
     )
-    min_lr_ratio: Fraction = _key(0.1, "learning rate at the end, relative to the peak")
+    end_lr_fraction: Fraction = _key(0.1, "learning rate at the end, relative to the peak")
     max_grad_norm: Positive = _key(1.0, "clip by global norm")

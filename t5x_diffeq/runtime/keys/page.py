@@ -34,7 +34,8 @@ _TABLE = "| key | default | meaning | values | may differ in |\n|---|---|---|---
 
 def page() -> str:
     """The page, in Markdown."""
-    return "\n".join([_HEAD, *map(_table_of, (RunKeys, *SECTIONS.values()))])
+    tables = [_table_of(RunKeys), *map(_table_of, SECTIONS.values())]
+    return "\n".join([_HEAD, *tables])
 
 
 def _table_of(section: type[Section]) -> str:
