@@ -39,5 +39,5 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.optimizer.beta2 = 0.99
     config.optimizer.weight_decay = 0.5 if variant in default.ODES else 0.1
     config.optimizer.warmup_fraction = 0.05
-    config.optimizer.min_lr_ratio = 0.1
+    config.optimizer.end_lr_fraction = 0.1
     return default.set_variant(config, variant)

@@ -13,9 +13,9 @@ import sys
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import CONVENTIONS, STEPS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.keys.values import CONVENTIONS, STEPS
 
 _KINDS = ("spectra", "lyapunov", "clustering")
 

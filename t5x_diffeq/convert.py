@@ -18,8 +18,8 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import CONFIGS
-from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import INT32
 
 # Keys that the folder doesn't decide.
 _FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}

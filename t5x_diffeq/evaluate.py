@@ -11,9 +11,9 @@ from itertools import product
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import ADAPTIVE_SOLVERS, INT32, STEPS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, STEPS
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

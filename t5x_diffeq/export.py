@@ -10,7 +10,7 @@ install -e '.[export]'.
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import STEPS
+from t5x_diffeq.runtime.keys.values import STEPS
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

@@ -7,8 +7,8 @@ With --chat, a prompt is a message to the run's model, and only the answer is pr
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import INT32, STEPS
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import INT32, STEPS
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)

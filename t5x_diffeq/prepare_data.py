@@ -14,8 +14,8 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.config_keys import MOST_SHARDS, THREADS
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import MOST_SHARDS, THREADS
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(

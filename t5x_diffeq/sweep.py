@@ -10,10 +10,10 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_keys import INT32, SEEDS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import is_in_bucket
 from t5x_diffeq.runtime.grid import parse_grid
+from t5x_diffeq.runtime.keys.values import INT32, SEEDS
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(

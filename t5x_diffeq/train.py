@@ -15,9 +15,9 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import config_file, flatten
-from t5x_diffeq.runtime.config_keys import INT32
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.keys.values import INT32
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(

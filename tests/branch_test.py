@@ -65,7 +65,7 @@ def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
         for line in metrics_of(tmp_path / "a")
         if "train/learning_rate" in line
     ]
-    peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.min_lr_ratio
+    peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.end_lr_fraction
     expected = peak * (1 - (1 - least) * np.arange(6) / 6)
     np.testing.assert_allclose(rates[:4], peak, rtol=1e-5)
     np.testing.assert_allclose(rates[4:], expected, rtol=1e-4)

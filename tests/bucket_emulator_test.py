@@ -72,11 +72,11 @@ import os, sys
 from dataclasses import replace
 import numpy as np
 from t5x_diffeq.runtime import files
-from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.runtime.files import parse_path
 
-data = defaults().data
+data = Config().data
 data = replace(data, source="text_files", path="gs://bucket/texts", tokenizer="bytes")
 made = prepare_corpus(data, parse_path("gs://bucket/run", "it"), new=True).parts[0].train
 data = replace(data, source="tokens", path="gs://bucket/run/data/0")

@@ -26,7 +26,6 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.runs.hooks import Position
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
@@ -286,9 +285,9 @@ def test_devices_get_their_rows_and_columns():
 def test_tuning_may_have_longer_sequences(tmp_path):
     pretrained = Config.of(config_of(tmp_path, {}, LLAMA, {}))
     scaling = ("linear", 4.0)
-    changes = {"data.sequence_length": 64, "model.rotary_scaling": scaling, "mesh.context": 4}
-    tuned = complete_config(defaults().flat() | changes, pretrained)
-    assert (tuned.data.sequence_length, tuned.model.rotary_scaling) == (64, scaling)
+    changes = {"data.sequence_length": 64, "model.rope_scaling": scaling, "mesh.context": 4}
+    tuned = complete_config(Config().flat() | changes, pretrained)
+    assert (tuned.data.sequence_length, tuned.model.rope_scaling) == (64, scaling)
     assert tuned.model.num_kv_heads == 2  # the run's
 
 

@@ -161,7 +161,7 @@ def test_an_ode_is_the_same_on_its_own_grid(num_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"width": 11}, {"time_embedding": "shared"}])
+@pytest.mark.parametrize("changes", [{"width": 11}, {"time_embedding": "common"}])
 def test_gpts_biases_and_shifts_too(changes):
     width = changes.pop("width", None)
     run, config, params, _ = ode_of({"num_steps": 6, **changes}, width)

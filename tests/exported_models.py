@@ -29,7 +29,7 @@ OFFICIAL = {"norm_shift": True, "mlp_input": "attention_norm", "norm_eps": 1e-6}
 LLAMA3 = ("llama3", 8.0, 1.0, 4.0, 16.0)
 OLMO2 = {"qk_norm": "projection", "norm_position": "after"}
 GEMMA = {"activation": "gelu", "embedding_scale": 4.0, "tied_head": True, "head_dim": 8}
-REST = {"qkv_bias": True, "rotary_scaling": ("yarn", 4.0, 32.0, 1.0, 12.0, 1.1)}
+REST = {"qkv_bias": True, "rope_scaling": ("yarn", 4.0, 32.0, 1.0, 12.0, 1.1)}
 
 # Name: changes of the config, and the tokenizer's kind.
 MODELS = {
@@ -47,16 +47,16 @@ MODELS = {
     "gpt_two_epsilons": ({**CLASSIC, "norm_eps": 1e-6}, "bytes"),
     "llama_euler_ode": ({**LLAMA, "num_steps": 5}, "sentencepiece"),
     "llama_official_ode": ({**LLAMA, **OFFICIAL}, "prefixed"),
-    "olmo2_ode": ({**LLAMA, **OLMO2, "scheme": "lie_trotter", "rotary_base": 5e5}, "bytes"),
+    "olmo2_ode": ({**LLAMA, **OLMO2, "scheme": "lie_trotter", "rope_theta": 5e5}, "bytes"),
     "llama_of_all_euler_ode": ({**LLAMA, **OLMO2, **GEMMA, **REST}, "bytes"),
     "gpt_olmo2_euler_ode": (OLMO2, "bytes"),
 }
 
 # Likewise, of the library's other classes.
 OTHER_CLASSES = {
-    "mistral": ({**LLAMA, **CLASSIC, "head_dim": 6, "rotary_scaling": ("linear", 2.0)}, "bytes"),
+    "mistral": ({**LLAMA, **CLASSIC, "head_dim": 6, "rope_scaling": ("linear", 2.0)}, "bytes"),
     "qwen2": ({**LLAMA, **CLASSIC, "qkv_bias": True, "tied_head": True}, "bytes"),
-    "qwen3": ({**LLAMA, **CLASSIC, "qk_norm": "head", "rotary_scaling": LLAMA3}, "bytes"),
+    "qwen3": ({**LLAMA, **CLASSIC, "qk_norm": "head", "rope_scaling": LLAMA3}, "bytes"),
     "gemma": ({**LLAMA, **CLASSIC, **GEMMA}, "bytes"),
 }
 

@@ -35,7 +35,7 @@ def count(setup):
     [
         ("ode", {"architecture": "llama", "num_kv_heads": 2}),
         ("ode", {"architecture": "gpt", "scheme": "heun", "attention_time_embed_dim": 5}),
-        ("ode", {"time_basis": "legendre:16", "time_embedding": "shared"}),
+        ("ode", {"time_basis": "legendre:16", "time_embedding": "common"}),
         ("baseline", {"architecture": "gpt"}),
         ("baseline", {**EVERY_OPTION, "head_dim": 64}),
     ],

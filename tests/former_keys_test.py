@@ -1,10 +1,13 @@
 import json
 
 import pytest
+from absl import flags
+from ml_collections.config_flags import config_flags
 
 from configs import default
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import former_keys
+from t5x_diffeq.runtime.command_line import check_keys, parse
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import load_config
 from t5x_diffeq.runtime.errors import InputError
@@ -51,7 +54,57 @@ def test_a_removed_key_on_the_command_line_says_so():
         load_config("configs/tiny.py", {"train.jitter": 0.5})
 
 
+def test_a_run_from_before_a_key_or_value_was_renamed_loads(tmp_path):
+    config = Config().with_values(
+        {"optimizer.end_lr_fraction": 0.3, "model.time_embedding": "common"}
+    )
+    content = config.as_json()
+    content["optimizer"]["min_lr_ratio"] = content["optimizer"].pop("end_lr_fraction")
+    content["model"]["time_embedding"] = "shared"
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read_config(tmp_path) == config
+
+
+def test_a_renamed_key_or_value_is_answered_with_the_new_name():
+    with pytest.raises(InputError, match=r"'model\.rotary_base' is called 'model\.rope_theta' now"):
+        load_config("configs/tiny.py", {"model.rotary_base": 1e6})
+    with pytest.raises(InputError, match=r"time_embedding=shared is called common now"):
+        load_config("configs/tiny.py", {"model.time_embedding": "shared"})
+    with pytest.raises(InputError, match=r"'model\.rotary_base' is called 'model\.rope_theta' now"):
+        check_keys(["train", "--config.model.rotary_base=1e6"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model.rotary_base = 1e6", r"'model\.rotary_base' is called 'model\.rope_theta' now"),
+        ("train.update(jitter=0.1)", r"'train\.jitter' was removed; commit"),
+        ("model.time_embedding = 'shared'", r"time_embedding=shared is called common now"),
+    ],
+)
+def test_a_config_file_with_a_former_key(tmp_path, line, message):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from configs import default\n"
+        "def get_config():\n"
+        "    config = default.get_config()\n"
+        f"    config.{line}\n"
+        "    return config\n"
+    )
+    with pytest.raises(InputError, match=message):
+        load_config(str(path))
+    own = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "", flag_values=own)
+    with pytest.raises(InputError, match=message):
+        parse(["verb", f"--config={path}"], own)
+
+
 def test_no_key_of_today_is_called_removed():
-    assert not KEYS.keys() & former_keys._REMOVED.keys()
+    former = former_keys._REMOVED.keys() | former_keys._RENAMED.keys()
+    assert not KEYS.keys() & former
+    assert set(former_keys._RENAMED.values()) <= KEYS.keys()
+    for key, names in former_keys._RENAMED_VALUES.items():
+        assert all(KEYS[key].values.fault(old) for old in names)
+        assert not any(KEYS[key].values.fault(new) for new in names.values())
     assert former_keys._REMOVED_VALUES.keys() == {key for key, _ in REMOVED_VALUES}
-    assert all(KEYS[key].fault(value) for key, value in REMOVED_VALUES)
+    assert all(KEYS[key].values.fault(value) for key, value in REMOVED_VALUES)

@@ -84,7 +84,7 @@ def test_it_is_the_gradient_of_the_loss():
     "changes",
     [
         {},
-        {"time_embedding": "shared", "architecture": "llama"},
+        {"time_embedding": "common", "architecture": "llama"},
         {"weights": "shared"},
         {"dtype": "bfloat16"},
     ],

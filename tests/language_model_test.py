@@ -23,9 +23,9 @@ from t5x_diffeq.runtime.errors import InputError
             "model.tied_head=True with model.architecture=gpt: the key is",
         ),
         ({"qkv_bias": True}, "model.qkv_bias=True with model.architecture=gpt"),
-        ({"rotary_base": 5e5}, "model.rotary_base=500000.0 with model.architecture=gpt"),
+        ({"rope_theta": 5e5}, "model.rope_theta=500000.0 with model.architecture=gpt"),
         ({**LLAMA, "head_dim": 5}, "model.head_dim=5 is odd"),
-        ({**LLAMA, "rotary_scaling": ("ntk", 2.0)}, "the first entry can be linear, llama3, yarn"),
+        ({**LLAMA, "rope_scaling": ("ntk", 2.0)}, "the first entry can be linear, llama3, yarn"),
         (
             {"mlp_input": "attention_norm", "norm_position": "after"},
             "model.mlp_input=attention_norm with model.norm_position=after",
@@ -49,13 +49,13 @@ def logits(model, params, tokens=TOKENS, **kwargs):
 OFFICIAL_LLAMA = {**LLAMA, "mlp_input": "attention_norm", "norm_shift": True, "norm_eps": 1e-6}
 BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
 FAMILIES = {
-    "qwen2": {**LLAMA, "qkv_bias": True, "tied_head": True, "rotary_base": 1e6},
+    "qwen2": {**LLAMA, "qkv_bias": True, "tied_head": True, "rope_theta": 1e6},
     "qwen3": {**LLAMA, **BASELINE, "qk_norm": "head", "head_dim": 6},
     "olmo2": {**LLAMA, "qk_norm": "projection", "norm_position": "after"},
     "gemma": {**LLAMA, "activation": "gelu", "embedding_scale": 4.0, "head_dim": 8},
-    "llama3": {**LLAMA, "rotary_scaling": ("llama3", 8.0, 1.0, 4.0, 16), "rotary_base": 50.0},
-    "linear": {**LLAMA, "rotary_scaling": ("linear", 2.0)},
-    "yarn": {**LLAMA, "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16, 1.1), "head_dim": 12},
+    "llama3": {**LLAMA, "rope_scaling": ("llama3", 8.0, 1.0, 4.0, 16), "rope_theta": 50.0},
+    "linear": {**LLAMA, "rope_scaling": ("linear", 2.0)},
+    "yarn": {**LLAMA, "rope_scaling": ("yarn", 4.0, 2.0, 0.5, 16, 1.1), "head_dim": 12},
     "gpt from a long state": {"embedding_scale": 8.0, "position_scale": 8.0},
     "gpt with norms": {"qk_norm": "head", "norm_position": "after", "head_dim": 2},
 }
@@ -67,7 +67,7 @@ FAMILIES = {
     [
         {},
         {"activation": "relu"},
-        {"time_embedding": "shared"},
+        {"time_embedding": "common"},
         {"time_basis": "legendre:4", "scheme": "heun", "attention_time_embed_dim": 5},
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
         {"weights": "shared", "scheme": "strang", "step_size": "2.5/N"},

@@ -61,7 +61,7 @@ def least_squares_of(wanted, role, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "factor"), [(LLAMA, 1.001), ({}, 1.05), ({"time_embedding": "shared"}, np.inf)]
+    ("changes", "factor"), [(LLAMA, 1.001), ({}, 1.05), ({"time_embedding": "common"}, np.inf)]
 )
 def test_errors_are_the_weights_own_and_the_least(changes, factor):
     """The squares are at most `factor` times those of the truncated SVD.
@@ -89,7 +89,7 @@ def test_errors_are_the_weights_own_and_the_least(changes, factor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("time_embedding", ["per_layer", "shared"])
+@pytest.mark.parametrize("time_embedding", ["separate", "common"])
 @pytest.mark.parametrize("architecture", [LLAMA, {}], ids=["llama", "gpt"])
 def test_layers_made_by_so_few_functions_are_found_again(time_embedding, architecture):
     """Layers that an ODE of width T makes are that ODE's: the same logits."""

@@ -74,7 +74,7 @@ def attention(c, p, y):
     for h in range(heads):
         q, k, v = (part[:, h * part.shape[1] // heads] for part in parts)
         if c.architecture == "llama":
-            q, k = (rotary(x, c.rotary_base, c.rotary_scaling) for x in (q, k))
+            q, k = (rotary(x, c.rope_theta, c.rope_scaling) for x in (q, k))
         scores = q @ k.T / np.sqrt(head_dim)
         scores[np.triu_indices(L, 1)] = -np.inf
         mixed[:, h] = softmax(scores) @ v

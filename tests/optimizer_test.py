@@ -62,7 +62,7 @@ def test_steps_are_scaled_by_their_multipliers(small):
 
 
 def test_schedule(small):
-    small.optimizer.update(learning_rate=1.0, warmup_fraction=0.1, min_lr_ratio=0.1)
+    small.optimizer.update(learning_rate=1.0, warmup_fraction=0.1, end_lr_fraction=0.1)
     rate = learning_rate_schedule(Config.of(small).optimizer, 100)
     assert 0 < float(rate(0)) < float(rate(5)) < float(rate(10)) == 1
     assert float(rate(55)) == pytest.approx(0.55, abs=0.01)
@@ -71,7 +71,7 @@ def test_schedule(small):
 
 def wsd(small, total_steps, **keys):
     """The rate at each step of a run, at a peak of 1."""
-    keys = {"learning_rate": 1.0, "min_lr_ratio": 0.1, "warmup_fraction": 0.0, **keys}
+    keys = {"learning_rate": 1.0, "end_lr_fraction": 0.1, "warmup_fraction": 0.0, **keys}
     small.optimizer.update(schedule="wsd", **keys)
     rate = learning_rate_schedule(Config.of(small).optimizer, total_steps)
     return np.asarray([rate(jnp.int32(step)) for step in range(total_steps + 1)])

@@ -23,7 +23,7 @@ ADAM = {
     "optimizer.epsilon": 1e-8,
     "optimizer.weight_decay": 0.1,  # config/*/*.yaml
     "optimizer.warmup_fraction": 0.01,  # C.4
-    "optimizer.min_lr_ratio": 0.1,  # C.4
+    "optimizer.end_lr_fraction": 0.1,  # C.4
     "optimizer.max_grad_norm": 1.0,
 }
 TRAINING = {
@@ -91,8 +91,8 @@ MODELS = {  # table 3: layers, hidden size, attention heads
 WIKITEXT = {"train.batch_size": 256, "train.total_steps": 10_000}  # config/wikitext_103/*.yaml
 MEDIUM_48 = {**WIKITEXT, "model.time_embed_dim": 48}  # config/wikitext_103/medium.yaml
 T = "model.time_embed_dim"
-SHARED_EMBEDDING = {"model.time_embedding": "shared"}
-ORDINARY = {"model.time_embedding": "per_layer"}
+SHARED_EMBEDDING = {"model.time_embedding": "common"}
+ORDINARY = {"model.time_embedding": "separate"}
 
 # By table or figure: model, variant, and the keys in which it differs from MODELS.
 TRAININGS = {

@@ -10,12 +10,11 @@ from helpers import ROOT
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.training.partitioning import unbox
 
 SMALL = ModelConfig.of(
-    dataclasses.replace(
-        defaults().model,
+    ModelKeys(
         num_steps=3,
         embed_dim=16,
         num_heads=4,
@@ -36,8 +35,8 @@ EVERY_OPTION = {  # of llama, at once
     "qkv_bias": True,
     "qk_norm": "projection",
     "norm_position": "after",
-    "rotary_base": 500.0,
-    "rotary_scaling": ("yarn", 4.0, 2.0, 0.5, 16.0, 1.1),
+    "rope_theta": 500.0,
+    "rope_scaling": ("yarn", 4.0, 2.0, 0.5, 16.0, 1.1),
     "activation": "gelu",
     "tied_head": True,
     "embedding_scale": 4.0,

@@ -85,7 +85,7 @@ def test_attention_and_its_norm_have_a_width_of_their_own():
 
 def test_the_derivative_of_the_weights_is_the_difference_quotient():
     """Which of parabolas is exact."""
-    model = small_model(time_basis="legendre:3", time_embedding="shared")
+    model = small_model(time_basis="legendre:3", time_embedding="common")
     variables, times = {"params": random_params(model)}, jnp.asarray(nodes(model.config))
     before, after = (model.apply(variables, times + h, method="weights") for h in (-0.25, 0.25))
     jax.tree.map(
@@ -115,8 +115,8 @@ def test_bad_bases(basis, message):
 
 
 def test_one_time_embedding_has_one_width():
-    with pytest.raises(InputError, match=r"embed_dim=2 with model.time_embedding=shared"):
-        dataclasses.replace(SMALL, attention_time_embed_dim=2, time_embedding="shared")
+    with pytest.raises(InputError, match=r"embed_dim=2 with model.time_embedding=common"):
+        dataclasses.replace(SMALL, attention_time_embed_dim=2, time_embedding="common")
 
 
 def test_a_block_without_attention_has_no_width_of_it():

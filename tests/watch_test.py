@@ -232,7 +232,7 @@ def sub_fields(setup, weights, states):
     return tuple(np.stack(each) for each in zip(*pairs, strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, {"init": "paper", "time_embedding": "shared"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"init": "paper", "time_embedding": "common"}], ids=str)
 def test_the_derivative_is_the_difference_quotient(changes):
     """Of e(t) in float64: float32 sinusoids of 1000 t are too coarse to be differenced."""
     model = small_model(**changes)

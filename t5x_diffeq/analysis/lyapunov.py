@@ -33,9 +33,9 @@ from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function, step_inputs
 from t5x_diffeq.ode.schemes import is_reversible
-from t5x_diffeq.runtime.config_keys import CONVENTIONS
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import CONVENTIONS
 
 GIB = 2**30
 

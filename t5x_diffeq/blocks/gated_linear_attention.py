@@ -45,8 +45,8 @@ class GatedLinearBlock(Block):
         "num_kv_heads": None,
         "qk_norm": "none",
         "qkv_bias": False,
-        "rotary_base": BASE,
-        "rotary_scaling": (),
+        "rope_theta": BASE,
+        "rope_scaling": (),
         "norm_position": "before",
         "mlp_input": "state",
     }

@@ -9,8 +9,8 @@ from t5x_diffeq.exchange.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.layers.rotary import BASE, rotary_table
 from t5x_diffeq.models.block import PyTorchForm
 from t5x_diffeq.models.config import ACTIVATIONS, ModelConfig
-from t5x_diffeq.runtime.config_keys import INT32, Key
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import INT32, Values
 
 _QUANTIZED = {"quantization_config": (None,)}
 _SLIDING = "sliding_attention"
@@ -58,7 +58,7 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
 def own_config(config: ModelConfig, end_of_text: int) -> dict:
     """`config.json` of `modeling_diffeq.py`."""
     gpt = config.architecture == "gpt"
-    frequencies, factor = rotary_table(config.head_width, config.rotary_base, config.rotary_scaling)
+    frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
     return {
         "model_type": "t5x_diffeq",
         "architectures": ["DiffEqForCausalLM"],
@@ -148,8 +148,8 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         **family.features,
         "tied_head": is_tied(found, family) and family.tied_head is not None,
         "embedding_scale": family.embedding_scale(width),
-        "rotary_base": BASE,
-        "rotary_scaling": (),
+        "rope_theta": BASE,
+        "rope_scaling": (),
         **(rotary_from_json(found, length) if family.rotary else {}),
         **sizes,
         "activation": _our_activation(found, kind, family),
@@ -229,7 +229,7 @@ def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
         if value is None and ours not in optional:
             raise InputError(f"--input: config.json lacks {theirs!r}; restore it")
         number = float if ours == "norm_eps" else int
-        if Key(number, 0, INT32, open="(]", optional=True).fault(value):
+        if Values(number, 0, INT32, open="(]", optional=True).fault(value):
             raise InputError(
                 f"--input: {theirs} is {value!r} in config.json; it must be "
                 f"{'a whole number' if number is int else 'a number'} greater than 0; restore it"

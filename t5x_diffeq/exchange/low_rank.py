@@ -85,7 +85,7 @@ def fit_layers(config: ModelConfig, params: dict) -> tuple[dict, dict[LeafPath, 
     del params["source"]
     leaves = {path: _leaf_of(config, path, values) for path, values in layers.items()}
     grams = {path: leaf.gram() for path, leaf in leaves.items()}
-    shared = config.time_embedding == "shared"
+    shared = config.time_embedding == "common"
     groups: defaultdict[tuple[str, ...], list[LeafPath]] = defaultdict(list)
     for path in leaves:
         groups[() if shared else (".".join(path[:-1]),)].append(path)

@@ -1,4 +1,4 @@
-"""Rotary positions in a `config.json`, to and from `model.rotary_base` and `rotary_scaling`.
+"""Rotary positions in a `config.json`, to and from `model.rope_theta` and `rope_scaling`.
 
 Version 5 of transformers keeps everything in `rope_parameters`; version 4 has `rope_theta` and
 `rope_scaling`, whose key for the type was once `type`.
@@ -24,18 +24,18 @@ _NUMBERS = {
 def rotary_to_json(config: ModelConfig) -> dict:
     """The keys of `config.json`, for versions 4 and 5 of the library."""
     scaling: dict[str, Any] = {"rope_type": "default"}
-    if config.rotary_scaling:
-        kind, *numbers = config.rotary_scaling
+    if config.rope_scaling:
+        kind, *numbers = config.rope_scaling
         scaling = {"rope_type": kind, **dict(zip(_NUMBERS[str(kind)], numbers, strict=True))}
     return {
-        "rope_theta": config.rotary_base,
-        "rope_scaling": scaling if config.rotary_scaling else None,
-        "rope_parameters": {**scaling, "rope_theta": config.rotary_base},
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling if config.rope_scaling else None,
+        "rope_parameters": {**scaling, "rope_theta": config.rope_theta},
     }
 
 
 def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
-    """`rotary_base` and `rotary_scaling` of a folder.
+    """`rope_theta` and `rope_scaling` of a folder.
 
     Args:
       found: the folder's `config.json`.
@@ -61,8 +61,8 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
     base = given.get("rope_theta", found.get("rope_theta"))
     scaling = () if kind == "default" else (kind, *_numbers(kind, given, length))
     return {
-        "rotary_base": _number("rope_theta", BASE if base is None else base),
-        "rotary_scaling": scaling,
+        "rope_theta": _number("rope_theta", BASE if base is None else base),
+        "rope_scaling": scaling,
     }
 
 

@@ -77,9 +77,9 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
         source[layer, name], base = _fit(leaf, scale, OFFSET[role], role == "kernel", inverse)
         if base is not None:
             source[layer, f"{name}_base"] = base
-        if config.time_embedding == "per_layer":
+        if config.time_embedding == "separate":
             source |= {(layer, _EMBEDDING, k): value for k, value in basis.parameters.items()}
-    if config.time_embedding == "shared":
+    if config.time_embedding == "common":
         source |= {(_EMBEDDING, k): value for k, value in basis.parameters.items()}
     return {**params, "source": unflatten_dict(source)}, basis
 

@@ -98,7 +98,7 @@ LAPTOP: dict[str, Experiment] = {
     "figure18": Comparison(
         variants={
             "ode": {
-                "model.time_embedding": ("per_layer", "shared"),
+                "model.time_embedding": ("separate", "common"),
                 "model.time_embed_dim": (20, 48),
             }
         },

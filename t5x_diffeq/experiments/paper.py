@@ -133,7 +133,7 @@ PAPER: dict[str, Experiment] = {
     "figure15": Cost(config="gpt_medium.py", widths=WIDTHS),
     "figure18": Comparison(
         models=_LARGE,
-        variants={"ode": {"model.time_embedding": ("per_layer", "shared")}},
+        variants={"ode": {"model.time_embedding": ("separate", "common")}},
         tables=(TableSpec(("text",), "time_embedding", "perplexity", over_steps=True),),
         seeds=1,
     ),

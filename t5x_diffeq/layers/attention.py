@@ -29,8 +29,8 @@ class Attention(nn.Module):
         head) or "projection" (of all heads together).
       norm_eps: epsilon of these norms.
       rotary: whether q and k are rotated by their position.
-      rotary_base: see `rotary.rotate`.
-      rotary_scaling: see `rotary.rotate`.
+      rope_theta: see `rotary.rotate`.
+      rope_scaling: see `rotary.rotate`.
       writes_residual: whether the result is added to the residual stream.
       kernel: attention kernel, see `attention_kernels.causal_attention`.
       output_std: standard deviation of the output kernel's initialisation.
@@ -47,8 +47,8 @@ class Attention(nn.Module):
     rotary: bool
     qk_norm: str = "none"
     norm_eps: float = 1e-5
-    rotary_base: float = BASE
-    rotary_scaling: Scaling = ()
+    rope_theta: float = BASE
+    rope_scaling: Scaling = ()
     writes_residual: bool = True
     kernel: str = "xla"
     output_std: float = 0.02
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         if self.qk_norm != "none":
             q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
-            rotation = (positions, self.rotary_base, self.rotary_scaling)
+            rotation = (positions, self.rope_theta, self.rope_scaling)
             # q stays in float32 until the kernel has scaled it, so that it is rounded once.
             q, k = rotate(q.astype(jnp.float32), *rotation), rotate(k, *rotation)
         return tuple(nn.with_logical_constraint(a, HEADS) for a in (q, k, v))

@@ -191,7 +191,7 @@ def causal_attention(
       q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
       v: values.
-      kernel: one of `config_keys.KERNELS`, or splash with a block size, such as `splash:512`.
+      kernel: one of `values.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
       order: see `Places`; with it, each device gathers the keys and values of its rows, and
         computes the attention of its own tokens.

@@ -31,7 +31,7 @@ def rotate(
       x: queries or keys.
       positions: position of each token.
       base: the frequencies are `base^(-2i/G)`.
-      scaling: `model.rotary_scaling`.
+      scaling: `model.rope_scaling`.
     """
     frequencies, factor = rotary_table(x.shape[-1], base, scaling)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
@@ -49,8 +49,8 @@ def rotary_table(width: int, base: float, scaling: Scaling) -> tuple[Frequencies
 
     Args:
       width: width G of a head.
-      base: `model.rotary_base`.
-      scaling: `model.rotary_scaling`.
+      base: `model.rope_theta`.
+      scaling: `model.rope_scaling`.
     """
     exponents = (np.arange(0, width, 2) / np.float32(width)).astype(np.float32)
     if (base, scaling) == (BASE, ()):
@@ -119,7 +119,7 @@ SCALINGS: dict[str, tuple[Callable[..., tuple[Frequencies, float]], tuple[str, .
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Checks that a `model.rotary_scaling` is () or a scaling with its numbers.
+    """Checks that a `model.rope_scaling` is () or a scaling with its numbers.
 
     Raises:
       InputError: if it isn't.
@@ -129,16 +129,16 @@ def check_scaling(scaling: Scaling) -> None:
     name = scaling[0]
     if name not in SCALINGS:
         raise InputError(
-            f"model.rotary_scaling={scaling!r}: the first entry can be {', '.join(SCALINGS)}"
+            f"model.rope_scaling={scaling!r}: the first entry can be {', '.join(SCALINGS)}"
         )
     _, names = SCALINGS[str(name)]
     numbers = [x for x in scaling[1:] if isinstance(x, int | float) and 0 < x < float("inf")]
     if not len(numbers) == len(names) == len(scaling) - 1:
         raise InputError(
-            f"model.rotary_scaling={scaling!r}: {name} takes {len(names)} numbers greater than 0: "
+            f"model.rope_scaling={scaling!r}: {name} takes {len(names)} numbers greater than 0: "
             f"{', '.join(names)}"
         )
     if name == "llama3" and not numbers[1] < numbers[2]:
         raise InputError(
-            f"model.rotary_scaling={scaling!r}: low_freq_factor must be less than high_freq_factor"
+            f"model.rope_scaling={scaling!r}: low_freq_factor must be less than high_freq_factor"
         )

@@ -1,6 +1,6 @@
 """The model's configuration: immutable, checked once, passed as a whole."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from t5x_diffeq.ode.schemes import grid, is_reversible
 from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import of_attention
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
-from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.key import VocabSize
+from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
@@ -23,7 +24,7 @@ ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first 
 _OF_REVERSIBLE = {"remat": "full", "state_dtype": "float32"}
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
-_LLAMAS = {"qkv_bias": False, "rotary_base": BASE, "rotary_scaling": (), "tied_head": False}
+_LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class ModelConfig(ModelKeys):
       max_length: the longest sequence, in tokens: `config.data.sequence_length`.
     """
 
-    vocab_size: int
+    vocab_size: VocabSize = field()
     max_length: int
 
     @classmethod
@@ -150,7 +151,7 @@ class ModelConfig(ModelKeys):
                 "architecture's own block, and another places its norms itself; leave one out"
             )
         self._check_time_embedding()
-        check_scaling(self.rotary_scaling)
+        check_scaling(self.rope_scaling)
         check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
@@ -162,10 +163,10 @@ class ModelConfig(ModelKeys):
             )
 
     def _check_time_embedding(self):
-        if self.attention_time_embed_dim is not None and self.time_embedding == "shared":
+        if self.attention_time_embed_dim is not None and self.time_embedding == "common":
             raise InputError(
                 f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "
-                "model.time_embedding=shared: one embedding has one width; leave one of them out"
+                "model.time_embedding=common: one embedding has one width; leave one of them out"
             )
 
     def _check_adapters(self):

@@ -34,8 +34,8 @@ def attention_of(config: ModelConfig) -> Attention:
         qk_norm=config.qk_norm,
         norm_eps=config.norm_eps,
         rotary=not gpt,
-        rotary_base=config.rotary_base,
-        rotary_scaling=config.rotary_scaling,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
         kernel=config.attention,
         **_common(config),
     )

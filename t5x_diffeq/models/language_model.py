@@ -63,7 +63,7 @@ def make_source(config: ModelConfig, **module: Any) -> nn.Module:
     return TimeDependentWeights(
         scales=HyperInit(config.init, config.time_embed_dim, config.time_features),
         attention_width=config.attention_time_embed_dim,
-        shared_embedding=config.time_embedding == "shared",
+        shared_embedding=config.time_embedding == "common",
         **common,
     )
 

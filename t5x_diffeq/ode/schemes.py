@@ -17,8 +17,8 @@ from t5x_diffeq.ode.solvers import (
     rk4,
     strang,
 )
-from t5x_diffeq.runtime.config_keys import ONE_STEP_SCHEMES, REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import ONE_STEP_SCHEMES, REVERSIBLE
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 
 # Euler and the splittings read W at the right end of the step, as the official implementation does.

@@ -13,11 +13,10 @@ from t5x_diffeq.data.corpus import link_corpus
 from t5x_diffeq.runs.workdir import (
     CONFIG_FILE,
     differing_keys,
-    may_change,
     read_config,
     save_config,
 )
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
@@ -33,19 +32,6 @@ from t5x_diffeq.training.checkpoint_folder import steps_in
 from t5x_diffeq.training.trained_params import check_whole, find_step
 
 FILE = "branch.json"
-_OPTIMIZER_STATE = ("optimizer.name", "optimizer.moments")
-_OTHERS = (  # neither the state nor the data depends on them
-    "model.dropout_rate",
-    "model.remat",
-    "model.attention",
-    "train.velocity_penalty",
-    "train.z_loss",
-    "train.depths",
-    "train.depths_per_step",
-    "train.depths_rows",
-    "train.depths_distill",
-    "train.depths_until",
-)
 
 
 def branch_off(
@@ -127,19 +113,13 @@ def _check_config(original: Config, config: Config, source: AnyPath) -> None:
     refused = [
         f"{key} was {old!r}, is {new!r}"
         for key, (old, new) in differing_keys(original, config).items()
-        if not may_branch(key)
+        if not KEYS[key].branch
     ]
     if refused:
         raise InputError(
             f"--branch_from={source}: {'; '.join(refused)}; a branch has the model, the data and "
             "the kind of optimizer of its run; leave them out"
         )
-
-
-def may_branch(key: str) -> bool:
-    """Whether a branch may differ from its run in `key`."""
-    of_optimizer = key.startswith("optimizer.") and key not in _OPTIMIZER_STATE
-    return may_change(key) or of_optimizer or key in _OTHERS
 
 
 def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) -> None:

@@ -9,7 +9,6 @@ from flax.traverse_util import flatten_dict
 
 from t5x_diffeq import __version__
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
-from t5x_diffeq.runtime.config_files import defaults
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
@@ -28,7 +27,7 @@ _said: set[tuple[AnyPath, str]] = set()  # the notes that this process has print
 def check_config(config: Config, workdir: AnyPath) -> bool:
     """Whether the workdir is new; if not, checks that `config` may continue the run in it.
 
-    The keys of `may_change` may differ: they decide neither which parameters the model has nor in
+    The keys that may differ (`Key.resume`) decide neither which parameters the model has nor in
     which order it sees the data. The learning rate follows the new schedule.
 
     Raises:
@@ -44,7 +43,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     differing = [
         f"{key} was {old!r}, is {new!r}"
         for key, (old, new) in differing_keys(read_config(workdir), config).items()
-        if not may_change(key)
+        if not KEYS[key].resume
     ]
     if differing:
         raise InputError(
@@ -72,43 +71,6 @@ def _recorded_plugins(workdir: AnyPath) -> dict[str, str]:
     """What an earlier attempt of the run has recorded of its packages."""
     path = workdir / CONFIG_FILE
     return json.loads(path.read_text()).get(_PLUGINS, {}) if path.exists() else {}
-
-
-def may_change(key: str) -> bool:
-    """Whether runs of one workdir may differ in `key`."""
-    return (
-        key.startswith(("mesh.", "tasks."))
-        or key.endswith(("_every", "_timeout"))
-        or key
-        in (
-            "model.pipeline_microbatches",
-            "train.total_steps",
-            "train.keep_checkpoints",
-            "train.keep_best",
-            "train.milestones",
-            "train.local_checkpoints",
-            "train.verify_checkpoints",
-            "train.eval_batch_size",
-            "train.eval_batches",
-            "train.eval_all_at_end",
-            "train.eval_averages",
-            "train.ema_decay",
-            "train.on_spike",
-            "train.spike_deviations",
-            "train.hooks",
-            "train.trackers",
-            "train.sample_prompts",
-            "train.loss_chunk",
-            "train.microbatches",
-            "model.scan_unroll",
-            "train.profile",
-            "train.profile_processes",
-            "train.memory_profile",
-            "data.read_threads",
-            "optimizer.cooldown_steps",
-            "optimizer.offload",
-        )
-    )
 
 
 def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
@@ -141,7 +103,7 @@ def read_config(workdir: AnyPath) -> Config:
     version = config.pop(_VERSION, "0.1.0 or earlier")
     _warn_of_changes(workdir, config.pop(_PLUGINS, {}))
     try:
-        return defaults().with_values(_usable_values(config))
+        return Config().with_values(_usable_values(config))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
@@ -170,7 +132,7 @@ def _usable_values(config: dict) -> dict[str, object]:
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")
-    faulty = {key for key in values if may_change(key) and KEYS[key].fault(values[key])}
+    faulty = {key for key in values if KEYS[key].resume and KEYS[key].values.fault(values[key])}
     return {key: value for key, value in values.items() if key not in faulty}
 
 

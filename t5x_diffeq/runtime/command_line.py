@@ -36,8 +36,7 @@ from t5x_diffeq import __version__
 from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
 from t5x_diffeq.runtime.config import KEYS, check_complete, check_values
-from t5x_diffeq.runtime.config_files import config_file, default_config, flatten, offer_configs
-from t5x_diffeq.runtime.config_keys import BEST, INT32, Key
+from t5x_diffeq.runtime.config_files import config_file, flatten, offer_configs
 from t5x_diffeq.runtime.errors import (
     InputError,
     MachineryError,
@@ -47,7 +46,8 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.runtime.former_keys import former_key_error
+from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
+from t5x_diffeq.runtime.keys.values import BEST, INT32, Values
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
@@ -349,9 +349,9 @@ def _explain_range(message: str, own: flags.FlagValues) -> str | None:
     kind = int if isinstance(parser, flags.IntegerParser) else float
     least = -inf if parser.lower_bound is None else parser.lower_bound
     try:
-        fault = Key(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
+        fault = Values(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
     except ValueError:
-        fault = Key(kind).fault(found[2])
+        fault = Values(kind).fault(found[2])
     return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
 
 
@@ -369,16 +369,18 @@ def check_keys(argv: list[str]) -> None:
             if said := former_key_error(key.group(1)):
                 raise InputError(said)
             near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "configs/default.py has all keys"
+            hint = f"did you mean {near[0]}?" if near else "configs/keys.md has all keys"
             raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
 
 
 def explain_parse_error(message: str) -> str:
     """One line from what the flag and config libraries say."""
     message = " ".join(message.split())
+    if said := former_name_error(message):
+        return said
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
     if value:
-        default = flatten(default_config())[value.group(1)]
+        default = KEYS[value.group(1)].default
         wanted = f"a value like its default, {default!r}" if default is not None else "another type"
         return f"config.{value.group(1)}={value.group(2)} can't be used; it takes {wanted}"
     if "positional argument" in message and "get_config() takes" in message:

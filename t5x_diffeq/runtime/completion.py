@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime.command_line import add_common_flags
-from t5x_diffeq.runtime.config_files import default_config, flatten
+from t5x_diffeq.runtime.config import KEYS
 
 _SCRIPT = """\
 # Completes python -m t5x_diffeq.VERB in bash and zsh; put this line into ~/.bashrc or ~/.zshrc:
@@ -51,5 +51,5 @@ def _words_of(verb: str) -> list[str]:
     switches = [name for name in own if isinstance(own[name], flags.BooleanFlag)]
     words = [f"--{name}" if name in switches else f"--{name}=" for name in own]
     if any(config_flags.is_config_flag(own[name]) for name in own):
-        words += [f"--config.{key}=" for key in flatten(default_config())]
+        words += [f"--config.{key}=" for key in KEYS]
     return ["--help", *words]

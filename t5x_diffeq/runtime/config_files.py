@@ -10,10 +10,11 @@ from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from t5x_diffeq.runtime.config import KEYS, Config
+from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.former_keys import former_key_error
+from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
@@ -30,14 +31,13 @@ def offer_configs() -> None:
 
 
 def default_config() -> ConfigDict:
-    """`configs/default.py`."""
-    offer_configs()
-    return importlib.import_module("configs.default").get_config()
-
-
-def defaults() -> Config:
-    """The defaults of all keys."""
-    return Config.of(default_config())
+    """The defaults of all keys, for a config file to change; it can't add keys."""
+    config = ConfigDict({section: {} for section in SECTIONS})
+    for dotted, key in KEYS.items():
+        section, _, name = dotted.rpartition(".")
+        part = config[section] if section else config
+        part[name] = placeholder(key.values.type) if key.default is None else key.default
+    return config.lock()
 
 
 def baseline_of(config: Config) -> Config:
@@ -81,11 +81,15 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
         config = Config.of(module.get_config(variant) if variant else module.get_config())
     except (TypeError, ValueError) as error:  # it takes no variant, or not this one
         raise InputError(f"{file}: {error}") from error
+    except (AttributeError, KeyError) as error:  # of the ConfigDict, if it sets a former key
+        if said := former_name_error(str(error)):
+            raise InputError(f"{file}: {said}") from error
+        raise
     unknown = sorted((values or {}).keys() - KEYS.keys())
     if unknown:
         raise InputError(
             former_key_error(unknown[0])
-            or f"config key {unknown[0]!r} does not exist; configs/default.py has all"
+            or f"config key {unknown[0]!r} does not exist; configs/keys.md has all"
         )
     return config.with_values(values or {})
 

@@ -5,6 +5,14 @@ from collections.abc import Mapping
 
 from t5x_diffeq.runtime.errors import InputError
 
+# By what a key was called: what it is called now.
+_RENAMED = {
+    "model.rotary_base": "model.rope_theta",
+    "model.rotary_scaling": "model.rope_scaling",
+    "optimizer.min_lr_ratio": "optimizer.end_lr_fraction",
+}
+# By key of today: what its values were called, and what they are called now.
+_RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "common"}}
 # By key: the value with which a run made no use of it. Such a run loads as before.
 _REMOVED: dict[str, object] = {
     "model.time_table": "normal",
@@ -25,8 +33,33 @@ _LAST = "dcf23fb"  # the last commit that had them
 
 def former_key_error(key: str) -> str | None:
     """What to say of a key that configs no longer have; None of any other."""
+    if key in _RENAMED:
+        return f"config key {key!r} is called {_RENAMED[key]!r} now"
     if key in _REMOVED:
         return f"config key {key!r} was removed; {_last_commit()}"
+    return None
+
+
+def former_name_error(said: str) -> str | None:
+    """What to say instead of a ConfigDict, which refuses a key that a config file sets.
+
+    Args:
+      said: the ConfigDict's error, which has the name of the key without its section.
+
+    Returns:
+      None if it is no former key.
+    """
+    found = re.search(r'Key "(\w+)" does not exist', said)
+    keys = (key for key in (*_RENAMED, *_REMOVED) if found and key.endswith(f".{found[1]}"))
+    return next(map(former_key_error, keys), None)
+
+
+def former_value_error(key: str, value: object) -> str | None:
+    """What to say of a value that a key no longer takes; None of any other."""
+    if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
+        return f"{key}={value} is called {new} now"
+    if isinstance(value, str) and re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), value):
+        return f"{key}={value} was removed; {_last_commit()}"
     return None
 
 
@@ -40,6 +73,10 @@ def without_former_keys(values: Mapping[str, object]) -> dict[str, object]:
       InputError: if the run used a key or a value that was removed; names the last commit that had
         it.
     """
+    values = {_RENAMED.get(key, key): value for key, value in values.items()}
+    for key, names in _RENAMED_VALUES.items():
+        if key in values:
+            values[key] = names.get(str(values[key]), values[key])
     for key, unused in _REMOVED.items():
         if key in values and values[key] != unused:
             raise InputError(f"{key} was {values[key]!r}, and was removed; {_last_commit()}")

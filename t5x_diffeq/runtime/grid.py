@@ -10,8 +10,8 @@ from typing import Any
 
 from t5x_diffeq.runtime.command_line import check_keys
 from t5x_diffeq.runtime.config import KEYS, check_values
-from t5x_diffeq.runtime.config_keys import Key
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import Values
 
 VARIANT = "variant"  # the axis of the config file's variants, which is no key of the config
 Point = dict[str, Any]  # a value for each axis
@@ -114,20 +114,20 @@ def _parse_value(key: str, text: str) -> Any:
     Raises:
       InputError: if it isn't of the key's type, or the key can't take it.
     """
-    value = _of_type(KEYS[key], text)
+    value = _of_type(KEYS[key].values, text)
     check_values({key: value})
     return value
 
 
-def _of_type(key: Key, text: str) -> Any:
-    """The text as a value of the key's type; the text itself where it is none."""
-    if key.optional and text == "None":
+def _of_type(values: Values, text: str) -> Any:
+    """The text as a value of the type; the text itself where it is none."""
+    if values.optional and text == "None":
         return None
     try:
-        if key.type is bool:
+        if values.type is bool:
             return _SWITCHES[text.lower()]
-        if key.type is tuple:
+        if values.type is tuple:
             return tuple(ast.literal_eval(text))
-        return key.type(text)
+        return values.type(text)
     except (ValueError, TypeError, SyntaxError, KeyError):
         return text

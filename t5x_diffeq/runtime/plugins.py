@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _THEN = ", then "

@@ -3,8 +3,8 @@
 from math import ceil, log10
 
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_keys import REVERSIBLE
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.values import REVERSIBLE
 from t5x_diffeq.runtime.plugins import is_plugin
 
 _LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most

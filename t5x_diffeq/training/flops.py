@@ -169,7 +169,7 @@ def _hypernetwork_flops(config: ModelConfig) -> float:
     widths = {path: config.time_width(layer_name(path[:-1])) for path in leaves}
     products = sum(widths[path] * prod(leaf.value.shape) for path, leaf in leaves.items())
     of_layers = {path[:-1]: T for path, T in widths.items()}.values()
-    embeddings = [config.time_embed_dim] if config.time_embedding == "shared" else of_layers
+    embeddings = [config.time_embed_dim] if config.time_embedding == "common" else of_layers
     second = features.basis == SINUSOIDS
     embedding = sum(features.count * T + second * T * T for T in embeddings)
     return 2 * config.num_nodes * (products + embedding)

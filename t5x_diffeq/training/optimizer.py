@@ -38,8 +38,8 @@ DECAYED = {
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
     """Linear warm-up to the peak, then what `optimizer.schedule` names.
 
-    A cosine, to `min_lr_ratio` of the peak at the last step; or the peak, and a cooldown to
-    `min_lr_ratio` of it (`_warmup_stable_decay`).
+    A cosine, to `end_lr_fraction` of the peak at the last step; or the peak, and a cooldown to
+    `end_lr_fraction` of it (`_warmup_stable_decay`).
 
     Raises:
       InputError: if the schedule's keys contradict each other.
@@ -59,7 +59,7 @@ def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.
         peak_value=peak,
         warmup_steps=warmup,
         decay_steps=max(total_steps, warmup + 1),
-        end_value=peak * optimizer.min_lr_ratio,
+        end_value=peak * optimizer.end_lr_fraction,
     )
 
 
@@ -81,7 +81,7 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
     def schedule(step: Array) -> Array:
         rise = (step + 1) / (warmup + 1)
         x = jnp.clip((step - (total_steps - cooldown)) / max(cooldown, 1), 0, 1)
-        fall = 1 - (1 - optimizer.min_lr_ratio) * x
+        fall = 1 - (1 - optimizer.end_lr_fraction) * x
         return optimizer.learning_rate * jnp.minimum(jnp.minimum(rise, 1), fall)
 
     return schedule

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_diffeq.runtime.config_keys import BEST
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.runtime.keys.values import BEST
 from t5x_diffeq.training import checksums
 from t5x_diffeq.training.checkpoint_folder import whole_steps
 from t5x_diffeq.training.restoring import DamagedError, read_parts, verify_files

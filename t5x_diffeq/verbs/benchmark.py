@@ -174,7 +174,7 @@ def show_coordinate_check(config: Config) -> None:
     """
     model = make_setup(config, expected_vocab_size(config)).model.config
     of_time = model.weights == "time_dependent"
-    for init in KEYS["model.init"].choices if of_time else (model.init,):
+    for init in KEYS["model.init"].values.choices if of_time else (model.init,):
         title = f"model.init={init}" if of_time else f"model.weights={model.weights}"
         for of in ("T", "N") if of_time else ("N",):
             with Progress(f"training a few steps with {title} for each {of}"):

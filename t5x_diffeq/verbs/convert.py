@@ -27,20 +27,12 @@ from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.progress import python_command
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.placed_model import place_model
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
-# Keys of the data that finetune takes over from the run.
-_OF_FOLDER = (
-    "data.tokenizer",
-    "data.tokenizer_vocab_size",
-    "data.end_of_text",
-    "data.sequence_length",
-)
 
 
 def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config, Tokenizer, dict]:
@@ -159,11 +151,11 @@ def _print_errors(fits: Mapping[LeafPath, LeafFit], width: int) -> None:
 
 def _say_next(config: Config, folder: Path, workdir: Path) -> None:
     """Prints the commands that distil the original into the approximation."""
-    untouched = defaults().flat()
+    values = config.flat()
     changed = [
-        f"--config.{key}={value}"
-        for key, value in config.flat().items()
-        if key.startswith("data.") and key not in _OF_FOLDER and value != untouched[key]
+        f"--config.{name}={values[name]}"
+        for name, key in KEYS.items()
+        if name.startswith("data.") and key.finetune is True and values[name] != key.default
     ]
     teacher, tuned = f"{workdir}-teacher", f"{workdir}-distilled"
     commands = [

@@ -12,8 +12,7 @@ from t5x_diffeq.runs.adapter_files import save_adapters
 from t5x_diffeq.runs.pretrained import PretrainedRun, init_from_pretrained
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
 from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import defaults
+from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
@@ -22,28 +21,6 @@ from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.trained_params import find_step
 from t5x_diffeq.verbs.train import train
-
-_OF_TUNING = (
-    "model.num_steps",
-    "model.scheme",
-    "model.weights",
-    "model.state_dtype",
-    "model.adapter_rank",
-    "model.adapter_alpha",
-    "model.adapter_kernels",
-)
-_OF_COMPUTING = (  # the run's own unless changed
-    "model.dropout_rate",
-    "model.dtype",
-    "model.quantization",
-    "model.attention",
-    "model.remat",
-    "model.scan_unroll",
-    "model.rotary_base",  # for sequences that are longer than the run's
-    "model.rotary_scaling",
-    "model.reversibility",
-)
-_OF_TOKENIZER = ("data.tokenizer", "data.tokenizer_vocab_size", "data.end_of_text")
 
 
 def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
@@ -57,19 +34,14 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
     """
-    values, own, untouched = dict(given), pretrained.flat(), defaults().flat()
-    for key in (key for key in own if key.startswith("model.")):
-        if key in _OF_TUNING and given[key] is not None:
+    values, own = dict(given), pretrained.flat()
+    for name, key in KEYS.items():
+        from_run = name.startswith("model.") and given[name] is None
+        if key.finetune is True and not from_run:
             continue
-        if key not in _OF_COMPUTING or given[key] == untouched[key]:
-            _refuse_other(key, given[key], own[key], untouched[key])
-            values[key] = own[key]
-    for key in _OF_TOKENIZER:
-        _refuse_other(key, given[key], own[key], untouched[key])
-        values[key] = own[key]
-    length = "data.sequence_length"
-    if given[length] == untouched[length]:
-        values[length] = own[length]
+        if key.finetune != "if set" or given[name] == key.default:
+            _refuse_other(name, given[name], own[name], key.default)
+            values[name] = own[name]
     return pretrained.with_values(values)
 
 

@@ -27,6 +27,7 @@ FLOAT32 = 3.4e38  # about the largest number of the type
 STEPS = 10_000  # solver steps
 THREADS = 1024
 SEEDS = 2**32
+VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
 MOST_SHARDS = 99_999  # of a split: their names have five digits
 _TYPE_WORDS = {
     int: "a whole number",
@@ -39,7 +40,7 @@ _TYPES = {int: int, float: int | float, str: str, bool: bool, tuple: tuple | lis
 
 
 @dataclass(frozen=True)
-class Key:
+class Values:
     """The values that a key can take.
 
     Attributes:
@@ -51,7 +52,7 @@ class Key:
         of at least 1, in `keep:names`, names is a comma-separated list of words, in `c/N`, c is any
         number greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any
         importable name, with or without arguments (`runtime.plugins`).
-      entry: the key that each entry of a tuple follows.
+      entry: the values that each entry of a tuple can take.
       optional: whether the value can be None.
       can_be_empty: whether a string can be "".
     """
@@ -61,7 +62,7 @@ class Key:
     most: float | None = None
     open: str = "[]"
     choices: tuple[str, ...] = ()
-    entry: "Key | None" = None
+    entry: "Values | None" = None
     optional: bool = False
     can_be_empty: bool = False
 
@@ -74,7 +75,7 @@ class Key:
         ):
             return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
         if isinstance(value, tuple | list):
-            entry = self.entry or Key(str, choices=self.choices)
+            entry = self.entry or Values(str, choices=self.choices)
             faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()
             return next((f"of each entry, {fault}" for fault in faults if fault), None)
         if isinstance(value, str):

@@ -1,0 +1,21 @@
+"""The keys that are in no section: the seed, and the run that `finetune` starts from."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from t5x_diffeq.runtime.keys.key import CountOrNone, Section, TextOrNone, key
+from t5x_diffeq.runtime.keys.values import SEEDS, Values
+
+_key = partial(key, finetune=True)
+
+
+@dataclass(frozen=True)
+class RunKeys(Section):
+    """`config` itself: the seed, and the run that `finetune` starts from."""
+
+    seed: Annotated[int, Values(int, 0, SEEDS - 1)] = _key(
+        0, "of the initial parameters, the order of the examples, and dropout"
+    )
+    init_from: TextOrNone = _key(None, "finetune: the workdir of the model to start from")
+    init_step: CountOrNone = _key(None, "finetune: the checkpoint to start from; None: the newest")

@@ -1,0 +1,42 @@
+"""What the keys of a config say of themselves."""
+
+import dataclasses
+import subprocess
+import sys
+
+from helpers import ROOT
+
+from configs import default
+from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
+from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.keys.page import page
+
+
+def test_every_field_is_a_key_whose_default_it_can_take():
+    fields = {
+        f"{name}.{each.name}"
+        for name, section in SECTIONS.items()
+        for each in dataclasses.fields(section)
+    }
+    assert fields == {key for key in KEYS if "." in key}
+    for name, key in KEYS.items():
+        assert key.meaning and key.values.fault(key.default) is None, name
+
+
+def test_the_config_file_has_the_defaults():
+    assert Config.of(default.get_config()) == Config()
+    assert flatten(default.get_config()) == {name: key.default for name, key in KEYS.items()}
+
+
+def test_a_branch_may_differ_in_all_that_resuming_may_change():
+    assert all(key.branch for key in KEYS.values() if key.resume)
+
+
+def test_the_page_of_keys_is_up_to_date():
+    """`python -m t5x_diffeq.runtime.keys.page > configs/keys.md` makes it."""
+    assert (ROOT / "configs" / "keys.md").read_text() == page()
+
+
+def test_keys_are_known_without_jax():
+    code = "import sys, t5x_diffeq.runtime.keys.page; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
