@@ -136,8 +136,8 @@ def config_to_time(small: bool):
     import jax
 
     from configs import llama1b
+    from t5x_diffeq.planner.device_memory import least_memory
     from t5x_diffeq.runtime.config import Config
-    from t5x_diffeq.training.device_memory import least_memory
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     config = llama1b.get_config("ode")
@@ -164,8 +164,8 @@ def time_steps(small: bool) -> Iterator[Row]:
     from t5x_diffeq.planner.gpu_targets import TARGETS
     from t5x_diffeq.planner.planning import plan_step
     from t5x_diffeq.planner.topology import Topology
+    from t5x_diffeq.runtime.chips import GIB, chip
     from t5x_diffeq.runtime.config_files import baseline_of
-    from t5x_diffeq.training.chips import GIB, chip
     from t5x_diffeq.verbs.benchmark import Contestant
 
     device, config = jax.devices()[0], config_to_time(small)

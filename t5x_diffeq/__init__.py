@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from t5x_diffeq.runtime.version import __version__
+
 if TYPE_CHECKING:
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from t5x_diffeq.runtime.config_files import load_config
     from t5x_diffeq.verbs.train_in_python import train
 
-__version__ = "0.1.0"
 __all__ = [
     "Block",
     "Hook",

@@ -4,8 +4,8 @@ import ast
 import sys
 from pathlib import Path
 
-from t5x_diffeq import __version__
 from t5x_diffeq.runtime import completion
+from t5x_diffeq.runtime.version import __version__
 
 VERBS = (
     "train",

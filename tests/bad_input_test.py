@@ -75,8 +75,8 @@ def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.experiments.laptop import LAPTOP
     from t5x_diffeq.models.adaptive import SOLVERS
     from t5x_diffeq.ode.schemes import SCHEMES
+    from t5x_diffeq.optimizers.optimizer import DECAYED
     from t5x_diffeq.runtime.keys import values
-    from t5x_diffeq.training.optimizer import DECAYED
 
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)
     assert tuple(SCHEMES) == values.SCHEMES

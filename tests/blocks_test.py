@@ -14,8 +14,8 @@ from t5x_diffeq.blocks import gated_linear_attention, mixture_of_experts
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.sub_fields import has_method, make_block, need_methods
+from t5x_diffeq.planner.flops import step_flops
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
 

@@ -13,6 +13,7 @@ from fake_gcs import serve
 from helpers import corpus_of
 from patience import patience
 
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, tidy_checkpoints, whole_steps
 from t5x_diffeq.data import shards
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
@@ -20,7 +21,6 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.tracking.trackers import open_writer
-from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA, tidy_checkpoints, whole_steps
 
 WAYS = ("/upload/", "/resume")  # to write an object
 

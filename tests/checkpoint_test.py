@@ -26,15 +26,15 @@ from fault_checkpoints import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_diffeq.checkpoints import checksums, writing
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA
+from t5x_diffeq.checkpoints.stored import ITEMS
+from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.diagnostics.diagnosis import not_finite_error
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
-from t5x_diffeq.training import checksums, writing
-from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
-from t5x_diffeq.training.diagnosis import not_finite_error
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import ITEMS
-from t5x_diffeq.training.trained_params import restore_params
 
 
 @pytest.mark.parametrize("way", [delete, flip])

@@ -17,6 +17,7 @@ from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
 from t5x_diffeq.data.pipeline import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
@@ -29,7 +30,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.training.watch import sizes
 from t5x_diffeq.verbs.finetune import complete_config
 from t5x_diffeq.verbs.train import train
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.checkpoint_folder import MARKER, METADATA
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA
 from t5x_diffeq.training.state import TrainState
 
 FINGERPRINT = "of the data"

@@ -26,12 +26,12 @@ from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
 from helpers import corpus_of, metrics_of, numbered_lines
 from patience import patience
 
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.runs import evaluation_hook
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.trained_params import restore_params
 from t5x_diffeq.verbs import train as verb
 
 

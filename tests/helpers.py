@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
 from configs import default
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data import corpus
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.runs.clock import Clock
@@ -25,7 +26,6 @@ from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.tracking.trackers import RunWriter
 from t5x_diffeq.training import partitioning, setup
-from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,13 @@ import pytest
 from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
+from t5x_diffeq.checkpoints.replicas import Replicas
+from t5x_diffeq.checkpoints.saves import SaveTimes
+from t5x_diffeq.checkpoints.stored import parts_of
+from t5x_diffeq.checkpoints.writing import items_of
 from t5x_diffeq.planner import planning, tables
+from t5x_diffeq.planner.device_memory import least_memory
 from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.planner.trip_count import executions
@@ -22,13 +28,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import programs
 from t5x_diffeq.training import update as updates
-from t5x_diffeq.training.device_memory import least_memory
 from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
-from t5x_diffeq.training.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.training.replicas import Replicas
-from t5x_diffeq.training.saves import SaveTimes
-from t5x_diffeq.training.stored import parts_of
-from t5x_diffeq.training.writing import items_of
 from t5x_diffeq.verbs.train import train
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None

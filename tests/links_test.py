@@ -10,7 +10,7 @@ from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import tpu_times
 from t5x_diffeq.planner.hlo import shapes
 from t5x_diffeq.planner.links import Links
-from t5x_diffeq.training.chips import CHIPS
+from t5x_diffeq.runtime.chips import CHIPS
 
 
 class TorusDevice:

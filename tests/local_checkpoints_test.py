@@ -9,9 +9,9 @@ import pytest
 from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_diffeq.checkpoints import checksums, local_checkpoints, restoring
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints, DataPosition
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.training import checksums, local_checkpoints, restoring
-from t5x_diffeq.training.checkpoint import Checkpoints, DataPosition
 from t5x_diffeq.training.state import TrainState
 
 

@@ -9,9 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from helpers import metrics_of, send_after, setup_of, small_config
 
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.block_codes import (
+from t5x_diffeq.optimizers.block_codes import (
     FINEST,
     LARGEST,
     OCTAVES,
@@ -20,8 +18,10 @@ from t5x_diffeq.training.block_codes import (
     encode_mean,
     encode_square,
 )
+from t5x_diffeq.optimizers.moments import random_bits, round_to_bfloat16
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.moments import random_bits, round_to_bfloat16
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs.train import train
 

@@ -13,15 +13,15 @@ from jax.sharding import PartitionSpec
 from optax.contrib import _muon as optax_muon
 
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.optimizers import muon
+from t5x_diffeq.optimizers.muon import kernels_of_block, newton_schulz, pseudo_inverse
+from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training import muon
-from t5x_diffeq.training.muon import kernels_of_block, newton_schulz, pseudo_inverse
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.whole_matrices import map_whole_matrices
 from t5x_diffeq.verbs.train import train
 
 MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"

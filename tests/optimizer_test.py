@@ -9,10 +9,10 @@ from small_models import SMALL
 
 from t5x_diffeq.layers.parameter import is_parameter
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.optimizers.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.runs.workdir import check_config, save_config
 from t5x_diffeq.runtime.config import Config, OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
 

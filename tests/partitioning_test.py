@@ -10,10 +10,10 @@ from helpers import mesh_of, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.runs.progress import describe_devices
+from t5x_diffeq.runtime.chips import CHIPS
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import setup as setups
-from t5x_diffeq.training.chips import CHIPS
 from t5x_diffeq.training.partitioning import (
     AXES,
     arrange_mesh,

@@ -19,14 +19,14 @@ from t5x_diffeq import plan as verb
 from t5x_diffeq.planner import planning, sweep, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
 from t5x_diffeq.planner.estimate import StepTimes
+from t5x_diffeq.planner.flops import step_flops
 from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.search import POLICIES, meshes, remedies
 from t5x_diffeq.planner.sweep import PlanSearch
 from t5x_diffeq.planner.topology import Topology, make_topology
+from t5x_diffeq.runtime.chips import CHIPS, GIB
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.chips import CHIPS, GIB
-from t5x_diffeq.training.flops import step_flops
 from t5x_diffeq.training.partitioning import make_mesh
 from t5x_diffeq.verbs import plan
 

@@ -21,10 +21,10 @@ import numpy as np
 import tensorstore
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.errors import MachineryError
-from t5x_diffeq.training import checksums
-from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.host_memory import HOST
 from t5x_diffeq.training.state import TrainState
 

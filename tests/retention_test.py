@@ -5,11 +5,11 @@ import json
 import pytest
 from fault_checkpoints import FINGERPRINT, abstract, flip, restore_step, state_at
 
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
+from t5x_diffeq.checkpoints.retention import MILESTONE, Retention
+from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.checkpoint import Checkpoints
-from t5x_diffeq.training.checkpoint_folder import whole_steps
-from t5x_diffeq.training.retention import MILESTONE, Retention
-from t5x_diffeq.training.trained_params import find_step, restore_params
 
 
 def save(workdir, steps, losses=(), **keys):

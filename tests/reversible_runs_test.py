@@ -9,6 +9,7 @@ from helpers import small_config
 from small_models import SMALL, TOKENS, random_params, small
 
 from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
+from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.exchange.save_pretrained import check_form
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.ode.reversible import Pair
@@ -17,7 +18,6 @@ from t5x_diffeq.planner.search import with_remats
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.watch import sizes
 
 MCCALLUM_FOSTER = "reversible:midpoint"
 

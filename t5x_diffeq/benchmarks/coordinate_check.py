@@ -22,8 +22,8 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.optimizers.optimizer import scale_each
 from t5x_diffeq.training.objective import batch_losses
-from t5x_diffeq.training.optimizer import scale_each
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.tokenizer import Tokenizer
@@ -12,7 +13,6 @@ from t5x_diffeq.exchange.folder import new_folder
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.setup import make_setup
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.planner.flops import kernel_entries, step_flops
 from t5x_diffeq.planner.planning import state_bytes
-from t5x_diffeq.training.chips import Chip
-from t5x_diffeq.training.flops import kernel_entries, step_flops
+from t5x_diffeq.runtime.chips import Chip
 from t5x_diffeq.training.setup import Setup
 
 

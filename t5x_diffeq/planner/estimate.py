@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from t5x_diffeq.planner.collectives import Collective
 from t5x_diffeq.planner.links import Links
-from t5x_diffeq.training.chips import Chip
+from t5x_diffeq.runtime.chips import Chip
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches

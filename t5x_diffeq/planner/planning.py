@@ -11,13 +11,13 @@ from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
 from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
+from t5x_diffeq.planner.flops import StepFlops, step_flops
 from t5x_diffeq.planner.kernels import kernels
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.chips import GIB, Chip
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.chips import GIB, Chip
-from t5x_diffeq.training.flops import StepFlops, step_flops
 from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.partitioning import shard_bytes
 from t5x_diffeq.training.programs import lower_train_step

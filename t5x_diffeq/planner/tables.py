@@ -11,8 +11,8 @@ from t5x_diffeq.planner.estimate import (
     StepTimes,
 )
 from t5x_diffeq.planner.planning import Plan
+from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.console import align, format_count, say
-from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.partitioning import describe_mesh
 
 _GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default

@@ -15,9 +15,9 @@ import jax
 from jax.experimental import topologies
 
 from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
+from t5x_diffeq.runtime.chips import CHIPS, Chip, chip
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.chips import CHIPS, Chip, chip
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}

@@ -9,6 +9,8 @@ other one was at the checkpoint, and is then resumed like any run; the tokens st
 import json
 from collections.abc import Mapping
 
+from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
+from t5x_diffeq.checkpoints.trained_params import check_whole, find_step
 from t5x_diffeq.data.corpus import link_corpus
 from t5x_diffeq.runs.workdir import (
     CONFIG_FILE,
@@ -28,8 +30,6 @@ from t5x_diffeq.runtime.files import (
     write_whole,
 )
 from t5x_diffeq.tracking.jsonl import copy_metrics
-from t5x_diffeq.training.checkpoint_folder import steps_in
-from t5x_diffeq.training.trained_params import check_whole, find_step
 
 FILE = "branch.json"
 

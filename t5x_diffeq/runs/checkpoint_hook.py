@@ -4,11 +4,11 @@ stops.
 
 from typing import ClassVar
 
+from t5x_diffeq.checkpoints.stored import DataPosition
 from t5x_diffeq.data.streams import gather_positions
 from t5x_diffeq.runs.goodput import CHECKPOINT
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Position, Training
 from t5x_diffeq.runs.workdir import save_config
-from t5x_diffeq.training.stored import DataPosition
 
 
 class Saves(Hook):

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 
 import jax
 
+from t5x_diffeq.checkpoints.saves import FinishedSave
 from t5x_diffeq.runs.goodput import STARTUP, Attempt, add_event, attempts_of, goodput
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import MachineryError, RunError
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile
-from t5x_diffeq.training.saves import FinishedSave
 
 FILE = "history.jsonl"
 SECONDS_BETWEEN_TIMES = 60

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.streams import StreamPositions
@@ -29,7 +30,6 @@ from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.runtime.signals import Interrupted, StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.trackers import RunWriter
-from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState

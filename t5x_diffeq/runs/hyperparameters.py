@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from t5x_diffeq.models.sub_fields import has_method
-from t5x_diffeq.training.flops import step_flops
+from t5x_diffeq.planner.flops import step_flops
 from t5x_diffeq.training.partitioning import describe_mesh
 from t5x_diffeq.training.setup import Setup
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
+from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.pretrained import PretrainedRun
@@ -11,7 +12,6 @@ from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.placed_model import PlacedModel, place_model, split_mesh
-from t5x_diffeq.training.trained_params import restore_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_diffeq.array_types import Weights
+from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.workdir import read_config
@@ -21,7 +22,6 @@ from t5x_diffeq.training.partitioning import shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, declared_params
-from t5x_diffeq.training.trained_params import restore_params
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_method, kernels_not_quantized
+from t5x_diffeq.planner.flops import mfu, step_flops
 from t5x_diffeq.runtime import allocator
+from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.depths import full_grid_from
-from t5x_diffeq.training.flops import mfu, step_flops
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
 

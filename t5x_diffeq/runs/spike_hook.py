@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import jax
 
+from t5x_diffeq.checkpoints.stored import DataPosition, RestoredCheckpoint
 from t5x_diffeq.data.streams import gather_positions
+from t5x_diffeq.diagnostics.diagnosis import find_cause, not_finite_error
 from t5x_diffeq.runs.goodput import OTHER, ROLLBACK
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Hooks, Training
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.runtime.files import describe_error
-from t5x_diffeq.training.diagnosis import find_cause, not_finite_error
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import DataPosition, RestoredCheckpoint
 
 _MOST_IN_A_ROW = 10  # steps whose values aren't finite
 _MOST_ROLLBACKS = 5  # without getting further

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.pretrained import PretrainedRun
@@ -15,7 +16,6 @@ from t5x_diffeq.training.partitioning import shard_shapes
 from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.training.trained_params import find_step, restore_params
 
 _KEY = "train.distill_from"
 

@@ -1,4 +1,4 @@
-"""Looks inside the model of a run every `train.watch_every` steps (`training/watch.py`)."""
+"""Looks inside the model of a run every `train.watch_every` steps (`diagnostics/watch.py`)."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from t5x_diffeq.diagnostics.watch import Curves, Kept, Programs, compile_programs
 from t5x_diffeq.models.language_model import nodes
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Training
 from t5x_diffeq.runtime.console import say
@@ -15,7 +16,6 @@ from t5x_diffeq.runtime.files import describe_error
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.watch import Curves, Kept, Programs, compile_programs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import jax
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq import __version__
+from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -15,7 +15,7 @@ from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
 from t5x_diffeq.runtime.former_keys import without_former_keys
 from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.runtime.plugins import changed_plugins, plugin_versions
-from t5x_diffeq.training.checkpoint_folder import steps_in
+from t5x_diffeq.runtime.version import __version__
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config

@@ -32,7 +32,6 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq import __version__
 from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
 from t5x_diffeq.runtime.config import KEYS, check_complete, check_values
@@ -49,6 +48,7 @@ from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
 from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 from t5x_diffeq.runtime.keys.values import BEST, INT32, Values
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
+from t5x_diffeq.runtime.version import __version__
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
 _SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one

@@ -11,10 +11,10 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from t5x_diffeq.optimizers import optimizer as optimizers
+from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training import optimizer as optimizers
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.chips import chip
 from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.mesh_checks import check_microbatches, check_stages
 from t5x_diffeq.training.placed_model import PlacedModel, place_model

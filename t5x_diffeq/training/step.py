@@ -12,6 +12,7 @@ from t5x_diffeq.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.weights import Embeddings
 from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.training.depth_norms import watch_gradient
 from t5x_diffeq.training.gradient import (
     NodesOfPasses,
     accumulate,
@@ -32,7 +33,6 @@ from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.state import TrainState
 from t5x_diffeq.training.update import update_unless
-from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 
@@ -114,7 +114,7 @@ def make_train_step(
     """The function from a state and a batch to the next state and the step's metrics.
 
     With a teacher, its third argument is the teacher's parameters. The metrics are scalars; with
-    `train.watch_every`, also the norms of the gradient of W(t) (`watch.watch_gradient`).
+    `train.watch_every`, also the norms of the gradient of W(t) (`depth_norms`).
 
     Args:
       setup: the model, the optimizer and what belongs to them.

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from absl.flags import FlagValues
 
-from t5x_diffeq import __version__
 from t5x_diffeq.analysis.report import Section, write_report
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
@@ -17,6 +16,7 @@ from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.runtime.version import __version__
 
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes

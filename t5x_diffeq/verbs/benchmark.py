@@ -15,6 +15,7 @@ from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
 from t5x_diffeq.benchmarks.generation_rate import generation_rates
 from t5x_diffeq.benchmarks.throughput import measure
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.runs.traces import how_to_open, trace
 from t5x_diffeq.runtime.config import KEYS, Config
@@ -23,7 +24,6 @@ from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths, depths_to_come
-from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.programs import compile_train_step, lower_train_step
 from t5x_diffeq.training.setup import (

@@ -13,11 +13,11 @@ from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive
 from t5x_diffeq.models.sub_fields import has_method
+from t5x_diffeq.planner.flops import forward_flops
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
-from t5x_diffeq.training.flops import forward_flops
 
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
 

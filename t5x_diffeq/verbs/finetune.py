@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from t5x_diffeq.checkpoints.trained_params import find_step
 from t5x_diffeq.data.corpus import check_tokenizers
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
@@ -19,7 +20,6 @@ from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.processes import run_in_turn
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.trained_params import find_step
 from t5x_diffeq.verbs.train import train
 
 

@@ -9,10 +9,10 @@ from t5x_diffeq.planner.search import as_flags, remedies
 from t5x_diffeq.planner.sweep import PlanSearch
 from t5x_diffeq.planner.tables import plan_record, print_plans, show_ranked
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.partitioning import describe_mesh
 from t5x_diffeq.training.setup import expected_vocab_size
 

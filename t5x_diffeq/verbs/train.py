@@ -5,6 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.packing import Windows
@@ -12,6 +14,7 @@ from t5x_diffeq.data.pipeline import Mixture, train_batches
 from t5x_diffeq.data.streams import RowStreams, StreamPositions
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.inference.samples import Samples
+from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runs.checkpoint_hook import Saves
 from t5x_diffeq.runs.clock import Clock
@@ -36,15 +39,12 @@ from t5x_diffeq.runtime.signals import StopSignals
 from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.jsonl import kinds_reported_at, warn_if_lost
 from t5x_diffeq.tracking.trackers import check_trackers, open_writer
-from t5x_diffeq.training.checkpoint import Checkpoints
 from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
-from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.programs import compile_train_steps
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import RestoredCheckpoint
 
 # In the order in which they are called: figures are drawn while the model is evaluated, and a
 # checkpoint comes after all that is reported of its step.

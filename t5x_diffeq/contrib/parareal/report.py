@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from t5x_diffeq import __version__
 from t5x_diffeq.analysis.plots import make_drawing, make_figure
 from t5x_diffeq.analysis.report import Row, Section, Table, write_report
 from t5x_diffeq.contrib.parareal.comparison import (
@@ -20,6 +19,7 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.version import __version__
 from t5x_diffeq.verbs.analyze import facts_of
 
 _TOKENS = 256  # of the validation text, at most

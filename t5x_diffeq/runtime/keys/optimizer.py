@@ -29,9 +29,9 @@ class OptimizerKeys(Section):
     name: Annotated[str, one_of("adam", "muon", PLUGIN)] = _key(
         "adam",
         """for all parameters | muon: for the block's kernels, and Adam for all others, with the
-        same learning rate (t5x_diffeq/training/muon.py) | the importable name of a function that
+        same learning rate (t5x_diffeq/optimizers/muon.py) | the importable name of a function that
         returns what stands in Adam's place, "package.module:make"
-        (t5x_diffeq/training/optimizer.py)""",
+        (t5x_diffeq/optimizers/optimizer.py)""",
         branch=False,
     )
     learning_rate: Positive = _key(3e-3, "peak")
@@ -47,7 +47,7 @@ class OptimizerKeys(Section):
     momentum: BelowOne = _key(0.95, "Muon's decay of the mean of gradients")
     moments: Annotated[str, one_of(*MOMENTS)] = _key(
         "float32",
-        """how Adam keeps its two means (t5x_diffeq/training/moments.py) | bfloat16: rounded
+        """how Adam keeps its two means (t5x_diffeq/optimizers/moments.py) | bfloat16: rounded
         stochastically | int8: in blocks, for kernels of time-dependent and per-layer weights; muon
         takes float32 only""",
         branch=False,

@@ -6,7 +6,7 @@ from math import inf
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
 # defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py,
-# ode/integrate.py and training/moments.py; tests/bad_input_test.py compares the two.
+# ode/integrate.py and optimizers/moments.py; tests/bad_input_test.py compares the two.
 ONE_STEP_SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 SCHEMES = (*ONE_STEP_SCHEMES, "leapfrog")
 REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it

@@ -16,7 +16,6 @@ Only the train step has dL/dW. The other curves come from two small programs of 
 before and after it, so the train step holds nothing longer than it did.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,11 +23,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Places, State, Weights
+from t5x_diffeq.diagnostics.update_shares import Makers, makers_of, update_shares
 from t5x_diffeq.layers.context import to_zigzag
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
@@ -37,39 +36,16 @@ from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
-from t5x_diffeq.ode.weights import Embeddings, layer_name
+from t5x_diffeq.ode.weights import Embeddings
+from t5x_diffeq.training.depth_norms import Curves, named, norms
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.update_shares import Makers, makers_of, update_shares
 
-Curves = dict[str, Float[Array, " n"]]
 _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
 
 
-# ------------------------------------------------------------------------------ norms of weights
-
-
-def norms(weights: Weights) -> Curves:
-    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]` by layer."""
-    squares: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
-    for path, leaf in flatten_dict(weights).items():
-        kernel = tuple(range(1, leaf.ndim))
-        squares[layer_name(path[:-1])] += jnp.square(leaf.astype(jnp.float32)).sum(kernel)
-    return {layer: jnp.sqrt(square) for layer, square in squares.items()}
-
-
-def watch_gradient(step: Array, d_weights: Weights, every: int | None) -> Curves:
-    """The norms of the gradient of W(t_n) at the steps to watch; {} if there are none.
-
-    At other steps they are zeros, and nothing is computed.
-    """
-    if every is None:
-        return {}
-    shapes = jax.eval_shape(norms, d_weights)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    of_layers = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
-    return _named("gradient", of_layers)
+# ------------------------------------------------------------------------------ weights
 
 
 def _exact_weights(model: LanguageModel, params: Params) -> tuple[Weights, Embeddings]:
@@ -175,18 +151,18 @@ def compile_programs(setup: Setup, batch_size: int) -> Programs:
         places = places_of(rows) or in_one_document(rows["inputs"])
         y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
         used = nn.apply(LanguageModel.weights, model)({"params": params})
-        curves = _named("weights", norms(weights)) | sizes(model.config, used, y, places)
-        return (weights, makers), curves | _named("dW_dt", norms(_rates(model, params, weights)))
+        curves = named("weights", norms(weights)) | sizes(model.config, used, y, places)
+        return (weights, makers), curves | named("dW_dt", norms(_rates(model, params, weights)))
 
     def after(params: Params, kept: Kept) -> Curves:
         before, makers = kept
         weights, e = _exact_weights(model, params)
         change = jax.tree.map(jnp.subtract, weights, before)
-        curves = _named("update", norms(change))
+        curves = named("update", norms(change))
         if makers is None:
             return curves
         shares = update_shares(model.config, change, makers, params["source"], e)
-        return curves | _named("update_by", shares)
+        return curves | named("update_by", shares)
 
     first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
     shapes, _ = jax.eval_shape(before, params, batch)
@@ -197,7 +173,3 @@ def compile_programs(setup: Setup, batch_size: int) -> Programs:
     )
     second = jax.jit(after, out_shardings=whole).lower(params, kept).compile()
     return Programs(first, second)
-
-
-def _named(kind: str, of_layers: Curves) -> Curves:
-    return {f"{kind}/{layer}": curve for layer, curve in of_layers.items()}

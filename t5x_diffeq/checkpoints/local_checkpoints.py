@@ -22,6 +22,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints.saves import FinishedSave, SaveTimes
 from t5x_diffeq.runtime.console import write
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
@@ -32,9 +34,7 @@ from t5x_diffeq.runtime.files import (
     digest,
     remove_folder,
 )
-from t5x_diffeq.training import checksums
 from t5x_diffeq.training.host_memory import shares_memory
-from t5x_diffeq.training.saves import FinishedSave, SaveTimes
 
 KEY = "train.local_checkpoints"
 _KEEP = 2  # a process may be lost while it writes a checkpoint that the others have finished

@@ -14,9 +14,9 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
 from t5x_diffeq.runtime.errors import InputError, is_of_machinery
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.checkpoint_folder import steps_in, whole_steps
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
 _EVAL_LOSS = "eval_loss"

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
+from t5x_diffeq.checkpoints.replicas import replicas_of
+from t5x_diffeq.checkpoints.stored import ITEMS, StoredState, parts_of
+from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, is_of_machinery
 from t5x_diffeq.runtime.files import AnyPath, digest
 from t5x_diffeq.runtime.processes import gather
-from t5x_diffeq.training import checksums
-from t5x_diffeq.training.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.training.replicas import replicas_of
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import ITEMS, StoredState, parts_of
-from t5x_diffeq.training.writing import root_cause
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode

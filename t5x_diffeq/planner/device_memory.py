@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import jax
 
+from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.chips import GIB
 from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.setup import Setup
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
+from t5x_diffeq.checkpoints.stored import parts_of
 from t5x_diffeq.runtime.errors import MachineryError, RunError, is_of_machinery
 from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
-from t5x_diffeq.training.checkpoint_folder import whole_steps
 from t5x_diffeq.training.host_memory import shares_memory
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import parts_of
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
 _FULL = "No space left on device"

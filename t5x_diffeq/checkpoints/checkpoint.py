@@ -11,29 +11,29 @@ from contextlib import AbstractContextManager, suppress
 import jax
 import orbax.checkpoint as ocp
 
-from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path
-from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
-from t5x_diffeq.training import checksums, writing
-from t5x_diffeq.training.checkpoint_folder import (
+from t5x_diffeq.checkpoints import checksums, writing
+from t5x_diffeq.checkpoints.checkpoint_folder import (
     ASIDE,
     identify_run,
     set_aside,
     tidy_checkpoints,
 )
-from t5x_diffeq.training.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.training.restoring import read_newest
-from t5x_diffeq.training.retention import (
+from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
+from t5x_diffeq.checkpoints.restoring import read_newest
+from t5x_diffeq.checkpoints.retention import (
     RetainingManager,
     Retention,
     as_metrics,
     mark_milestones,
 )
-from t5x_diffeq.training.saves import FinishedSave, SaveTimes, watch
+from t5x_diffeq.checkpoints.saves import FinishedSave, SaveTimes, watch
+from t5x_diffeq.checkpoints.stored import DataPosition, RestoredCheckpoint, data_state_of, parts_of
+from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.stored import DataPosition, RestoredCheckpoint, data_state_of, parts_of
 
 _SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 

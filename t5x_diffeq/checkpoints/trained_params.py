@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
+from t5x_diffeq.checkpoints.restoring import DamagedError, read_parts, verify_files
+from t5x_diffeq.checkpoints.retention import best_step
+from t5x_diffeq.checkpoints.stored import ITEMS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
 from t5x_diffeq.runtime.keys.values import BEST
-from t5x_diffeq.training import checksums
-from t5x_diffeq.training.checkpoint_folder import whole_steps
-from t5x_diffeq.training.restoring import DamagedError, read_parts, verify_files
-from t5x_diffeq.training.retention import best_step
-from t5x_diffeq.training.stored import ITEMS
 
 
 def restore_params(

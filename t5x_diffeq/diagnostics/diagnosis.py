@@ -12,12 +12,12 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
+from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.training.watch import sizes
 
 
 def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:

@@ -35,7 +35,7 @@ from jaxtyping import Array, Float, UInt32
 
 from t5x_diffeq.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.ode.weights import LeafPath
-from t5x_diffeq.training.block_codes import (
+from t5x_diffeq.optimizers.block_codes import (
     Blocks,
     decode_mean,
     decode_square,

@@ -21,11 +21,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
 from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter
+from t5x_diffeq.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
+from t5x_diffeq.optimizers.muon import kernels_of_block, scale_by_muon
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
-from t5x_diffeq.training.moments import Coded, Keeper, Whole, scale_by_moments
-from t5x_diffeq.training.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {

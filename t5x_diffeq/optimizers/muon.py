@@ -52,8 +52,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
 from t5x_diffeq.layers.parameter import SEPARATE, Parameter, is_parameter, num_inputs
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, offset_path
+from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.whole_matrices import map_whole_matrices
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c (Jordan et al. 2024)
 _ITERATIONS = 5

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, verifying, keeping and restoring them."""

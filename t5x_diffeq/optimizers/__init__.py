@@ -1,0 +1,1 @@
+"""Optimizers: Adam, Muon, their moments and schedules."""

@@ -1,0 +1,40 @@
+"""Norms of weights over depth: those of the gradient of W(t) come with the train step."""
+
+from collections import defaultdict
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array, Float
+
+from t5x_diffeq.array_types import Weights
+from t5x_diffeq.ode.weights import layer_name
+
+Curves = dict[str, Float[Array, " n"]]
+
+
+def norms(weights: Weights) -> Curves:
+    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]` by layer."""
+    squares: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
+    for path, leaf in flatten_dict(weights).items():
+        kernel = tuple(range(1, leaf.ndim))
+        squares[layer_name(path[:-1])] += jnp.square(leaf.astype(jnp.float32)).sum(kernel)
+    return {layer: jnp.sqrt(square) for layer, square in squares.items()}
+
+
+def watch_gradient(step: Array, d_weights: Weights, every: int | None) -> Curves:
+    """The norms of the gradient of W(t_n) at the steps to watch; {} if there are none.
+
+    At other steps they are zeros, and nothing is computed.
+    """
+    if every is None:
+        return {}
+    shapes = jax.eval_shape(norms, d_weights)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    of_layers = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
+    return named("gradient", of_layers)
+
+
+def named(kind: str, of_layers: Curves) -> Curves:
+    """`KIND/LAYER` for each layer."""
+    return {f"{kind}/{layer}": curve for layer, curve in of_layers.items()}
