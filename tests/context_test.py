@@ -15,7 +15,7 @@ from small_models import small as small_model
 
 from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
-from t5x_diffeq.data.pipeline import own_rows, put_on_devices
+from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.inference.samples import Samples

@@ -14,10 +14,10 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.data import shards, streams
+from t5x_diffeq.data.batches import train_dataset
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import eval_examples, train_examples
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.pipeline import train_dataset
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import ByteTokenizer

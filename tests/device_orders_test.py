@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from process_runs import read_reports, run, stop_at, write_text
 
 from configs import default
-from t5x_diffeq.data.pipeline import own_rows
+from t5x_diffeq.data.batches import own_rows
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import (

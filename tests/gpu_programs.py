@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from configs import default
 from t5x_diffeq.inference.sampling import Sampling, extend, make_caches, make_weights_by_step
 from t5x_diffeq.planner.collectives import collectives
-from t5x_diffeq.planner.kernels import kernels
+from t5x_diffeq.planner.planning import kernels
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.programs import lower_train_step

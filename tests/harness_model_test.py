@@ -13,8 +13,8 @@ from helpers import LENGTH_OF_LINES as LENGTH
 from helpers import LINES as TEXT
 from row import Row
 
+from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.runs.load import load_run

@@ -7,11 +7,11 @@ import pytest
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.analyses import list_pages
-from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
 from t5x_diffeq.experiments.paired import compare_pairs
 from t5x_diffeq.experiments.present import TableSpec, add_task_scores, cells, format_markdown
 from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
+from t5x_diffeq.experiments.task_scores import TaskScores
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config

@@ -16,13 +16,13 @@ from patience import patience
 
 from configs import default
 from t5x_diffeq import plan as verb
-from t5x_diffeq.planner import planning, sweep, tables
+from t5x_diffeq.planner import candidates, planning, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
+from t5x_diffeq.planner.candidates import PlanSearch
 from t5x_diffeq.planner.estimate import StepTimes
 from t5x_diffeq.planner.flops import step_flops
 from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.search import POLICIES, meshes, remedies
-from t5x_diffeq.planner.sweep import PlanSearch
 from t5x_diffeq.planner.topology import Topology, make_topology
 from t5x_diffeq.runtime.chips import CHIPS, GIB
 from t5x_diffeq.runtime.config import Config
@@ -229,9 +229,9 @@ def fake_sweep(monkeypatch, seconds, bounds):
     def bound(setup, batch_size, figures):
         return Bound(bounds.get(setup.mesh.shape["data"], 1), 0)
 
-    monkeypatch.setattr(sweep, "lower_bound", bound)
-    monkeypatch.setattr(sweep, "plan_setup", quick_setup)
-    monkeypatch.setattr(sweep, "with_meshes", lambda *_: MESHES)
+    monkeypatch.setattr(candidates, "lower_bound", bound)
+    monkeypatch.setattr(candidates, "plan_setup", quick_setup)
+    monkeypatch.setattr(candidates, "with_meshes", lambda *_: MESHES)
     fake = FakePlans(seconds)
     search = PlanSearch(small(**{"model.remat": "full"}), 256, EIGHT, fake)
     return search.run(), fake.compiled, search.skipped
@@ -255,8 +255,8 @@ def test_a_sweep_goes_by_stages_and_skips_what_can_not_win(monkeypatch):
 
 
 def test_a_sweep_where_nothing_fits(monkeypatch):
-    monkeypatch.setattr(sweep, "lower_bound", lambda *_: Bound(1, 1e15))
-    monkeypatch.setattr(sweep, "plan_setup", quick_setup)
+    monkeypatch.setattr(candidates, "lower_bound", lambda *_: Bound(1, 1e15))
+    monkeypatch.setattr(candidates, "plan_setup", quick_setup)
     with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
         PlanSearch(small(), 256, EIGHT, FakePlans({"else": 1})).run()
 

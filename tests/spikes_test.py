@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import metrics_of, send_after
 
-from t5x_diffeq.data.pipeline import train_batches
+from t5x_diffeq.data.batches import train_batches
 from t5x_diffeq.runs.goodput import LOST
 from t5x_diffeq.runs.history import read_events
 from t5x_diffeq.runs.load import load_run

@@ -14,7 +14,7 @@ from small_models import LLAMA, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.layers.attention_kernels import splash_attention
-from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
+from t5x_diffeq.ode.stages import can_pipeline, integrate_in_stages
 from t5x_diffeq.planner.collectives import collectives
 from t5x_diffeq.planner.hlo import Shape
 from t5x_diffeq.runtime.config import Config

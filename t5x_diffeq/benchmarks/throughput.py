@@ -14,11 +14,11 @@ from typing import Any
 import grain
 import numpy as np
 
+from t5x_diffeq.data.batches import host_batches, train_dataset
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import train_examples
-from t5x_diffeq.data.pipeline import host_batches, train_dataset
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import Source, load_source

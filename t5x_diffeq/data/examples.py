@@ -1,10 +1,10 @@
 """Training and validation examples from a corpus, as `config.data` describes them."""
 
+from t5x_diffeq.data.batches import Examples, Mixture
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.pipeline import Examples, Mixture
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.streams import RowStreams
 from t5x_diffeq.runtime.config import DataKeys

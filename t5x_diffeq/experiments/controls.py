@@ -10,7 +10,7 @@ Each lacks one thing that the ODE has beside the baseline, or has one thing more
 """
 
 from t5x_diffeq.experiments.experiment import Keys
-from t5x_diffeq.experiments.sweep import SweptModel
+from t5x_diffeq.experiments.learning_rates import SweptModel
 
 _SQUARES = {"optimizer.name": "t5x_diffeq.experiments.shared_squares:make"}
 _TABLE = {"model.time_basis": "table:{num_steps}"}

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from t5x_diffeq.experiments.drawing import losses_over_steps
 from t5x_diffeq.experiments.experiment import Texts
+from t5x_diffeq.experiments.learning_rates import RATE, RATE_NAME, Sweep
 from t5x_diffeq.experiments.present import Chart, Line, TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
-from t5x_diffeq.experiments.sweep import RATE, RATE_NAME, Sweep
 from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.files import AnyPath
 

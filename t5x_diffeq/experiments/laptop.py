@@ -10,13 +10,13 @@ from t5x_diffeq.experiments.comparison import Choices, Comparison
 from t5x_diffeq.experiments.controls import controls
 from t5x_diffeq.experiments.cost import WIDTHS, Cost
 from t5x_diffeq.experiments.depth_transfer import DepthTransfer
-from t5x_diffeq.experiments.downstream import TaskScores
 from t5x_diffeq.experiments.equal_time import EqualTime
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.figure5 import Figure5
+from t5x_diffeq.experiments.learning_rates import Sweep, SweptModel
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
-from t5x_diffeq.experiments.sweep import Sweep, SweptModel
+from t5x_diffeq.experiments.task_scores import TaskScores
 from t5x_diffeq.experiments.update_sources import UpdateSources
 
 _SWEPT = {

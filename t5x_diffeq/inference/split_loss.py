@@ -1,8 +1,8 @@
 """Loss, perplexity and bits per byte of a run on its validation split."""
 
+from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.data.pipeline import eval_batches
 from t5x_diffeq.models.adaptive import Adaptive, check_adaptive
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step, make_eval_step

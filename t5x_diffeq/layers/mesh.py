@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 Rule = tuple[str, str | tuple[str, ...] | None]  # from a logical axis to mesh axes
 Rules = tuple[Rule, ...]
-STAGE = "stage"  # the mesh axis that splits the solver steps (ode/pipeline.py)
+STAGE = "stage"  # the mesh axis that splits the solver steps (ode/stages.py)
 
 
 def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:

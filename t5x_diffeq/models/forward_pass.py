@@ -11,8 +11,8 @@ from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
 from t5x_diffeq.ode.integrate import integrate
-from t5x_diffeq.ode.pipeline import can_pipeline, integrate_in_stages
 from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
+from t5x_diffeq.ode.stages import can_pipeline, integrate_in_stages
 
 
 def solve(

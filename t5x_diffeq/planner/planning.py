@@ -1,6 +1,7 @@
 """A train step compiled but not run: whether it fits, what it moves, how long it may take."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,10 +13,11 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
 from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
 from t5x_diffeq.planner.flops import StepFlops, step_flops
-from t5x_diffeq.planner.kernels import kernels
+from t5x_diffeq.planner.hlo import Instruction, read_program
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
+from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.chips import GIB, Chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.host_memory import is_on_host
@@ -221,3 +223,30 @@ def _estimate_times(
     of_kernels = flops.attention_kernels / at_work if fused else 0
     assert cost.cycles is not None  # the TPU compiler gives them
     return tpu_times(figures, links, cost.cycles, found, of_kernels, offloaded)
+
+
+_LIBRARIES = {"__cudnn$": "cuDNN", "__cublas$": "cuBLAS"}
+_FUSIONS = {"__triton": "Triton", "__cudnn": "cuDNN"}  # kinds of fusions that libraries compute
+
+
+def kernels(text: str) -> dict[str, int]:
+    """How often each kind of kernel runs, by a name such as `cuDNN fmhaSoftmax` or `Triton`.
+
+    A loop counts as often as it runs. Fusions that XLA makes itself, and copies, are left out.
+    """
+    found: Counter[str] = Counter()
+    for it, _, times, fused in executions(read_program(text)):
+        if not fused and (name := _name_of(it)):
+            found[name] += times
+    return dict(found)
+
+
+def _name_of(it: Instruction) -> str | None:
+    if it.opcode == "custom-call":
+        target = it.required_attribute(r'custom_call_target="([^"]+)"')
+        for prefix, library in _LIBRARIES.items():
+            if target.startswith(prefix):
+                return f"{library} {target.removeprefix(prefix)}"
+        return target
+    kind = it.attribute(r'"kind":"(__\w+)"') or "" if it.opcode == "fusion" else ""
+    return next((name for prefix, name in _FUSIONS.items() if kind.startswith(prefix)), None)

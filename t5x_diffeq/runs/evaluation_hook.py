@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from t5x_diffeq.data.pipeline import eval_batches
+from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.runs.goodput import EVALUATION
 from t5x_diffeq.runs.hooks import Hook, Position, Training
 from t5x_diffeq.runs.progress import eval_line

@@ -37,7 +37,7 @@ class NodesOfPasses(NamedTuple):
       distinct: the index of each time that differs from those before it.
     """
 
-    times: Times
+    times: Float[np.ndarray, " nodes"]
     of_pass: list[slice]
     distinct: np.ndarray
 
@@ -48,7 +48,7 @@ class NodesOfPasses(NamedTuple):
         ends = np.cumsum([len(of_pass) for of_pass in times]).tolist()
         slices = [slice(*part) for part in zip([0, *ends], ends, strict=False)]
         _, distinct = np.unique(np.concatenate(times), return_index=True)
-        return cls(jnp.asarray(np.concatenate(times)), slices, distinct)
+        return cls(np.concatenate(times), slices, distinct)
 
     def split(self, weights: Weights) -> list[Weights]:
         """The weights of each pass."""
@@ -72,7 +72,10 @@ class MadeWeights(NamedTuple):
 
 
 def make_weights(
-    model: LanguageModel, params: Params, times: Times, trains: Callable[[str], bool]
+    model: LanguageModel,
+    params: Params,
+    times: Float[np.ndarray, " nodes"],
+    trains: Callable[[str], bool],
 ) -> MadeWeights:
     """Makes W at these times, each once.
 
@@ -82,7 +85,7 @@ def make_weights(
       times: the times.
       trains: whether a part of the parameters, given its name, trains.
     """
-    make = partial(_make_weights_of, model, params, times)
+    make = partial(_make_weights_of, model, params, jnp.asarray(times))
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}

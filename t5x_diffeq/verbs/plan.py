@@ -4,9 +4,9 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from t5x_diffeq.planner.candidates import PlanSearch
 from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
 from t5x_diffeq.planner.search import as_flags, remedies
-from t5x_diffeq.planner.sweep import PlanSearch
 from t5x_diffeq.planner.tables import plan_record, print_plans, show_ranked
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.chips import GIB

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
+from t5x_diffeq.data.batches import Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.pipeline import Mixture, train_batches
 from t5x_diffeq.data.streams import RowStreams, StreamPositions
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.inference.samples import Samples
@@ -19,7 +19,6 @@ from t5x_diffeq.runs import progress
 from t5x_diffeq.runs.checkpoint_hook import Saves
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.evaluation_hook import Evaluation
-from t5x_diffeq.runs.figures import WeightFigures
 from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.runs.history import History, Stopwatch
 from t5x_diffeq.runs.hooks import DoneStep, Hook, HookKind, Hooks, Position, Training, load_hooks
@@ -29,6 +28,7 @@ from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
 from t5x_diffeq.runs.watcher import Watcher
+from t5x_diffeq.runs.weight_figures import WeightFigures
 from t5x_diffeq.runs.workdir import check_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config

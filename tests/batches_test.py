@@ -13,13 +13,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 from row import Row
 
-from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.pipeline import (
+from t5x_diffeq.data.batches import (
     eval_batches,
     host_batches,
     train_batches,
     train_dataset,
 )
+from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
