@@ -17,7 +17,7 @@ import optax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq.layers.parameter import is_parameter
+from t5x_diffeq.layers.parameter import map_parameters
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import block_of_shapes
@@ -67,7 +67,7 @@ def _measure_movement(
     block = block_of_shapes(config)
     of_block = block_parameters(block, block.input_shapes())
     declared = declared_params(model)
-    multipliers = jax.tree.map(lambda p: p.step_multiplier, declared, is_leaf=is_parameter)
+    multipliers = map_parameters(lambda p: p.step_multiplier, declared)
     optimizer = optax.chain(
         optax.scale_by_adam(0.9, 0.95), scale_each(multipliers), optax.scale_by_learning_rate(1e-3)
     )

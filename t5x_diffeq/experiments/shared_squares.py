@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.layers.parameter import Parameter, map_parameters
 from t5x_diffeq.runtime.config import OptimizerKeys
 
 
@@ -23,7 +23,7 @@ def make(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformati
       declared: the parameters in their boxes, which say what is stacked.
     """
     beta1, beta2, epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
-    stacked = jax.tree.map(_is_stacked, declared, is_leaf=is_parameter)
+    stacked = map_parameters(_is_stacked, declared)
 
     def square(g: Array, is_stacked: bool) -> Array:
         squares = jnp.square(g)

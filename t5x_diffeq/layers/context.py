@@ -7,7 +7,6 @@ that attends to few tokens is paired with one that attends to many (Dubey et al.
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import jax
@@ -17,13 +16,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.array_types import Order, Places, Segments, State
-from t5x_diffeq.layers.mesh import mesh_axes, on_shards, spec_of
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over, spec_of
 
 
 def length_shards() -> int:
     """The number of devices C that share each sequence, under the rules of the context."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return prod(sizes[axis] for axis in mesh_axes("length"))
+    return shards_over(mesh_axes("length"))
 
 
 def zigzag_order(length: int, shards: int) -> Int[np.ndarray, " L"]:

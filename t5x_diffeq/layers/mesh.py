@@ -1,6 +1,6 @@
 """Which mesh axes a logical axis lies on, and functions that see one device's part of an array."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import jax
@@ -25,14 +25,19 @@ def spec_of(logical: Sequence[str | None], rules: Rules | None = None) -> Partit
 
 def mesh_axes(logical: str) -> tuple[str, ...]:
     """The mesh axes of a logical axis, under the rules of the context; none without a mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
+    if not mesh_sizes():
         return ()
     return tuple(axis for entry in spec_of((logical,)) for axis in axes_of(entry))
 
 
+def mesh_sizes() -> Mapping[str, int]:
+    """The sizes of the context's mesh axes; empty without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape
+
+
 def num_stages() -> int:
     """The number of stages of the context's mesh; 1 without a mesh."""
-    return jax.sharding.get_abstract_mesh().shape.get(STAGE, 1)
+    return mesh_sizes().get(STAGE, 1)
 
 
 def axes_of_last_rows(num_rows: int) -> tuple[str, ...]:
@@ -71,8 +76,7 @@ def on_shards(
 
 def shards_over(axes: Sequence[str]) -> int:
     """How many parts these axes of the context's mesh make; 1 without a mesh."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return prod(sizes[axis] for axis in axes)
+    return prod(mesh_sizes()[axis] for axis in axes)
 
 
 def sum_shards(

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from t5x_diffeq.array_types import Tree
+
 ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "adapter")
 
 # Logical axes that number separate maps of one shape, which one kernel holds: q, k and v of one
@@ -59,6 +61,11 @@ def num_inputs(shape: Sequence[int], fan_in: int) -> int:
 def is_parameter(node: object) -> bool:
     """Whether `node` is a boxed parameter (an `is_leaf` for tree maps)."""
     return isinstance(node, Parameter)
+
+
+def map_parameters(function: Callable, declared: Tree) -> Tree:
+    """The tree with a value of each declared parameter in its place."""
+    return jax.tree.map(function, declared, is_leaf=is_parameter)
 
 
 def declare(

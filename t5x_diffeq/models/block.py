@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from t5x_diffeq.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.context import length_shards
-from t5x_diffeq.layers.mesh import mesh_axes
+from t5x_diffeq.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
@@ -100,9 +100,8 @@ class Block(nn.Module):
 
         They are of a length that every kernel accepts, with a row for each part of a batch.
         """
-        c, sizes = self.config, jax.sharding.get_abstract_mesh().shape
-        rows = prod(sizes[axis] for axis in mesh_axes("batch"))
-        shape = rows, min(c.max_length, LANES * length_shards())
+        c = self.config
+        shape = shards_over(mesh_axes("batch")), min(c.max_length, LANES * length_shards())
         state = jax.ShapeDtypeStruct((*shape, c.embed_dim), jnp.dtype(c.state_dtype))
         positions = jax.ShapeDtypeStruct(shape, jnp.int32)
         return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array

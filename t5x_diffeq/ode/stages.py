@@ -22,7 +22,6 @@ stays where it is.
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from t5x_diffeq.array_types import Tree, Vector
-from t5x_diffeq.layers.mesh import STAGE, mesh_axes, num_stages, on_shards
+from t5x_diffeq.layers.mesh import STAGE, mesh_axes, num_stages, on_shards, shards_over
 
 # From the weights of a stage, the state, what stands beside its rows, and a key, to the state.
 TakeSteps = Callable[[Tree, Vector, Tree, Array | None], Vector]
@@ -140,8 +139,7 @@ def _as_before(tree: Tree, before: Tree) -> Tree:
 
 def _num_shards() -> int:
     """The number of parts that a batch is divided into over the context's mesh."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return prod(sizes[axis] for axis in mesh_axes("batch"))
+    return shards_over(mesh_axes("batch"))
 
 
 def _split_rows(x: Array, microbatches: int) -> Array:

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
-from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter
+from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter, map_parameters
 from t5x_diffeq.ode.contraction import as_made, contract, projection_square
 from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.runtime.errors import InputError
@@ -260,10 +260,9 @@ class LayerWeights(nn.Module):
     def _init_stacked(self, key: jax.Array) -> Weights:
         """`num_nodes` independent initialisations, stacked on a leading axis `steps`."""
         init = jax.vmap(lambda key: _init_block(self.block, self.inputs, key))
-        return jax.tree.map(
+        return map_parameters(
             lambda leaf: leaf.replace(names=("steps", *leaf.names)),
             init(jax.random.split(key, self.num_nodes)),
-            is_leaf=is_parameter,
         )
 
 

@@ -49,7 +49,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
+from t5x_diffeq.layers.mesh import axes_of, mesh_sizes, on_shards, spec_of
 from t5x_diffeq.layers.parameter import SEPARATE, Parameter, is_parameter, num_inputs
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, offset_path
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
@@ -209,8 +209,7 @@ def _orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "n
     separate = [n for n in dimensions if kernel.names[n] in SEPARATE]
     others = [n for n in dimensions if n not in separate]
     inputs, outputs = others[: kernel.num_inputs], others[kernel.num_inputs :]
-    without_mesh = jax.sharding.get_abstract_mesh().empty
-    spec = PartitionSpec() if without_mesh else spec_of(kernel.names)
+    spec = spec_of(kernel.names) if mesh_sizes() else PartitionSpec()
 
     def split_by(dimensions: list[int]) -> list[str]:
         """The mesh axes that split these dimensions of the kernel."""

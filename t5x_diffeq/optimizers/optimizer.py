@@ -20,7 +20,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
-from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter
+from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter, map_parameters
 from t5x_diffeq.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
 from t5x_diffeq.optimizers.muon import kernels_of_block, scale_by_muon
 from t5x_diffeq.runtime.config import OptimizerKeys
@@ -105,13 +105,9 @@ def make_optimizer(
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` can't be
         used.
     """
-
-    def of_declared(read):
-        return jax.tree.map(read, declared, is_leaf=is_parameter)
-
-    decays = of_declared(lambda leaf: leaf.role in DECAYED[optimizer.decay])
+    decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
     factors = _role_factors(optimizer.role_multipliers)
-    by_role = of_declared(lambda leaf: factors.get(leaf.role, 1.0))
+    by_role = map_parameters(lambda leaf: factors.get(leaf.role, 1.0), declared)
     return optax.chain(
         _clip(optimizer.max_grad_norm),
         *_directions(optimizer, declared),
@@ -164,7 +160,7 @@ def _directions(
     optimizer: OptimizerKeys, declared: dict
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
     """What `optimizer.name` names, and the multipliers of the steps that it makes."""
-    multipliers = jax.tree.map(lambda leaf: leaf.step_multiplier, declared, is_leaf=is_parameter)
+    multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
     if is_plugin(optimizer.name):
         return _load(optimizer, declared), scale_each(multipliers)
     if optimizer.name == "adam":

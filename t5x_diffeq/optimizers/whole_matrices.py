@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t5x_diffeq.layers.mesh import mesh_sizes
+
 
 def map_whole_matrices(
     function: Callable[[Float[Array, "some m k"]], Float[Array, "some m k"]],
@@ -33,7 +35,7 @@ def map_whole_matrices(
       column_axes: the mesh axes that split the columns.
       stack_axes: the mesh axes that split the stack: other devices hold other matrices.
     """
-    sizes = jax.sharding.get_abstract_mesh().shape
+    sizes = mesh_sizes()
     exchanges = [(axis, 1) for axis in row_axes] + [(axis, 2) for axis in column_axes]
     splitting = {*row_axes, *column_axes, *stack_axes}
     copies = tuple(axis for axis in sizes if sizes[axis] > 1 and axis not in splitting)

@@ -11,7 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.layers.mesh import STAGE, Rule, Rules, axes_of, spec_of
-from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.layers.parameter import Parameter, is_parameter, map_parameters
 from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
@@ -359,6 +359,4 @@ def shard_bytes(arrays: Any) -> int:
 
 def unbox(tree: Tree) -> Tree:
     """The tree with its parameters unboxed."""
-    return jax.tree.map(
-        lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree, is_leaf=is_parameter
-    )
+    return map_parameters(lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree)

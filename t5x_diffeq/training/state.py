@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from flax import struct
 from jaxtyping import Array
 
 from t5x_diffeq.layers.context import length_shards
-from t5x_diffeq.layers.mesh import mesh_axes
+from t5x_diffeq.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.errors import InputError
@@ -63,9 +62,7 @@ def declared_params(model: LanguageModel) -> dict:
 
 def _least_batch(model: LanguageModel) -> tuple[int, int]:
     """A row for each part of a batch, as layers may compute on their parts of it."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    rows = prod(sizes[axis] for axis in mesh_axes("batch"))
-    return rows, model.config.max_length
+    return shards_over(mesh_axes("batch")), model.config.max_length
 
 
 def trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
