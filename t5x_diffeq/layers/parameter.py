@@ -7,11 +7,13 @@ Code that treats parameters by kind reads the kind from the parameter itself: th
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.array_types import Tree
 
@@ -66,6 +68,11 @@ def is_parameter(node: object) -> bool:
 def map_parameters(function: Callable, declared: Tree) -> Tree:
     """The tree with a value of each declared parameter in its place."""
     return jax.tree.map(function, declared, is_leaf=is_parameter)
+
+
+def flatten_parameters(declared: Tree) -> dict[tuple[str, ...], Any]:
+    """The parameters of a tree in their boxes, by path."""
+    return flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
 
 
 def declare(

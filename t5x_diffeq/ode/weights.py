@@ -23,7 +23,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.array_types import Times, Weights
-from t5x_diffeq.layers.parameter import Parameter, declare, is_parameter, map_parameters
+from t5x_diffeq.layers.parameter import (
+    Parameter,
+    declare,
+    flatten_parameters,
+    is_parameter,
+    map_parameters,
+)
 from t5x_diffeq.ode.contraction import as_made, contract, projection_square
 from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.runtime.errors import InputError
@@ -42,7 +48,7 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
       ValueError: if a leaf was not made by `declare`, or no source generates its role.
     """
     variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
-    leaves = flatten_dict(variables["params"], is_leaf=lambda _, node: is_parameter(node))
+    leaves = flatten_parameters(variables["params"])
     for path, leaf in leaves.items():
         role = leaf.role if is_parameter(leaf) else None
         if role not in OFFSET:

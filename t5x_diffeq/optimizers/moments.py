@@ -33,7 +33,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, UInt32
 
-from t5x_diffeq.layers.parameter import Parameter, is_parameter
+from t5x_diffeq.layers.parameter import Parameter, flatten_parameters
 from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.optimizers.block_codes import (
     Blocks,
@@ -92,7 +92,7 @@ def scale_by_moments(
     """From gradients to Adam's directions; `keepers` has one for each parameter, by its path."""
 
     def init(params: dict) -> optax.ScaleByAdamState:
-        leaves = flatten_dict(params, is_leaf=lambda _, node: is_parameter(node))
+        leaves = flatten_parameters(params)
         made = {path: keepers[path].init(leaf) for path, leaf in leaves.items()}
         mean, square = (unflatten_dict({p: both[n] for p, both in made.items()}) for n in (0, 1))
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)

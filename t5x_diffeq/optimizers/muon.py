@@ -50,7 +50,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.mesh import axes_of, mesh_sizes, on_shards, spec_of
-from t5x_diffeq.layers.parameter import SEPARATE, Parameter, is_parameter, num_inputs
+from t5x_diffeq.layers.parameter import (
+    SEPARATE,
+    Parameter,
+    flatten_parameters,
+    num_inputs,
+)
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, offset_path
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.runtime.errors import InputError
@@ -99,7 +104,7 @@ def kernels_of_block(declared: dict) -> list[Kernel]:
     Raises:
       InputError: if a kernel's axes don't say what its inputs are.
     """
-    leaves = flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
+    leaves = flatten_parameters(declared)
     found = {
         path: leaf for path, leaf in leaves.items() if path[0] == "source" and leaf.role == "kernel"
     }

@@ -20,7 +20,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
-from t5x_diffeq.layers.parameter import ROLES, Parameter, is_parameter, map_parameters
+from t5x_diffeq.layers.parameter import ROLES, Parameter, flatten_parameters, map_parameters
 from t5x_diffeq.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
 from t5x_diffeq.optimizers.muon import kernels_of_block, scale_by_muon
 from t5x_diffeq.runtime.config import OptimizerKeys
@@ -186,7 +186,7 @@ def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
     betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
     if optimizer.moments == "float32":
         return optax.scale_by_adam(*betas)
-    leaves = flatten_dict(declared, is_leaf=lambda _, node: is_parameter(node))
+    leaves = flatten_parameters(declared)
     keepers = {path: _keeper(optimizer.moments, leaf) for path, leaf in leaves.items()}
     return scale_by_moments(keepers, *betas)
 
