@@ -75,11 +75,12 @@ def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.experiments.laptop import LAPTOP
     from t5x_diffeq.models.adaptive import SOLVERS
     from t5x_diffeq.ode.schemes import SCHEMES
-    from t5x_diffeq.optimizers.optimizer import DECAYED
+    from t5x_diffeq.optimizers.optimizer import DECAYED, OPTIMIZERS
     from t5x_diffeq.runtime.keys import values
 
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)
     assert tuple(SCHEMES) == values.SCHEMES
+    assert tuple(OPTIMIZERS) == values.OPTIMIZERS
     assert tuple(SOLVERS) == values.ADAPTIVE_SOLVERS
     assert tuple(LAPTOP) == reproduce.EXPERIMENTS
 

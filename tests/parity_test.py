@@ -104,7 +104,7 @@ def test_gradients_of_every_parameter(gpt):
 
     def loss(params):
         y, head, _ = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
-        losses, _ = token_losses(y, head, tokens[:, 1:], vocab_size=97, chunk=7)
+        losses = token_losses(y, head, tokens[:, 1:], vocab_size=97, chunk=7).losses
         return losses.mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
@@ -127,6 +127,6 @@ def test_llama_baseline():
     logits = jax.jit(model.apply)(params, tokens)
     np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
     y, head, _ = jax.jit(partial(model.apply, method="state_and_head"))(params, tokens)
-    losses, _ = token_losses(y[:, :-1], head, tokens[:, 1:], vocab_size=97, chunk=100)
+    losses = token_losses(y[:, :-1], head, tokens[:, 1:], vocab_size=97, chunk=100).losses
     expected = arrays["output/loss_per_position"][:, :-1]
     np.testing.assert_allclose(losses, expected, atol=1e-5)

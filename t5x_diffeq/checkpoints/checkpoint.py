@@ -14,6 +14,8 @@ import orbax.checkpoint as ocp
 from t5x_diffeq.checkpoints import checksums, writing
 from t5x_diffeq.checkpoints.checkpoint_folder import (
     ASIDE,
+    check_path,
+    count_arrays,
     identify_run,
     set_aside,
     tidy_checkpoints,
@@ -48,7 +50,7 @@ class Checkpoints:
       local: a folder on a local disk or in memory for local checkpoints; None: there are none.
 
     Raises:
-      InputError: if the local folder can't be used.
+      InputError: if the workdir or the local folder can't be used.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class Checkpoints:
         verify: bool = True,
         local: str | None = None,
     ):
+        check_path(workdir)
         self.folder = absolute_path(workdir) / "checkpoints"  # Orbax takes no relative path
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.verify = verify
         self.saving: int | None = None  # the step whose save may not have finished
         self.times = SaveTimes()
         self._watching: threading.Thread | None = None  # measures the last save
+        self._arrays: int | None = None  # what the first save is to hold, until that was looked up
+        self._unreadable: RunError | None = None
         if jax.process_index() == 0:
             tidy_checkpoints(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
@@ -143,13 +148,24 @@ class Checkpoints:
                 force=True,
             )
         if jax.process_index() == 0:
+            first = self._watching is None
+            self._arrays = len(jax.tree.leaves(parts_of(state))) if first else None
             self._watch(step, started)
 
     def _watch(self, step: int, started: float) -> None:
-        """Measures a save in another thread, and marks it if it is a milestone."""
-        waited, manager = time.perf_counter() - started, self.manager
+        """Measures a save in another thread, and marks it if it is a milestone.
+
+        The first save is looked up, so that no run goes on whose saves can't be found again.
+        """
+        waited, manager, arrays = time.perf_counter() - started, self.manager, self._arrays
 
         def finish(ended: float) -> None:
+            if arrays and (found := count_arrays(self.folder / str(step))) != arrays:
+                self._unreadable = RunError(
+                    f"checkpoint {step} in {self.folder} was written, and {found} of its {arrays} "
+                    "arrays can be found there; choose another disk or --workdir"
+                )
+                return
             if step in self.retention.milestones:
                 mark_milestones(self.folder, [step])
             size = checksums.size_of(self.folder / str(step))
@@ -183,6 +199,8 @@ class Checkpoints:
         """
         with self._explain():
             self.manager.check_for_errors()
+        if self._unreadable:
+            raise self._unreadable
         self.times.say_new()
 
     def _explain(self) -> AbstractContextManager:
@@ -286,6 +304,8 @@ class Checkpoints:
         """Ends a run that has saved its last state: local checkpoints are not needed any more."""
         if self._watching:
             self._watching.join()
+        if self._unreadable:
+            raise self._unreadable
         newest = self.manager.latest_step()
         self.manager.close()
         if self.local:

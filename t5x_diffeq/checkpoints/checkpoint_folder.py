@@ -10,14 +10,49 @@ import json
 import shutil
 import uuid
 
+import tensorstore
+
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, move_folder, write_whole
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import (
+    BUCKETS,
+    AnyPath,
+    absolute_path,
+    bucket_files,
+    is_in_bucket,
+    move_folder,
+    write_whole,
+)
 
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 ASIDE = "unreadable_checkpoints"
 _RUN_ID = "run_id"  # a file in the workdir
+
+
+def check_path(workdir: AnyPath) -> None:
+    """Checks that Orbax can find a checkpoint's parts in a workdir, which it does by a glob.
+
+    Raises:
+      InputError: if its path has characters with a meaning in a glob.
+    """
+    path = str(absolute_path(workdir))
+    if special := next((each for each in "[*?" if each in path), None):
+        raise InputError(
+            f"workdir {path} has {special} in its path, and Orbax would not find the parts of its "
+            "checkpoints; choose a --workdir without [, * and ?"
+        )
+
+
+def count_arrays(checkpoint: AnyPath) -> int:
+    """How many arrays can be found in a saved train state."""
+    base: dict[str, str] = {"driver": "file", "path": f"{checkpoint / 'state'}/"}
+    if is_in_bucket(checkpoint):
+        bucket, _, path = str(checkpoint).removeprefix(BUCKETS).partition("/")
+        base = {"driver": "gcs", "bucket": bucket, "path": f"{path}/state/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    return sum(key.endswith(b".zarray") for key in store.list().result())
 
 
 def whole_steps(folder: AnyPath) -> list[int]:
@@ -33,8 +68,10 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
 
 
 def _is_whole(step: AnyPath) -> bool:
-    """Whether a checkpoint was written completely, as far as its marker files show."""
-    return not is_in_bucket(step) or (step / MARKER).exists() or _was_committed(step) is True
+    """Whether a checkpoint was written completely, as far as its files show."""
+    if not is_in_bucket(step):
+        return (step / "state").is_dir()
+    return (step / MARKER).exists() or _was_committed(step) is True
 
 
 def _was_committed(step: AnyPath) -> bool | None:

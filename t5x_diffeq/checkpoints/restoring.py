@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
@@ -116,6 +117,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
         handler = ocp.PyTreeCheckpointHandler()
         there = handler.metadata(folder / "state").tree
         asked = choose(there)
+        _check_shapes(folder, asked["params"], there["params"])
         replicas = replicas_of(asked)
         if replicas and jax.process_index() not in replicas.readers:
             return asked, None
@@ -137,6 +139,24 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
         f"processes; the others get it over the network, along {' and '.join(replicas.axes)}"
     )
     return replicas.broadcast(asked, found)
+
+
+def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
+    """Checks that the parameters of a checkpoint have the shapes that the config makes.
+
+    Raises:
+      InputError: if they haven't: `config.json` is not that of the run, say.
+    """
+    wanted, saved = (
+        {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
+        for tree in (asked, there)
+    )
+    for name in sorted(wanted.keys() | saved.keys()):
+        if wanted.get(name) != saved.get(name):
+            raise InputError(
+                f"checkpoint {folder} has {saved.get(name, 'no array')} for the parameter {name}, "
+                f"and the config makes {wanted.get(name, 'none')} of it; restore the config"
+            )
 
 
 def verify_files(folder: AnyPath, verify: bool) -> None:

@@ -112,6 +112,11 @@ class Windows:
         tokens = int(self.ends[-1]) if len(self.ends) else 0
         predicted = max(tokens - 1, 0)
         self.count = -(-predicted // length) if ragged else predicted // length
+        if not tokens:
+            raise InputError(
+                f"the {split} split has no tokens: its documents are empty or not text; give other "
+                "text, or data.validation_path"
+            )
         if self.count < 1:
             raise InputError(
                 f"data.sequence_length={length} needs {1 if ragged else length} + 1 tokens, and "

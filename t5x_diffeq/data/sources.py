@@ -228,6 +228,10 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
         files = [file for file in files_in(root) if file.name.endswith(endings)]
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
+    elif isinstance(root, Path) and root.exists():
+        raise InputError(
+            f"data.{key}={path} is a pipe or a device; give a file, a folder or a glob"
+        )
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"

@@ -10,7 +10,7 @@ decay and the schedule follow it, as they follow Adam. If its `update` takes ext
 `embeddings`, the e(t) at the nodes of the step by the name of the generated layer.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import isfinite
 from typing import Any
 
@@ -156,29 +156,47 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
     return "name a role once" if role in earlier else None
 
 
+Directions = tuple[optax.GradientTransformation, dict]  # and the multiplier of each one's steps
+
+
 def _directions(
     optimizer: OptimizerKeys, declared: dict
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
     """What `optimizer.name` names, and the multipliers of the steps that it makes."""
+    make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
     multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
-    if is_plugin(optimizer.name):
-        return _load(optimizer, declared), scale_each(multipliers)
-    if optimizer.name == "adam":
-        return _adam(optimizer, declared), scale_each(multipliers)
+    transformation, multipliers = make(optimizer, declared, multipliers)
+    return transformation, scale_each(multipliers)
+
+
+def _adam_alone(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
+    return _adam(optimizer, declared), multipliers
+
+
+def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
+    """Muon for the block's kernels, whose steps have their size already, and Adam for the rest."""
     if optimizer.moments != "float32":
         raise InputError(
-            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name=muon it can "
-            "only be float32"
+            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name="
+            f"{optimizer.name} it can only be float32"
         )
-    adam = _adam(optimizer, declared)
     kernels = kernels_of_block(declared)
     muon = scale_by_muon(kernels, optimizer.momentum)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     leaves = flatten_dict(multipliers)
-    # Muon's steps have their size already.
-    own = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
+    of_steps = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
     names = unflatten_dict({path: "muon" if path in paths else "adam" for path in leaves})
-    return optax.partition({"muon": muon, "adam": adam}, names), scale_each(own)
+    parts = {"muon": muon, "adam": _adam(optimizer, declared)}
+    return optax.partition(parts, names), of_steps
+
+
+# By `optimizer.name`: from the keys, the declared parameters and the multipliers of their steps to
+# the directions and the multipliers that these need. With `optimizer.offload`, each must be able to
+# update one layer without another's gradient and moments (`training/update.py`).
+OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
+    "adam": _adam_alone,
+    "muon": _muon_and_adam,
+}
 
 
 def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
@@ -200,7 +218,7 @@ def _keeper(moments: str, leaf: Parameter) -> Keeper:
     return Whole(leaf.names)
 
 
-def _load(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
+def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
     """The transformation of another package that `optimizer.name` names."""
     made = load_plugin("optimizer.name", optimizer.name)(optimizer, declared)
     if not isinstance(made, optax.GradientTransformation):
@@ -208,7 +226,7 @@ def _load(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
             f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "
             "optax.GradientTransformation"
         )
-    return made
+    return made, multipliers
 
 
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:

@@ -99,8 +99,14 @@ def total_columns(attempts: Sequence[Attempt]) -> dict[str, float]:
 
 def goodput(attempts: Sequence[Attempt]) -> float:
     """The part of the time since the first start in which steps ran that the run still has."""
-    wall = attempts[-1].heard - attempts[0].began
+    wall = wall_seconds(attempts)
     return total_columns(attempts)[STEPS] / wall if wall > 0 else 0.0
+
+
+def wall_seconds(attempts: Sequence[Attempt]) -> float:
+    """The time since the first start; at least what was measured, if the clock was set back."""
+    by_clock = attempts[-1].heard - attempts[0].began
+    return max(by_clock, sum(total_columns(attempts).values()))
 
 
 def seconds_left(attempt: Attempt) -> float | None:

@@ -212,7 +212,11 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
 
 def python_command() -> str:
     """The interpreter as one types it here."""
-    return shlex.quote(min(sys.executable, os.path.relpath(sys.executable), key=len))
+    try:
+        relative = os.path.relpath(sys.executable)
+    except OSError:  # the current folder was deleted
+        return shlex.quote(sys.executable)
+    return shlex.quote(min(sys.executable, relative, key=len))
 
 
 def say_next(workdir: AnyPath) -> None:

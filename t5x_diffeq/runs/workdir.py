@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import jax
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
+from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -33,6 +33,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     Raises:
       InputError: if keys differ that may not; names them.
     """
+    check_path(workdir)
     if not (workdir / CONFIG_FILE).exists():
         if steps_in(workdir / "checkpoints"):
             raise InputError(

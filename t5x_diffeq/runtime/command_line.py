@@ -259,6 +259,9 @@ def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
     path = parse_path(flag.value, f"--{flag.name}")
     if isinstance(path, Path):
+        if path.is_symlink() and not path.exists():
+            target = path.readlink()
+            raise InputError(f"--{flag.name}={path} is a link to {target}, which doesn't exist")
         there = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not there.is_dir():
             raise InputError(f"--{flag.name}={path}: {there} is a file; name a folder")

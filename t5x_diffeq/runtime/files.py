@@ -36,14 +36,24 @@ def parse_path(text: str, name: str) -> AnyPath:
       name: the name of the flag or key, for messages.
 
     Raises:
-      InputError: if it is of any other kind, or the bucket refuses access.
+      InputError: if it is of any other kind, can't be a path here, or the bucket refuses access.
       MachineryError: if the bucket does not answer.
     """
+    if not text.isprintable() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise InputError(
+            f"{name}={text!a}: its name isn't UTF-8; rename it, or set PYTHONUTF8=1 if it is"
+        )
     if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
         raise InputError(f"{name}={text[:60]}...: no file has so long a name; check the path")
     scheme, is_url, _ = text.partition("://")
     if not is_url:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        if not path.is_absolute() and not _has_current_folder():
+            raise InputError(
+                f"{name}={text}: the current folder was deleted; cd to another, or give a "
+                "whole path"
+            )
+        return path
     if scheme + is_url != BUCKETS:
         raise InputError(
             f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
@@ -90,6 +100,13 @@ def bucket_files() -> fsspec.AbstractFileSystem:
         "requests_timeout": aiohttp.ClientTimeout(sock_connect=_SILENCE, sock_read=_SILENCE),
     }
     return fsspec.filesystem("gcs", finalize_on_close=True)
+
+
+def _has_current_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def describe_error(error: BaseException) -> str:

@@ -60,8 +60,8 @@ def make_adaptive_eval_step(
         solution = solve(model, params, batch["inputs"], adaptive, places_of(batch))
         with_params = model.bind({"params": params})
         y, head = with_params.normalise(solution.y), with_params.head_vectors()
-        vocab_size = model.config.vocab_size
-        losses, _ = token_losses(y, head, batch["targets"], vocab_size=vocab_size, chunk=chunk)
+        sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
+        losses = token_losses(y, head, batch["targets"], **sizes).losses
         return EvalMetrics.of(losses, batch), solution.steps, solution.reached
 
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:

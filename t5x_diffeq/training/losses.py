@@ -4,6 +4,7 @@ logits.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,24 @@ from jaxtyping import Array, Float, Int, Num
 from t5x_diffeq.array_types import State, Tokens
 from t5x_diffeq.layers.mesh import axes_of_last_rows, mesh_axes, on_shards
 
+
+class TokenLosses(NamedTuple):
+    """What is computed from the logits of each token, in nats; float32.
+
+    A further number per token is computed in `_losses_of_logits`, chunk by chunk. It must leave out
+    the logits of padding, and sum over the mesh axes that split the vocabulary.
+
+    Attributes:
+      losses: -log p(target).
+      normalisers: the log of the softmax's normaliser.
+      divergences: KL(teacher || student); None without a teacher.
+    """
+
+    losses: Float[Array, "B L"]
+    normalisers: Float[Array, "B L"]
+    divergences: Float[Array, "B L"] | None = None
+
+
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
 _Heads = tuple[Float[Array, "v _"], ...]  # of each model, the width whole
@@ -21,8 +40,8 @@ _ChunkOfTokens = tuple[tuple[Float[Array, "chunk _"], ...], Int[Array, " chunk"]
 
 def token_losses(
     y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
-) -> tuple[Float[Array, "B L"], Float[Array, "B L"]]:
-    """-log p(target) of each token, and the log of the softmax's normaliser; float32.
+) -> TokenLosses:
+    """The losses of each token, without a teacher.
 
     Args:
       y: the model's last state, normalised.
@@ -31,8 +50,7 @@ def token_losses(
       vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
     """
-    losses, normalisers = _by_chunk(_losses_of_chunk, [(y, head)], targets, vocab_size, chunk)
-    return losses, normalisers
+    return TokenLosses(*_by_chunk(_losses_of_chunk, [(y, head)], targets, vocab_size, chunk))
 
 
 def distillation_losses(
@@ -42,8 +60,8 @@ def distillation_losses(
     *,
     vocab_size: int,
     chunk: int,
-) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
-    """The student's `token_losses`, and KL(teacher || student) of each token in nats; float32.
+) -> TokenLosses:
+    """The student's losses of each token, and its divergence from the teacher.
 
     The KL divergence is that of the two distributions of the next token. The teacher gets no
     gradient (Hinton et al. 2015, at temperature 1).
@@ -55,10 +73,11 @@ def distillation_losses(
       vocab_size: the unpadded vocabulary.
       chunk: tokens per device whose logits exist at once.
     """
-    losses, normalisers, divergences = _by_chunk(
-        _distillation_of_chunk, [student, teacher], targets, vocab_size, chunk, results=3
+    return TokenLosses(
+        *_by_chunk(
+            _distillation_of_chunk, [student, teacher], targets, vocab_size, chunk, results=3
+        )
     )
-    return losses, normalisers, divergences
 
 
 def losses_and_choices(

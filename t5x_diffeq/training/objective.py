@@ -19,7 +19,12 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.depths import Rows, rows_of_depths
-from t5x_diffeq.training.losses import StateAndHead, distillation_losses, token_losses
+from t5x_diffeq.training.losses import (
+    StateAndHead,
+    TokenLosses,
+    distillation_losses,
+    token_losses,
+)
 from t5x_diffeq.training.terms import Outcome, terms_of
 
 Batch = dict[str, jax.Array]
@@ -105,23 +110,23 @@ def objective(
       key: the dropout key.
       teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
-    velocity = keys.velocity_penalty > 0
+    taught = [each.learns or (keys.distill_weight if teacher else 0.0) for each in passes]
+    terms = [terms_of(keys, p.model.config, t) for p, t in zip(passes, taught, strict=True)]
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
     ends = [
-        end_of_pass(each.model, params, rows, weights_of_pass, key, velocity)
-        for each, rows, weights_of_pass in zip(passes, batches, weights, strict=True)
+        end_of_pass(each.model, params, rows, w, key, any(t.charges_velocity for t in of_pass))
+        for each, rows, w, of_pass in zip(passes, batches, weights, terms, strict=True)
     ]
     largest = ends[-1]
     total, reported = jnp.zeros(()), defaultdict[str, list[Array]](list)
-    for each, rows, end, count in zip(passes, batches, ends, tokens, strict=True):
+    for each, rows, end, count, of_pass in zip(passes, batches, ends, tokens, terms, strict=True):
         of_teacher = (largest.y, largest.head) if each.learns else teacher
         if of_teacher:
             of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
-        found = losses_at(each.model, end, rows, keys.loss_chunk, of_teacher)
-        outcome = Outcome(*found, end.costs, rows["mask"], count, keys.microbatches)
-        share_of_teacher = (each.learns or keys.distill_weight) if of_teacher else 0.0
+        losses = losses_at(each.model, end, rows, keys.loss_chunk, of_teacher)
+        outcome = Outcome(losses, end.costs, rows["mask"], count, keys.microbatches)
         sum_of_terms = jnp.zeros(())
-        for term in terms_of(keys, each.model.config, share_of_teacher):
+        for term in of_pass:
             mean = term.mean(outcome)
             sum_of_terms += term.weight * mean
             reported[term.name].append(mean)
@@ -136,8 +141,8 @@ def places_of(batch: Batch) -> Places | None:
 
 def losses_at(
     model: LanguageModel, end: PassEnd, batch: Batch, chunk: int, teacher: StateAndHead | None
-) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"] | None]:
-    """Of each token, -log p, the log of the softmax's normaliser, and KL(teacher || model).
+) -> TokenLosses:
+    """The losses of each token of a batch.
 
     Args:
       model: the model.
@@ -149,7 +154,7 @@ def losses_at(
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
     with jax.named_scope("loss"):
         if teacher is None:
-            return *token_losses(end.y, end.head, batch["targets"], **sizes), None
+            return token_losses(end.y, end.head, batch["targets"], **sizes)
         return distillation_losses((end.y, end.head), teacher, batch["targets"], **sizes)
 
 
@@ -157,7 +162,7 @@ def batch_losses(
     model: LanguageModel, params: Params, batch: Batch, chunk: int
 ) -> Float[Array, "B L"]:
     """-log p of each target of a batch, without dropout; takes the arguments of `losses_at`."""
-    return losses_at(model, end_of_pass(model, params, batch), batch, chunk, None)[0]
+    return losses_at(model, end_of_pass(model, params, batch), batch, chunk, None).losses
 
 
 def end_of_pass(

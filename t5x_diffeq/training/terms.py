@@ -1,7 +1,8 @@
 """What training minimises: a weighted sum of terms, each of which is a class.
 
 A term has a weight, and a name under which the mean that it computes is reported, unweighted. A new
-term is a class here, a key for its weight, and a line in `terms_of`.
+term is a class here, a key for its weight (`runtime/keys/train.py`), and a line in `terms_of`. What
+it needs of the logits is first a number per token (`losses.TokenLosses`).
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_cost
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.training.losses import TokenLosses
 
 
 @dataclass(frozen=True)
@@ -21,34 +23,36 @@ class Outcome:
     """What a forward pass has computed of a batch, or of one of its microbatches.
 
     Attributes:
-      losses: -log p of each target, in nats.
-      normalisers: log of the softmax's normaliser at each token.
-      divergences: KL(teacher || model) at each token, in nats; None without a teacher.
+      of_tokens: what the logits of each token give.
       costs: the running costs of the pass.
       mask: 1 for the tokens that have a loss, and 0 for others.
       tokens: how many of them the whole batch has.
       microbatches: into how many the batch is divided.
     """
 
-    losses: Float[Array, "B L"]
-    normalisers: Float[Array, "B L"]
-    divergences: Float[Array, "B L"] | None
+    of_tokens: TokenLosses
     costs: RunningCosts
     mask: Float[Array, "B L"]
     tokens: Float[Array, ""]
     microbatches: int
 
-    def mean(self, of_tokens: Float[Array, "B L"]) -> Float[Array, ""]:
+    def mean(self, values: Float[Array, "B L"]) -> Float[Array, ""]:
         """The mean over the tokens that have a loss; of a microbatch, its part of the mean."""
-        return (of_tokens * self.mask).sum() / self.tokens
+        return (values * self.mask).sum() / self.tokens
 
 
 @dataclass(frozen=True)
 class Term:
-    """A term, with its weight in the sum."""
+    """A term, with its weight in the sum.
+
+    Attributes:
+      name: what its mean is called in the metrics.
+      charges_velocity: whether the pass has to be charged for its velocity.
+    """
 
     weight: float
     name: ClassVar[str]
+    charges_velocity: ClassVar[bool] = False
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """Its mean over a batch; of a microbatch, its part of that."""
@@ -62,7 +66,7 @@ class CrossEntropy(Term):
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """The mean over tokens, in nats."""
-        return outcome.mean(outcome.losses)
+        return outcome.mean(outcome.of_tokens.losses)
 
 
 class Distillation(Term):
@@ -73,8 +77,8 @@ class Distillation(Term):
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """The mean over tokens, in nats."""
-        assert outcome.divergences is not None, "there is a teacher"
-        return outcome.mean(outcome.divergences)
+        assert outcome.of_tokens.divergences is not None, "there is a teacher"
+        return outcome.mean(outcome.of_tokens.divergences)
 
 
 class RunningCost(Term):
@@ -94,13 +98,14 @@ class ZLoss(Term):
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """The mean over tokens."""
-        return outcome.mean(jnp.square(outcome.normalisers))
+        return outcome.mean(jnp.square(outcome.of_tokens.normalisers))
 
 
 class Velocity(Term):
     """The square of the velocity F(y; W): an ODE that is easy to solve (Finlay et al. 2020)."""
 
     name = "velocity"
+    charges_velocity = True
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """The mean over depth, width and tokens."""

@@ -13,6 +13,7 @@ from t5x_diffeq.runs.goodput import (
     goodput,
     seconds_left,
     total_columns,
+    wall_seconds,
 )
 from t5x_diffeq.runs.history import FILE, read_events
 from t5x_diffeq.runs.workdir import CONFIG_FILE
@@ -146,7 +147,7 @@ def _lines_of_run(run: RunStatus) -> list[str]:
     lines += _table_of_attempts(run)
     if run.spikes:
         lines.append(f"spikes: {run.spikes}; the run went back {run.rollbacks} times")
-    wall = run.attempts[-1].heard - run.attempts[0].began
+    wall = wall_seconds(run.attempts)
     return [*lines, f"goodput {goodput(run.attempts):.1%} of {format_duration(wall)}"]
 
 
@@ -189,7 +190,7 @@ def _table_of_runs(runs: list[RunStatus]) -> list[str]:
     for run in runs:
         losses = [run.losses[step] for step in sorted(run.losses)]
         known = run.attempts
-        wall = known[-1].heard - known[0].began if known else 0.0
+        wall = wall_seconds(known) if known else 0.0
         lines.append(
             [
                 run.workdir.name,

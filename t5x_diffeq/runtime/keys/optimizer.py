@@ -16,7 +16,7 @@ from t5x_diffeq.runtime.keys.key import (
     key,
     one_of,
 )
-from t5x_diffeq.runtime.keys.values import MOMENTS, PLUGIN
+from t5x_diffeq.runtime.keys.values import MOMENTS, OPTIMIZERS, PLUGIN
 
 _key = partial(key, branch=True, finetune=True)
 
@@ -26,7 +26,7 @@ class OptimizerKeys(Section):
     """`config.optimizer`: AdamW or another optimizer, its schedule and its weight decay."""
 
     section = "optimizer"
-    name: Annotated[str, one_of("adam", "muon", PLUGIN)] = _key(
+    name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key(
         "adam",
         """for all parameters | muon: for the block's kernels, and Adam for all others, with the
         same learning rate (t5x_diffeq/optimizers/muon.py) | the importable name of a function that

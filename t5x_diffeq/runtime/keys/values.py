@@ -13,6 +13,7 @@ REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
+OPTIMIZERS = ("adam", "muon")
 MOMENTS = ("float32", "bfloat16", "int8")
 TIME_BASES = ("sinusoids", "legendre:k", "table:k")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
