@@ -19,6 +19,7 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
+from t5x_diffeq.training.setup import make_setup
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
@@ -52,9 +53,12 @@ def model_of(run_on_lines):
         assert run.placed.mesh.size == devices
         if weights == "trained":
             return run.placed, run.params
-        with run.placed.context():
-            params = run.placed.init_state().params
-            return run.placed, jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
+        shardings = jax.tree.map(lambda x: x.sharding, run.placed.abstract_params)
+        setup = make_setup(run.placed.config, 256, jax.devices()[:1])
+        with setup.context():
+            params = setup.init_state().params
+        params = jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
+        return run.placed, jax.device_put(params, shardings)
 
     def of(devices=1, batch_size=4, weights="trained"):
         return DiffEqLM(*load(devices, weights), ByteTokenizer(), batch_size, {})
