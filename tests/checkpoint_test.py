@@ -26,15 +26,17 @@ from fault_checkpoints import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checksums, writing
+from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA
-from t5x_diffeq.checkpoints.stored import ITEMS
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, count_arrays
+from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.diagnostics.diagnosis import not_finite_error
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
 from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.verbs.train import train
 
 
 @pytest.mark.parametrize("way", [delete, flip])
@@ -123,8 +125,8 @@ def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
     monkeypatch.setattr(writing, "is_full", lambda _: raised[0] != 28)
     message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
     with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
-        checkpoints.save(8, state_at(8), FINGERPRINT)
-        checkpoints.save(10, state_at(10), FINGERPRINT)
+        checkpoints.save(8, state_at(8), RunFacts(FINGERPRINT))
+        checkpoints.save(10, state_at(10), RunFacts(FINGERPRINT))
     monkeypatch.undo()
     assert restore_step(workdir) == 6
 
@@ -160,7 +162,7 @@ def test_chunks_have_a_largest_size(tmp_path, monkeypatch):
     assert writing.CHUNK_BYTES <= 256 * 2**20
     monkeypatch.setattr(writing, "CHUNK_BYTES", 4096)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(3, state, FINGERPRINT)
+        checkpoints.save(3, state, RunFacts(FINGERPRINT))
     monkeypatch.undo()
     found = stored_chunks(tmp_path / "checkpoints" / "3")
     assert {f"params.{name}/.zarray" for name in arrays} < found.keys()
@@ -234,7 +236,7 @@ def test_how_long_training_waits(tmp_path, capsys, whole):
                 if step % 2
                 else ("workdir", checkpoints.manager.wait_until_finished)
             )
-            checkpoints.save(step, state, FINGERPRINT, locally=tier == "local")
+            checkpoints.save(step, state, RunFacts(FINGERPRINT), locally=tier == "local")
             started = time.perf_counter()
             state = jax.block_until_ready(next_state(state))
             steps[tier].append(time.perf_counter() - started)
@@ -265,3 +267,39 @@ def test_what_checksums_cost(tmp_path, capsys, whole):
     assert busy < 5 * gigabytes
     with capsys.disabled():
         print(f"\nchecksums of {gigabytes} GB: {seconds:.2f} s, {busy:.2f} s of a core")
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "a?/run"])
+def test_a_path_in_which_orbax_would_lose_the_checkpoints(small, tmp_path, name):
+    """It looks for their parts by a glob that begins with the path."""
+    with pytest.raises(InputError, match=r"choose a --workdir without \[, \* and \?"):
+        train(Config.of(small), tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_first_save_that_cannot_be_found_again_ends_the_run(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(checkpoint, "count_arrays", lambda folder: counted.append(folder) or 3)
+    with (
+        pytest.raises(RunError, match=r"checkpoint 2 .* can't be read: 3 of its 7 arrays"),
+        Checkpoints(tmp_path, keep=2) as checkpoints,
+    ):
+        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
+    assert len(counted) == 1
+    monkeypatch.undo()
+    assert count_arrays(tmp_path / "checkpoints" / "2") == 7
+
+
+def test_a_folder_that_holds_nothing_is_no_checkpoint(workdir, capsys):
+    (workdir / "checkpoints" / "20").mkdir()
+    assert restore_step(workdir) == 6
+    told = capsys.readouterr().err
+    assert f"checkpoint 20 lacks {MARKER} and {METADATA}; moved to" in told
+
+
+def test_parameters_of_another_width_are_refused_by_name(workdir):
+    other = abstract(state_at(0))
+    kernel = other.params["source"]["kernel"]
+    other.params["source"]["kernel"] = jax.ShapeDtypeStruct((8, 5), kernel.dtype)
+    with pytest.raises(InputError, match=r"has \(8, 4\) for the parameter source/kernel, and the"):
+        restore_params(workdir, other.params, 6)

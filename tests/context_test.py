@@ -25,7 +25,7 @@ from t5x_diffeq.layers.context import from_zigzag, to_zigzag, zigzag_order
 from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.transformer_block import TransformerBlock
-from t5x_diffeq.runs.hooks import Position
+from t5x_diffeq.runs.hooks import LoopPosition
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
@@ -245,7 +245,7 @@ def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
         params = random_params(setup)
         with setup.context():
             training = training_of(setup, tmp_path, ByteTokenizer())
-            Samples(training).run(Position(0, setup.init_state().replace(params=params), 0))
+            Samples(training).run(LoopPosition(0, setup.init_state().replace(params=params), 0))
         _, texts = training.writer.write_texts.call_args.args
         found.append((texts, Scorer(setup, params, 4)(sequels)))
     (texts, scores), (split_texts, split_scores) = found

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.training.state import TrainState
 
 FINGERPRINT = "of the data"
@@ -38,7 +39,7 @@ def save_some(workdir):
     """A workdir with checkpoints 2, 4 and 6."""
     with Checkpoints(workdir, keep=3) as checkpoints:
         for step in (2, 4, 6):
-            checkpoints.save(step, state_at(step), FINGERPRINT, None, reports=step)
+            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT, reports=step))
     return workdir
 
 
@@ -47,7 +48,7 @@ def restore_step(workdir, **options):
     with Checkpoints(workdir, keep=3, **options) as checkpoints:
         restored = checkpoints.restore(abstract(state_at(0)), FINGERPRINT)
     jax.tree.map(np.testing.assert_array_equal, restored.state, state_at(restored.step))
-    assert restored.reports == restored.step
+    assert restored.facts.reports == restored.step
     return restored.step
 
 

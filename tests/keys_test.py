@@ -40,3 +40,9 @@ def test_the_page_of_keys_is_up_to_date():
 def test_keys_are_known_without_jax():
     code = "import sys, t5x_diffeq.runtime.keys.page; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_how_often_and_how_long_may_change_on_resume():
+    for name, key in KEYS.items():
+        if name.endswith(("_every", "_timeout")):
+            assert key.resume, name

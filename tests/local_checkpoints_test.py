@@ -9,8 +9,9 @@ import pytest
 from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checksums, local_checkpoints, restoring
-from t5x_diffeq.checkpoints.checkpoint import Checkpoints, DataPosition
+from t5x_diffeq.checkpoints import checkpoint, checksums, local_checkpoints, restoring
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import DataPosition, RunFacts
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.state import TrainState
 
@@ -27,10 +28,8 @@ def save(folder, local=(3, 4, 5), of_workdir=(2,), workdir="run", state_of=state
     """A run that saved at these steps and then was lost."""
     with pytest.raises(LostError), open_both(folder, workdir) as checkpoints:
         for step in sorted({*local, *of_workdir}):
-            position, locally = DataPosition(step, [[step, 0]]), step in local
-            checkpoints.save(
-                step, state_of(step), FINGERPRINT, position, reports=step, locally=locally
-            )
+            facts = RunFacts(FINGERPRINT, DataPosition(step, [[step, 0]]), reports=step)
+            checkpoints.save(step, state_of(step), facts, locally=step in local)
         checkpoints.local.wait()
         raise LostError
     return checkpoints.local.folder
@@ -46,7 +45,7 @@ def restore(folder, like=None, workdir="run", **options):
     assert jax.tree.map(lambda x: x.sharding, restored.state) == jax.tree.map(
         lambda x: x.sharding, like
     )
-    assert restored.reports == restored.step
+    assert restored.facts.reports == restored.step
     assert restored.position == DataPosition(restored.step, [[restored.step, 0]])
     return restored.step
 
@@ -142,7 +141,7 @@ def test_types_and_parts(tmp_path):
     scalar = jax.device_put(jnp.int32(7), NamedSharding(mesh, PartitionSpec()))
     state = TrainState(scalar, {"a": array}, ())
     with open_both(tmp_path) as checkpoints:
-        checkpoints.save(3, state, FINGERPRINT, locally=True)
+        checkpoints.save(3, state, RunFacts(FINGERPRINT), locally=True)
         checkpoints.local.wait()
         sizes = {path.name: path.stat().st_size for path in checkpoints.local.folder.rglob("*.bin")}
         found = checkpoints.restore(abstract(state), FINGERPRINT)
@@ -154,10 +153,10 @@ def test_types_and_parts(tmp_path):
 
 def test_they_go_when_the_workdir_has_the_last(tmp_path):
     with open_both(tmp_path) as checkpoints:
-        checkpoints.save(3, state_at(3), FINGERPRINT, locally=True)
+        checkpoints.save(3, state_at(3), RunFacts(FINGERPRINT), locally=True)
     assert any((tmp_path / "local").rglob("3"))  # the workdir has nothing
     with open_both(tmp_path) as checkpoints:
-        checkpoints.save(4, state_at(4), FINGERPRINT)
+        checkpoints.save(4, state_at(4), RunFacts(FINGERPRINT))
     assert not any((tmp_path / "local").iterdir())
 
 
@@ -170,10 +169,10 @@ def test_a_local_disk_that_is_full(tmp_path, monkeypatch, capsys):
     with open_both(tmp_path) as checkpoints:
         with monkeypatch.context() as patch:
             patch.setattr(local_checkpoints, "_write_in_chunks", full)
-            checkpoints.save(3, state_at(3), FINGERPRINT, locally=True)
+            checkpoints.save(3, state_at(3), RunFacts(FINGERPRINT), locally=True)
             checkpoints.local.wait()
         assert not any(checkpoints.local.folder.iterdir())
-        checkpoints.save(4, state_at(4), FINGERPRINT, locally=True)
+        checkpoints.save(4, state_at(4), RunFacts(FINGERPRINT), locally=True)
         checkpoints.local.wait()
         assert checkpoints.local.steps() == [4]
     told = capsys.readouterr().err
@@ -217,7 +216,7 @@ def test_a_state_that_is_donated_right_after(tmp_path, local):
     like = abstract(state)
     with open_both(tmp_path) as checkpoints:
         before = [x.unsafe_buffer_pointer() for x in _buffers(state.params)]
-        checkpoints.save(1, state, FINGERPRINT, locally=local)
+        checkpoints.save(1, state, RunFacts(FINGERPRINT), locally=local)
         state = step(state)
         after = [x.unsafe_buffer_pointer() for x in _buffers(state.params)]
         assert before == after  # donated: nothing that is being written holds them
@@ -239,9 +238,9 @@ def _buffers(state):
 def test_finished_saves(tmp_path, capsys):
     """A line for each save of the workdir, and one for the first local one; all are returned."""
     with open_both(tmp_path) as checkpoints:
-        checkpoints.save(2, state_at(2), FINGERPRINT)
+        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
         for step in (3, 4):
-            checkpoints.save(step, state_at(step), FINGERPRINT, locally=True)
+            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT), locally=True)
             checkpoints.local.wait()
         checkpoints.manager.wait_until_finished()
     saves = {save.step: save for save in checkpoints.finished_saves()}
@@ -266,7 +265,7 @@ def test_a_save_that_fails_is_not_finished(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checksums, "save_sums", fail)
     with pytest.raises(RunError, match="Input/output error"), open_both(tmp_path) as checkpoints:
-        checkpoints.save(2, state_at(2), FINGERPRINT)
+        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
     assert checkpoints.finished_saves() == []
 
 
@@ -277,14 +276,15 @@ def test_what_is_written_shares_no_memory(tmp_path, local, monkeypatch):
     with open_both(tmp_path) as checkpoints:
         if local:
             monkeypatch.setattr(checkpoints.local, "_write", lambda *args: held.append(args) or 0)
-            checkpoints.save(3, state, FINGERPRINT, locally=True)
+            checkpoints.save(3, state, RunFacts(FINGERPRINT), locally=True)
             checkpoints.local.wait()
             pointers = {part.ctypes.data for leaf in held[0][1] for part in leaf}
         else:
             monkeypatch.setattr(
                 checkpoints.manager, "save", lambda *_, args, **__: held.append(args)
             )
-            checkpoints.save(3, state, FINGERPRINT)
+            monkeypatch.setattr(checkpoint, "count_arrays", lambda _: len(jax.tree.leaves(state)))
+            checkpoints.save(3, state, RunFacts(FINGERPRINT))
             pointers = {x.unsafe_buffer_pointer() for x in _buffers(held[0]["state"].item)}
     assert pointers
     assert pointers.isdisjoint(x.unsafe_buffer_pointer() for x in _buffers(state))

@@ -159,7 +159,7 @@ def looking(tmp_path, monkeypatch, **keys):
     with profiler_of(tmp_path, total_steps=99, **keys) as profiler:
 
         def step(n):
-            profiler.before_step(n, x, None)
+            profiler.before_batch(n, x)
             y = double(x)
             profiler.after_step(n, y, {})
 

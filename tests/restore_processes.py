@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.errors import MachineryError
 from t5x_diffeq.training.host_memory import HOST
@@ -133,7 +134,7 @@ def restore_in_all_ways(folder):
     first, workdir, found = jax.process_index() == 0, folder / "run", {}
     with Checkpoints(workdir, keep=9) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, arrays_of(step, data=2), FINGERPRINT)
+            checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT))
     found["two replicas"] = restore(workdir, 2)
     found["unverified"] = restore(workdir, 2, verify=False)
     found["one replica"] = restore(workdir, 1, verify=False)
@@ -161,7 +162,7 @@ def restore_locally(folder, workdir):
     local = str(folder / "local")
     checkpoints = Checkpoints(workdir, keep=9, local=local)
     for step in (5, 6):
-        checkpoints.save(step, arrays_of(step, data=2), FINGERPRINT, locally=True)
+        checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT), locally=True)
         checkpoints.local.wait()
     path = checkpoints.local.folder / "6" / "arrays" / "1.bin"
     if jax.process_index() == 1:

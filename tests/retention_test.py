@@ -8,6 +8,7 @@ from fault_checkpoints import FINGERPRINT, abstract, flip, restore_step, state_a
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.retention import MILESTONE, Retention
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
 from t5x_diffeq.runtime.errors import InputError
 
@@ -17,7 +18,7 @@ def save(workdir, steps, losses=(), **keys):
     with Checkpoints(workdir, Retention(**{"newest": 1, **keys})) as checkpoints:
         for step in steps:
             loss = dict(losses).get(step)
-            checkpoints.save(step, state_at(step), FINGERPRINT, None, step, loss)
+            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT, None, step, loss))
     return whole_steps(workdir / "checkpoints")
 
 

@@ -13,7 +13,7 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.samples import SAMPLING, Samples
 from t5x_diffeq.inference.sampling import generate
-from t5x_diffeq.runs.hooks import Position
+from t5x_diffeq.runs.hooks import LoopPosition
 from t5x_diffeq.runs.hyperparameters import git_state, hyperparameters
 from t5x_diffeq.runtime.errors import InputError
 
@@ -38,7 +38,7 @@ def test_each_prompt_is_continued_as_alone(setup, tmp_path):
         state = setup.init_state()
         params = state.params
         for _ in range(2):
-            samples.run(Position(5, state, 5))
+            samples.run(LoopPosition(5, state, 5))
         first, found = [call.args[1] for call in training.writer.write_texts.call_args_list]
         assert first == found
         row = Continuation(TOKENIZER, samples.prompts[1])

@@ -1,5 +1,6 @@
 """Sources: splits, order, fingerprints, and files that are no text."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -86,6 +87,10 @@ def test_paths_that_lead_nowhere(tmp_path, small):
         find_text_files("path", str(tmp_path / "absent.txt"))
     with pytest.raises(InputError, match=r"data.path is not set"):
         find_text_files("path", None)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), os.devnull):
+        with pytest.raises(InputError, match="is a pipe or a device"):
+            find_text_files("path", path)
     small.data.source = "books"
     with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):
         load_source(Config.of(small).data)

@@ -6,7 +6,14 @@ import pytest
 from helpers import call
 
 from t5x_diffeq import status
-from t5x_diffeq.runs.goodput import COLUMNS, attempts_of, goodput, seconds_left, total_columns
+from t5x_diffeq.runs.goodput import (
+    COLUMNS,
+    attempts_of,
+    goodput,
+    seconds_left,
+    total_columns,
+    wall_seconds,
+)
 from t5x_diffeq.runs.history import FILE, History, Stopwatch, read_events
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import GrowingFile
@@ -172,3 +179,14 @@ def test_a_stopwatch_divides_all_of_the_time():
     seconds = watch.seconds()
     assert seconds["data"] == 1.0 and set(seconds) <= set(COLUMNS)
     assert all(value >= 0 for name, value in seconds.items() if name != "steps")
+
+
+def test_a_clock_that_was_set_back_makes_no_time_negative():
+    attempts = attempts_of(
+        [
+            event("start", 2e8, 0, began=2e8, total_steps=100),
+            event("time", 1e8, 50, seconds={"startup": 20.0, "steps": 80.0}),
+        ]
+    )
+    assert wall_seconds(attempts) == pytest.approx(100)
+    assert goodput(attempts) == pytest.approx(0.8)

@@ -29,11 +29,11 @@ from t5x_diffeq.checkpoints.retention import (
     mark_milestones,
 )
 from t5x_diffeq.checkpoints.saves import FinishedSave, SaveTimes, watch
-from t5x_diffeq.checkpoints.stored import DataPosition, RestoredCheckpoint, data_state_of, parts_of
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, parts_of
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error
 from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
 from t5x_diffeq.training.state import TrainState
 
@@ -109,30 +109,18 @@ class Checkpoints:
 
     # -------------------------------------------------------------------------- saving
 
-    def save(
-        self,
-        step: int,
-        state: TrainState,
-        fingerprint: str,
-        position: DataPosition | None = None,
-        reports: int | None = None,
-        eval_loss: float | None = None,
-        locally: bool = False,
-    ) -> None:
+    def save(self, step: int, state: TrainState, facts: RunFacts, locally: bool = False) -> None:
         """Starts to save, once the previous save has finished.
 
-        When it returns, the state's buffers may be reused. The data state is the step, the data's
-        fingerprint and the position there, by default after a batch per step.
-
-        With `locally`, the checkpoint goes to the local folder instead, and one that can't be
-        written is a warning.
+        When it returns, the state's buffers may be reused. With `locally`, the checkpoint goes to
+        the local folder instead, and one that can't be written is a warning.
 
         Raises:
           RunError: if this or the previous checkpoint can't be written.
           MachineryError: if the reason is a bucket or a process that doesn't answer.
         """
         started = time.perf_counter()
-        data_state = data_state_of(step, fingerprint, position, reports, eval_loss)
+        data_state = facts.as_json(step)
         if locally:
             assert self.local, "there is no folder for local checkpoints"
             self.local.save(step, parts_of(state), data_state, self.times)
@@ -160,10 +148,10 @@ class Checkpoints:
         waited, manager, arrays = time.perf_counter() - started, self.manager, self._arrays
 
         def finish(ended: float) -> None:
-            if arrays and (found := count_arrays(self.folder / str(step))) != arrays:
+            if arrays and (fault := self._find_fault(step, arrays)):
                 self._unreadable = RunError(
-                    f"checkpoint {step} in {self.folder} was written, and {found} of its {arrays} "
-                    "arrays can be found there; choose another disk or --workdir"
+                    f"checkpoint {step} in {self.folder} was written, and can't be read: {fault}; "
+                    "choose another disk or --workdir"
                 )
                 return
             if step in self.retention.milestones:
@@ -172,6 +160,15 @@ class Checkpoints:
             self.times.add(FinishedSave(step, "workdir", size, waited, ended - started))
 
         self._watching = watch(manager.wait_until_finished, finish)
+
+    def _find_fault(self, step: int, arrays: int) -> str | None:
+        """Why so many arrays can't be found in a checkpoint; None if they can."""
+        folder = self.folder / str(step)
+        try:
+            found = count_arrays(folder)
+        except Exception as error:  # of TensorStore
+            return describe_error(error) if folder.exists() else None  # a later save has deleted it
+        return None if found == arrays else f"{found} of its {arrays} arrays are there"
 
     def finished_saves(self) -> list[FinishedSave]:
         """The saves that have finished since the last call; only local ones except on process 0.
@@ -268,7 +265,7 @@ class Checkpoints:
             self.local.remove_after(found.step)
             if found.is_local:
                 say(f"checkpoint {found.step} is restored from {self.local.root}")
-        return RestoredCheckpoint.of(found)
+        return RestoredCheckpoint(found.state, found.step, RunFacts.of(found.data))
 
     def _set_aside(self, failures: dict[int, str]) -> None:
         """Moves unreadable checkpoints to another folder; deletes nothing."""

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.replicas import replicas_of
-from t5x_diffeq.checkpoints.stored import ITEMS, StoredState, parts_of
+from t5x_diffeq.checkpoints.stored import ITEMS, ReadCheckpoint, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, is_of_machinery
@@ -39,7 +39,7 @@ def read_newest(
     local: LocalCheckpoints | None,
     abstract_state: TrainState,
     verify: bool,
-) -> tuple[StoredState | None, dict[int, str]]:
+) -> tuple[ReadCheckpoint | None, dict[int, str]]:
     """The newest checkpoint that is undamaged, local or not; every process must call it.
 
     Args:
@@ -74,7 +74,7 @@ def read_newest(
 # ------------------------------------------------------------------------------ of the workdir
 
 
-def read_checkpoint(folder: AnyPath, abstract_state: TrainState, verify: bool) -> StoredState:
+def read_checkpoint(folder: AnyPath, abstract_state: TrainState, verify: bool) -> ReadCheckpoint:
     """What a checkpoint of the workdir holds; every process must call it.
 
     The averages and the recent steps are None if the checkpoint lacks them.
@@ -95,7 +95,7 @@ def read_checkpoint(folder: AnyPath, abstract_state: TrainState, verify: bool) -
 
     verify_files(folder, verify)
     data = _do_together(folder, lambda: _read_data(folder))
-    return StoredState(int(folder.name), TrainState(**read_parts(folder, choose)), data, False)
+    return ReadCheckpoint(int(folder.name), TrainState(**read_parts(folder, choose)), data, False)
 
 
 def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> dict:
@@ -291,7 +291,7 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
 
 def _read_locally(
     local: LocalCheckpoints, step: int, abstract_state: TrainState
-) -> StoredState | None:
+) -> ReadCheckpoint | None:
     """What a local checkpoint holds; None, with a warning, if a process can't read it."""
     found = local.read(step, parts_of(abstract_state))
     reasons = gather(f"local checkpoint {step}", found if isinstance(found, str) else None)
@@ -300,4 +300,4 @@ def _read_locally(
         say(f"warning: local checkpoint {step} can't be read ({failures[0]}); trying another")
         return None
     parts, data = found
-    return StoredState(step, TrainState(**parts), data, True)
+    return ReadCheckpoint(step, TrainState(**parts), data, True)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the train state, and the state of the data as JSON."""
+"""What a checkpoint holds: the train state, and facts of the run as JSON."""
 
 from math import isfinite
 from typing import Any, NamedTuple
@@ -20,13 +20,59 @@ class DataPosition(NamedTuple):
     streams: list | None = None
 
 
-class StoredState(NamedTuple):
-    """What a checkpoint holds.
+class RunFacts(NamedTuple):
+    """What a checkpoint holds beside the train state; to store one more fact, add it here.
+
+    Values must be the same on all processes: what each has of its own is gathered first
+    (`processes.gather`).
+
+    Attributes:
+      fingerprint: the data's.
+      position: the position in the data; None: after a batch per optimizer step.
+      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
+      eval_loss: the evaluation's loss at this step, if it was evaluated.
+      hooks: what hooks keep, by their names: a value of each process.
+    """
+
+    fingerprint: str
+    position: DataPosition | None = None
+    reports: int | None = None
+    eval_loss: float | None = None
+    hooks: dict[str, list] = {}  # noqa: RUF012  # never changed
+
+    def as_json(self, step: int) -> dict:
+        """As the checkpoint of `step` stores them."""
+        drawn, streams = self.position or DataPosition(step)
+        finite = self.eval_loss is not None and isfinite(self.eval_loss)
+        return {
+            "step": step,
+            "fingerprint": self.fingerprint,
+            "drawn": drawn,
+            "places": streams,
+            "reports": self.reports,
+            "eval_loss": self.eval_loss if finite else None,
+            "hooks": self.hooks,
+        }
+
+    @classmethod
+    def of(cls, data: dict) -> "RunFacts":
+        """Those that a checkpoint stored; older ones lack some of them."""
+        return cls(
+            data["fingerprint"],
+            DataPosition(data.get("drawn", data["step"]), data.get("places")),
+            data.get("reports"),
+            data.get("eval_loss"),
+            data.get("hooks", {}),
+        )
+
+
+class ReadCheckpoint(NamedTuple):
+    """A checkpoint as it was read.
 
     Attributes:
       step: the optimizer step after which it was saved.
       state: the train state.
-      data: the state of the data, as JSON.
+      data: the facts of the run, as JSON.
       is_local: whether it is a local checkpoint.
     """
 
@@ -37,47 +83,24 @@ class StoredState(NamedTuple):
 
 
 class RestoredCheckpoint(NamedTuple):
-    """What a checkpoint holds.
+    """Where a run begins: at a checkpoint, or at its first step.
 
     Attributes:
       state: the train state.
-      step: the optimizer step after which it was saved.
-      position: the position in the data.
-      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
+      step: the optimizer steps that are done.
+      facts: the facts of the run.
     """
 
     state: TrainState
     step: int = 0
-    position: DataPosition = DataPosition()
-    reports: int | None = None
+    facts: RunFacts = RunFacts("", DataPosition())
 
-    @classmethod
-    def of(cls, stored: StoredState) -> "RestoredCheckpoint":
-        """What is in a stored state; older ones lack some of it."""
-        step, state, data, _ = stored
-        position = DataPosition(data.get("drawn", step), data.get("places"))
-        return cls(state, step, position, data.get("reports"))
+    @property
+    def position(self) -> DataPosition:
+        """The position in the data."""
+        return self.facts.position or DataPosition(self.step)
 
 
 def parts_of(state: TrainState) -> dict[str, Any]:
     """The parts of a train state that are there."""
     return {name: part for name, part in vars(state).items() if part is not None}
-
-
-def data_state_of(
-    step: int,
-    fingerprint: str,
-    position: DataPosition | None,
-    reports: int | None,
-    eval_loss: float | None,
-) -> dict:
-    """What a checkpoint stores beside the train state."""
-    drawn, streams = position or DataPosition(step)
-    return {
-        "step": step,
-        "fingerprint": fingerprint,
-        "drawn": drawn,
-        "places": streams,
-        "reports": reports,
-        "eval_loss": eval_loss if eval_loss is not None and isfinite(eval_loss) else None,
-    }

@@ -1,6 +1,7 @@
 """Why the loss or the gradient of an optimizer step isn't finite: which parameter, which step.
 
-The train step leaves out an update that isn't finite, so the state is still the one to look at.
+The train step leaves that update out. The next step may already have changed the parameters
+(`runs/spike_hook.py` says so).
 """
 
 from collections.abc import Sequence

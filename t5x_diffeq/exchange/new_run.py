@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.data.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
             _check_tree(params, state.params)
             places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
             state = replace(state, params=jax.device_put(params, places))
-            checkpoints.save(0, state, corpus.fingerprint)
+            checkpoints.save(0, state, RunFacts(corpus.fingerprint))
         save_config(config, folder)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.goodput import EVALUATION
-from t5x_diffeq.runs.hooks import Hook, Position, Training
+from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config, TasksKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup
@@ -55,7 +55,7 @@ class DownstreamTasks(Hook):
             check_harness("tasks.names")
             need_methods(setup.model.config, _load(config.tasks).methods)
 
-    def run(self, position: Position) -> dict[str, float]:
+    def run(self, position: LoopPosition) -> dict[str, float]:
         """The tasks' metrics; their table is printed."""
         from t5x_diffeq.inference.harness import score_tasks
 

@@ -48,7 +48,8 @@ class Tasks(NamedTuple):
       shots: examples in each context; None for the task's own number.
       limit: only the first `limit` documents of each task; None for all.
       manager: the harness's task manager, which finds the tasks.
-      methods: the methods that they need of a block: those of generation, if one of them generates.
+      methods: the optional methods of a block that they need: those for generation, if a task
+        generates.
     """
 
     names: list[str]

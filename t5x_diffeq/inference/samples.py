@@ -11,7 +11,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.models.sub_fields import need_methods
-from t5x_diffeq.runs.hooks import Hook, Position, Training
+from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import Setup
@@ -34,8 +34,8 @@ class Samples(Hook):
         if self.every is None:
             return
         self.texts = training.config.train.sample_prompts
-        self.prompts = _encode_prompts(self.texts, self.placed, self.tokenizer)
         room = self.placed.model.config.max_length
+        self.prompts = _encode_prompts(self.texts, room, self.tokenizer)
         self.limit = min(_TOKENS, room - max(map(len, self.prompts)))
 
     @classmethod
@@ -51,7 +51,9 @@ class Samples(Hook):
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
         """Refuses prompts that are too long."""
         if config.train.sample_every is not None:
-            _encode_prompts(config.train.sample_prompts, setup, corpus.tokenizer)
+            _encode_prompts(
+                config.train.sample_prompts, setup.model.config.max_length, corpus.tokenizer
+            )
 
     def keys(self) -> jax.Array:
         """A key for each row, the same however many rows there are."""
@@ -62,7 +64,7 @@ class Samples(Hook):
     def _rows(self) -> int:
         return self.placed.eval_batch_size(len(self.prompts))  # the devices share the rows equally
 
-    def run(self, position: Position) -> None:
+    def run(self, position: LoopPosition) -> None:
         """Writes `sample/0` and so on: each prompt with what follows it."""
         prompts = [self.prompts[n % len(self.prompts)] for n in range(self._rows)]
         rows = [Continuation(self.tokenizer, each) for each in self.prompts]
@@ -76,9 +78,8 @@ class Samples(Hook):
         self.training.writer.write_texts(position.step, named)
 
 
-def _encode_prompts(texts: Sequence[str], setup: Setup, tokenizer: Tokenizer) -> list[list[int]]:
+def _encode_prompts(texts: Sequence[str], room: int, tokenizer: Tokenizer) -> list[list[int]]:
     """The tokens of each prompt, at least one."""
-    room = setup.model.config.max_length
     prompts = [tokens.tolist() for tokens in tokenizer.encode([*texts])]
     for text, prompt in zip(texts, prompts, strict=True):
         if len(prompt) >= room:

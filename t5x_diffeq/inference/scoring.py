@@ -73,7 +73,7 @@ def _score(
 
 
 class Scorer:
-    """Scores sequels on the devices of a placed.
+    """Scores sequels on a model's devices.
 
     Args:
       placed: the model on its mesh.

@@ -21,7 +21,7 @@ from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 _FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
 _KEYS = (
-    *("weights", "num_steps", "scheme", "reversibility", "remat"),
+    *("weights", "num_steps", "scheme", "reversibility"),
     *("adapter_rank", "adapter_alpha", "adapter_kernels"),
 )
 _SAME = 1e-5  # relative difference of norms that a different order of summation can cause
@@ -70,8 +70,10 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
       InputError: if the folder doesn't exist, or holds no adapters.
     """
     try:
-        return AdapterFacts(**json.loads((folder / _FACTS).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        facts = json.loads((folder / _FACTS).read_text())
+        model = {key: value for key, value in facts["model"].items() if key in _KEYS}
+        return AdapterFacts(model, facts["norms"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
             "finetune made with :lora"

@@ -58,9 +58,9 @@ def branch_off(
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
-        own = read_config(workdir).with_values(values)
+        own = read_config(workdir, to_train=True).with_values(values)
         return own if config is None else _with_cooldown(config, began)
-    original = read_config(source)
+    original = read_config(source, to_train=True)
     step = find_step(source, step)
     config = config or original.with_values(values)
     config = _with_cooldown(config, step)

@@ -4,10 +4,10 @@ stops.
 
 from typing import ClassVar
 
-from t5x_diffeq.checkpoints.stored import DataPosition
+from t5x_diffeq.checkpoints.stored import DataPosition, RunFacts
 from t5x_diffeq.data.streams import gather_positions
 from t5x_diffeq.runs.goodput import CHECKPOINT
-from t5x_diffeq.runs.hooks import DoneStep, Hook, Position, Training
+from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runs.workdir import save_config
 
 
@@ -16,6 +16,7 @@ class Saves(Hook):
 
     name: ClassVar[str] = "checkpoint"
     activity: ClassVar[str] = CHECKPOINT
+    timeout: ClassVar[str] = "save_timeout"
     runs_at_0: ClassVar[bool] = False
 
     def __init__(self, training: Training):
@@ -38,28 +39,24 @@ class Saves(Hook):
         training.checkpoints.check()
         training.history.write_saves(training.checkpoints.finished_saves())
 
-    def run(self, position: Position) -> None:
+    def run(self, position: LoopPosition) -> None:
         """Saves in the workdir or, between those checkpoints, locally."""
         self._save(position, locally=not self._is_due_in_workdir(position.step))
 
-    def stop(self, position: Position) -> None:
+    def stop(self, position: LoopPosition) -> None:
         """Saves in the workdir."""
         self._save(position, locally=False)
 
-    def _save(self, position: Position, locally: bool) -> None:
+    def _save(self, position: LoopPosition, locally: bool) -> None:
         training, step = self.training, position.step
-        limit = training.config.train.save_timeout
-        with training.instead(CHECKPOINT, f"saving checkpoint {step}", limit):
-            # The workdir's checkpoints need the lines up to their step in the same bucket.
-            training.writer.try_flush() if locally else training.writer.flush()
-            data = DataPosition(position.drawn, gather_positions(position.streams))
-            training.checkpoints.save(
-                step,
-                position.state,
-                training.corpus.fingerprint,
-                data,
-                training.writer.reports,
-                position.values.get("eval/loss"),
-                locally=locally,
-            )
+        # The workdir's checkpoints need the lines up to their step in the same bucket.
+        training.writer.try_flush() if locally else training.writer.flush()
+        facts = RunFacts(
+            training.corpus.fingerprint,
+            DataPosition(position.drawn, gather_positions(position.streams)),
+            training.writer.reports,
+            position.values.get("eval/loss"),
+            training.hooks.states(),
+        )
+        training.checkpoints.save(step, position.state, facts, locally)
         training.history.write_time(step, at_once=not locally)

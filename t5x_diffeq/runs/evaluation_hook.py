@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.runs.goodput import EVALUATION
-from t5x_diffeq.runs.hooks import Hook, Position, Training
+from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.runs.progress import eval_line
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
@@ -21,15 +21,15 @@ class Evaluation(Hook):
         super().__init__(training, training.config.train.eval_every)
         self.eval_step = make_eval_step(training.setup)
 
-    def run(self, position: Position) -> dict[str, float]:
+    def run(self, position: LoopPosition) -> dict[str, float]:
         """Loss, perplexity and the like, by name."""
         keys = self.training.config.train
         evaluated = {"eval": position.state.params}
         if keys.eval_averages and position.state.averages is not None:
             evaluated["eval_averages"] = position.state.averaged_params()
         reports: dict[str, float] = {}
-        for name, params in evaluated.items():
-            values = self._evaluate(params, position.step)
+        results = {name: self._evaluate(x, position.step) for name, x in evaluated.items()}
+        for name, values in results.items():
             say(eval_line(position.step, values, self.training.config.data.loss_on, name))
             reports |= {f"{name}/{key}": x for key, x in values.items()}
         return reports

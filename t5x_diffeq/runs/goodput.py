@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 # What the seconds of an attempt are spent on.
 STARTUP, COMPILE, DATA, STEPS = "startup", "compile", "data", "steps"
 EVALUATION, CHECKPOINT, ROLLBACK = "evaluation", "checkpoint", "rollback"
-OTHER = "other"  # samples of text, figures, profiles
+OTHER = "other"  # samples of text, figures, profiles, own hooks
 ACTIVITIES = (STARTUP, COMPILE, DATA, STEPS, EVALUATION, CHECKPOINT, ROLLBACK, OTHER)
 LOST, DOWN = "lost", "down"
 COLUMNS = (*ACTIVITIES, LOST, DOWN)

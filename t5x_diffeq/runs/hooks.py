@@ -4,10 +4,11 @@ A hook runs every so many optimizer steps, or around each one. The project's own
 `verbs/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
 those of `examples/own_hook.py`.
 
-Every process calls every hook, in the order of the list, so that a hook may run programs on all
-devices. What a hook raises ends the run, in a line that names the hook.
+Every process calls every hook, in the order of the list (`after_step` in reverse), so that a hook
+may run programs on all devices. What a hook raises ends the run, in a line that names the hook.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.history import History, Stopwatch
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.runtime.plugins import load_plugin
 from t5x_diffeq.runtime.processes import gather
@@ -53,6 +54,7 @@ class Training:
       watchdog: ends it if it hangs.
       stop: says when it has to stop.
       writer: takes metrics, texts and figures; not there yet when hooks are made.
+      hooks: all hooks; likewise.
     """
 
     config: Config
@@ -68,6 +70,7 @@ class Training:
     watchdog: Watchdog
     stop: StopSignals
     writer: RunWriter = field(init=False)
+    hooks: "Hooks" = field(init=False)
 
     @contextmanager
     def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:
@@ -95,7 +98,7 @@ class DoneStep(NamedTuple):
 
 
 @dataclass
-class Position:
+class LoopPosition:
     """Where the loop is between two optimizer steps.
 
     Attributes:
@@ -117,22 +120,26 @@ class Hook:
     """Does nothing; a hook overrides what it needs. It is also a context around the whole loop.
 
     Attributes:
-      name: says in messages what it is, and begins the names of what it reports.
+      name: stands in messages, and before the / in the names of what it reports.
       activity: what the time of `run` counts as (`runs.goodput`).
-      runs_at_0: whether a new run calls it before the first step.
-      runs_later: whether a resumed run calls it first if the stop left it out, so that there are no
-        reports of it at that step.
+      timeout: the key of `config.train` with the most seconds that `run` or `stop` may take.
+      runs_at_0: whether `run` is called before the first step of a new run.
+      runs_later: whether a resumed run first calls `run` if it was due at that step, and nothing
+        named `name/...` was reported there.
       training: the run.
       every: optimizer steps between two calls of `run`, which also comes after the last step; None:
-        it is never called.
+        `run` is never called.
     """
 
     name: ClassVar[str]
     activity: ClassVar[str] = OTHER
+    timeout: ClassVar[str] = "eval_timeout"
     runs_at_0: ClassVar[bool] = True
     runs_later: ClassVar[bool] = False
 
     def __init__(self, training: Training, every: int | None = None):
+        if every is not None and every < 1:
+            raise InputError(f"the hook {self.name} has every={every}; it must be at least 1")
         self.training, self.every = training, every
 
     @classmethod
@@ -163,6 +170,9 @@ class Hook:
             return False
         return step % self.every == 0 or step == self.training.config.train.total_steps
 
+    def before_batch(self, step: int, state: TrainState) -> None:
+        """Called before the batch of optimizer step `step` is waited for."""
+
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
         """Called before optimizer step `step`, which donates the state."""
 
@@ -170,50 +180,69 @@ class Hook:
         """Called when the step was given to the devices; arrays needn't be there yet."""
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Called with the numbers of a step, while the next one runs.
+        """Called with the numbers of a step, while the next one runs or before `run` and `stop`.
 
         Args:
           done: the step.
-          values: its metrics; what is changed here is what the hooks after this one get.
+          values: its metrics, without `spike`; of steps that are logged, also the run's rates.
         """
 
-    def run(self, position: Position) -> Mapping[str, float] | None:
+    def run(self, position: LoopPosition) -> Mapping[str, float] | None:
         """Called when it is due; returns numbers for `metrics.jsonl`, by name, if it has any."""
 
-    def stop(self, position: Position) -> None:
-        """Called once, in place of `run`, when the run stops before its last step."""
+    def stop(self, position: LoopPosition) -> None:
+        """Called once if a signal stops the run after a step of this attempt.
+
+        Hooks that were due at that step may not have run.
+        """
 
     def go_back(self, step: int) -> None:
         """Called when the run goes back to the checkpoint of `step`."""
 
+    def to_save(self) -> Any:
+        """What checkpoints keep of it: anything that JSON can hold."""
 
-class HookKind(NamedTuple):
-    """What makes a hook.
+    def restore(self, saved: Any) -> None:
+        """Called with what `to_save` returned when the checkpoint was saved, if not with None.
+
+        That is when a run is resumed, and when it goes back. If there were fewer processes than
+        now, a process gets what the first one returned.
+        """
+
+
+class HookClass(NamedTuple):
+    """A class of hooks, and how one is made.
 
     Attributes:
-      kind: its class.
+      cls: the class, which checks the config.
       make: the class, or the class with arguments that the config gives.
     """
 
-    kind: type[Hook]
+    cls: type[Hook]
     make: Callable[[Training], Hook]
 
 
-def load_hooks(names: Sequence[str]) -> list[HookKind]:
-    """What makes the hooks of `train.hooks`.
+def load_hooks(names: Sequence[str]) -> list[HookClass]:
+    """The classes that `train.hooks` names.
 
     Raises:
-      InputError: if one can't be imported, or isn't a `Hook`.
+      InputError: if one can't be imported, isn't a `Hook` with a name, or takes other arguments.
     """
     return [_load_hook(name) for name in names]
 
 
-def _load_hook(name: str) -> HookKind:
+def _load_hook(name: str) -> HookClass:
     make = load_plugin("train.hooks", name)
-    kind = getattr(make, "func", make)  # of a class with arguments
-    if not (isinstance(kind, type) and issubclass(kind, Hook)):
+    cls = getattr(make, "func", make)  # of a class with arguments
+    if not (isinstance(cls, type) and issubclass(cls, Hook)):
         raise InputError(f"train.hooks={name} is no class that derives from {Hook.__module__}.Hook")
-    return HookKind(kind, make)
+    if not getattr(cls, "name", None):
+        raise InputError(f"train.hooks={name}: the class has no name; give it one")
+    try:
+        inspect.signature(make).bind(None)
+    except TypeError as error:
+        raise InputError(f"train.hooks={name}: {error}") from error
+    return HookClass(cls, make)
 
 
 class Hooks:
@@ -226,11 +255,14 @@ class Hooks:
 
     def __init__(self, training: Training, hooks: Sequence[Hook]):
         self.training, self.hooks = training, hooks
-        self.stack = ExitStack()
+        training.hooks = self
 
     def __enter__(self) -> "Hooks":
-        for hook in self.hooks:
-            self.stack.enter_context(hook)
+        with ExitStack() as stack:
+            for hook in self.hooks:
+                with _named(hook):
+                    stack.enter_context(hook)
+            self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -240,7 +272,8 @@ class Hooks:
         """The hooks to run before the first step of this attempt.
 
         Args:
-          reported: the kinds of reports that there are at this step; those of process 0 count.
+          reported: what stands before the / in the names of what was reported at this step; that
+            of process 0 counts.
         """
         start = self.training.start
         reported = gather("reports at the start", list(reported))[0]
@@ -251,6 +284,12 @@ class Hooks:
     def due(self, step: int) -> list[Hook]:
         """The hooks to run after `step`."""
         return [hook for hook in self.hooks if hook.is_due(step)]
+
+    def before_batch(self, step: int, state: TrainState) -> None:
+        """Calls each hook's."""
+        for hook in self.hooks:
+            with _named(hook, step):
+                hook.before_batch(step, state)
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
         """Calls each hook's."""
@@ -275,39 +314,69 @@ class Hooks:
             f"step {done.step + 1}", self.training.config.train.hang_timeout
         )
 
-    def run(self, hooks: Sequence[Hook], position: Position) -> bool:
+    def run(self, hooks: Sequence[Hook], position: LoopPosition) -> bool:
         """Runs these hooks; whether all of them ran to their end, as a signal may stop one."""
-        training, seconds = self.training, self.training.config.train.eval_timeout
         try:
             for hook in hooks:
-                what = f"{hook.name} at step {position.step}"
-                with _named(hook, position.step), training.instead(hook.activity, what, seconds):
+                with self._instead(hook, position.step):
                     values = hook.run(position)
-                if values:
-                    training.writer.write_scalars(position.step, values)
-                    position.values |= values
+                    if values:
+                        self.training.writer.write_scalars(position.step, values)
+                        position.values |= values
         except Interrupted:
             return False
         return True
 
-    def stop(self, position: Position) -> None:
+    def stop(self, position: LoopPosition) -> None:
         """Calls each hook's."""
         for hook in self.hooks:
-            with _named(hook, position.step):
+            with self._instead(hook, position.step):
                 hook.stop(position)
+
+    @contextmanager
+    def _instead(self, hook: Hook, step: int) -> Iterator[None]:
+        """A context in which the hook runs instead of steps."""
+        seconds = getattr(self.training.config.train, hook.timeout)
+        what = f"{hook.name} at step {step}"
+        with _named(hook, step), self.training.instead(hook.activity, what, seconds):
+            yield
 
     def go_back(self, step: int) -> None:
         """Calls each hook's."""
         for hook in self.hooks:
-            hook.go_back(step)
+            with _named(hook, step):
+                hook.go_back(step)
+
+    def states(self) -> dict[str, list]:
+        """What hooks keep, by their names: a value of each process; all processes must call it."""
+        keeping = [hook for hook in self.hooks if type(hook).to_save is not Hook.to_save]
+        if not keeping:
+            return {}
+        of_processes = gather("what hooks keep", {hook.name: hook.to_save() for hook in keeping})
+        return {hook.name: [each[hook.name] for each in of_processes] for hook in keeping}
+
+    def restore(self, states: Mapping[str, list]) -> None:
+        """Gives each hook what it kept."""
+        for hook in self.hooks:
+            if kept := states.get(hook.name):
+                index = jax.process_index()
+                saved = kept[index] if index < len(kept) else kept[0]
+                if saved is not None:
+                    hook.restore(saved)
 
 
 @contextmanager
-def _named(hook: Hook, step: int) -> Iterator[None]:
-    """A context whose errors get a note that names the hook."""
+def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
+    """A context whose errors get a note that names the hook.
+
+    The project's own hooks foresee some errors, whose messages say it all.
+    """
     try:
         yield
     except Exception as error:
-        if not isinstance(error, Interrupted):
-            error.add_note(f"in the hook {hook.name} at step {step}")
+        foreseen = isinstance(error, InputError | RunError | MachineryError)
+        is_own = type(hook).__module__.startswith("t5x_diffeq.runs.")
+        if not (isinstance(error, Interrupted) or (foreseen and is_own)):
+            where = "" if step is None else f" at step {step}"
+            error.add_note(f"in the hook {hook.name}{where}")
         raise

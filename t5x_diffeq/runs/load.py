@@ -11,7 +11,8 @@ from t5x_diffeq.runs.pretrained import PretrainedRun
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.placed_model import PlacedModel, place_model, split_mesh
+from t5x_diffeq.training.partitioning import make_mesh
+from t5x_diffeq.training.placed_model import PlacedModel, place_model
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 
@@ -67,9 +68,15 @@ def load_run(
         raise InputError("--averages doesn't go with --adapters, which are of the last weights")
     pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
-    config = pretrained.config.with_values({f"model.{key}": x for key, x in of_adapters.items()})
-    fsdp = gcd(config.model.embed_dim, batch_size)  # sharded as far as possible
-    placed = place_model(config, vocab_size, split_mesh(config, fsdp, batch_size))
+    config = pretrained.config.with_values(
+        {
+            **{f"model.{key}": value for key, value in of_adapters.items()},
+            **dict.fromkeys(("mesh.stage", "mesh.expert", "mesh.context", "mesh.tensor"), 1),
+            "mesh.data": -1,
+            "mesh.fsdp": gcd(pretrained.config.model.embed_dim, batch_size),  # as far as possible
+        }
+    )
+    placed = place_model(config, vocab_size, make_mesh(config.mesh, batch_size))
     need_methods(placed.model.config, methods)
     for num_steps, scheme in grids:
         placed.at_depth(num_steps, scheme)

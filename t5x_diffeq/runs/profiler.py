@@ -106,7 +106,7 @@ class Profiler(Hook):
             self._run_in_thread(self._look_for_requests)
         return self
 
-    def before_step(self, step: int, state: Any, batch: Any) -> None:
+    def before_batch(self, step: int, state: Any) -> None:
         """Begins a trace if `step` is its first; `state` is the result of the step before."""
         now = time.monotonic()
         if self.step:

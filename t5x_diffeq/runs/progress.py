@@ -1,4 +1,4 @@
-"""What a run prints: a summary at the start, a line per report, next commands at the end."""
+"""What a run prints: a summary at the start, a line per evaluation, next commands at the end."""
 
 import os
 import shlex

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from t5x_diffeq.analysis.weight_paths import WeightPaths, make_weight_paths
-from t5x_diffeq.runs.hooks import Hook, Position, Training
+from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.figures import check_matplotlib
@@ -39,7 +39,7 @@ class WeightFigures(Hook):
             )
         check_matplotlib(f"train.figure_every={train.figure_every}")
 
-    def run(self, position: Position) -> None:
+    def run(self, position: LoopPosition) -> None:
         """Computes what is drawn, and has it drawn in the background."""
         step, writer = position.step, self.training.writer
         paths = self.weight_paths(position.state.params)

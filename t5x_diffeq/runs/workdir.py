@@ -43,7 +43,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differing_keys(read_config(workdir), config).items()
+        for key, (old, new) in differing_keys(read_config(workdir, to_train=True), config).items()
         if not KEYS[key].resume
     ]
     if differing:
@@ -81,8 +81,12 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def read_config(workdir: AnyPath) -> Config:
+def read_config(workdir: AnyPath, to_train: bool = False) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
+
+    Args:
+      workdir: the run's workdir.
+      to_train: whether the run is to go on, and not only to be loaded.
 
     Raises:
       InputError: if it doesn't exist, or isn't a config that this version can use.
@@ -104,7 +108,7 @@ def read_config(workdir: AnyPath) -> Config:
     version = config.pop(_VERSION, "0.1.0 or earlier")
     _warn_of_changes(workdir, config.pop(_PLUGINS, {}))
     try:
-        return Config().with_values(_usable_values(config))
+        return Config().with_values(_usable_values(config, to_train))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
@@ -120,7 +124,7 @@ def _warn_of_changes(workdir: AnyPath, recorded: object) -> None:
             say(f"note: {change}")
 
 
-def _usable_values(config: dict) -> dict[str, object]:
+def _usable_values(config: dict, to_train: bool) -> dict[str, object]:
     """The values by dotted key, without those that get their defaults instead.
 
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
@@ -129,7 +133,7 @@ def _usable_values(config: dict) -> dict[str, object]:
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
-    values = without_former_keys(flatten_dict(config, sep="."))
+    values = without_former_keys(flatten_dict(config, sep="."), to_train)
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")

@@ -13,7 +13,7 @@ _RENAMED = {
 }
 # By key of today: what its values were called, and what they are called now.
 _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "common"}}
-# By key: the value with which a run made no use of it. Such a run loads as before.
+# By key: the value with which a run made no use of it. Such a run goes on as before.
 _REMOVED: dict[str, object] = {
     "model.time_table": "normal",
     "optimizer.cooldown_shape": "linear",
@@ -22,6 +22,8 @@ _REMOVED: dict[str, object] = {
     "train.growth": "jump",
     "train.jitter": 0.0,
 }
+# Of these, those without which a trained model is not what it was.
+_OF_MODEL = ("model.time_basis",)
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
     "model.remat": r"every:\d+",
@@ -59,31 +61,36 @@ def former_value_error(key: str, value: object) -> str | None:
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
     if isinstance(value, str) and re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), value):
-        return f"{key}={value} was removed; {_last_commit()}"
+        return f"{key}={value!r} was removed; {_last_commit()}"
     return None
 
 
-def without_former_keys(values: Mapping[str, object]) -> dict[str, object]:
+def without_former_keys(values: Mapping[str, object], to_train: bool) -> dict[str, object]:
     """The values of an old config, by the keys of today.
 
     Args:
       values: what a `config.json` holds, by dotted key.
+      to_train: whether the run is to go on. If it is only to be loaded, what concerned its training
+        gets today's defaults.
 
     Raises:
-      InputError: if the run used a key or a value that was removed; names the last commit that had
+      InputError: if the run needs a key or a value that was removed; names the last commit that had
         it.
     """
     values = {_RENAMED.get(key, key): value for key, value in values.items()}
     for key, names in _RENAMED_VALUES.items():
         if key in values:
             values[key] = names.get(str(values[key]), values[key])
-    for key, unused in _REMOVED.items():
-        if key in values and values[key] != unused:
-            raise InputError(f"{key} was {values[key]!r}, and was removed; {_last_commit()}")
-    for key, removed in _REMOVED_VALUES.items():
-        if re.fullmatch(removed, str(values.get(key))):
-            raise InputError(f"{key} can't be {values[key]!r} any more; {_last_commit()}")
-    return {key: value for key, value in values.items() if key not in _REMOVED}
+    removed = {
+        key
+        for key, value in values.items()
+        if (key in _REMOVED and value not in (None, _REMOVED[key]))
+        or re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value))
+    }
+    for key in sorted(removed):
+        if to_train or key in _OF_MODEL:
+            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit()}")
+    return {key: x for key, x in values.items() if key not in removed and key not in _REMOVED}
 
 
 def _last_commit() -> str:

@@ -1,4 +1,4 @@
-"""Blocks, schemes, optimizers and data sources from other packages, by importable name.
+"""Blocks, schemes, optimizers, data sources and hooks from other packages, by importable name.
 
 A config names one as "package.module:Name", or as "package.module:Name(size=4)" with keyword
 arguments that are Python literals. The package must be importable: installed, or in a folder of

@@ -110,7 +110,7 @@ def objective(
       key: the dropout key.
       teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
-    taught = [each.learns or (keys.distill_weight if teacher else 0.0) for each in passes]
+    taught = [each.learns or (keys.distill_weight if teacher else None) for each in passes]
     terms = [terms_of(keys, p.model.config, t) for p, t in zip(passes, taught, strict=True)]
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
     ends = [

@@ -13,7 +13,7 @@ from t5x_diffeq.layers.mesh import STAGE, axes_of
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import kernels_not_quantized
-from t5x_diffeq.runtime.config import Config, MeshKeys
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.state import declared_params
@@ -130,11 +130,3 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         abstract_params=partitioning.shard_shapes(declared_params(model), mesh, rules),
         attention_reason=attention_reason,
     )
-
-
-def split_mesh(config: Config, fsdp: int, batch_size: int) -> Mesh:
-    """A mesh of as many of this process's devices as divide the batch, `fsdp` of which split P."""
-    keys = MeshKeys(
-        stage=1, data=-1, fsdp=fsdp, expert=1, context=1, tensor=1, rules=config.mesh.rules
-    )
-    return partitioning.make_mesh(keys, batch_size)

@@ -113,19 +113,21 @@ class Velocity(Term):
         return outcome.mean(outcome.costs.velocity)
 
 
-def terms_of(keys: TrainKeys, model: ModelConfig, teacher: float) -> list[Term]:
+def terms_of(keys: TrainKeys, model: ModelConfig, share_of_teacher: float | None) -> list[Term]:
     """The terms of a forward pass.
 
     Args:
       keys: `config.train`.
       model: the model's config.
-      teacher: the share of the teacher's predictions in what the model learns; 0: it has none.
+      share_of_teacher: of its predictions in what the model learns; None: there is no teacher.
     """
-    terms = [
-        CrossEntropy(1 - teacher),
-        Distillation(teacher),
+    share = share_of_teacher or 0.0
+    always: list[Term] = [CrossEntropy(1 - share)]
+    if share_of_teacher is not None:
+        always.append(Distillation(share))
+    others = [
         RunningCost(float(has_cost(model))),
         ZLoss(keys.z_loss),
         Velocity(keys.velocity_penalty),
     ]
-    return [term for term in terms if term.weight or isinstance(term, CrossEntropy)]
+    return [*always, *(term for term in others if term.weight)]

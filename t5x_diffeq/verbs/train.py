@@ -21,7 +21,15 @@ from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.evaluation_hook import Evaluation
 from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.runs.history import History, Stopwatch
-from t5x_diffeq.runs.hooks import DoneStep, Hook, HookKind, Hooks, Position, Training, load_hooks
+from t5x_diffeq.runs.hooks import (
+    DoneStep,
+    Hook,
+    HookClass,
+    Hooks,
+    LoopPosition,
+    Training,
+    load_hooks,
+)
 from t5x_diffeq.runs.hyperparameters import hyperparameters
 from t5x_diffeq.runs.metrics_log import MetricsLog
 from t5x_diffeq.runs.profiler import Profiler
@@ -46,8 +54,8 @@ from t5x_diffeq.training.programs import compile_train_steps
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 
-# In the order in which they are called: figures are drawn while the model is evaluated, and a
-# checkpoint comes after all that is reported of its step.
+# In the order in which they are called: figures are drawn while the model is evaluated. Those of
+# `train.hooks` follow, and `Saves` is last: a checkpoint comes after all reports of its step.
 HOOKS: tuple[type[Hook], ...] = (
     WeightFigures,
     Evaluation,
@@ -68,7 +76,7 @@ class _Inputs:
     corpus: Corpus
     examples: Mixture | RowStreams
     eval_parts: list[Windows]
-    hooks: list[HookKind]
+    hooks: list[HookClass]
 
 
 def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
@@ -82,10 +90,10 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
     check_data(config.data)
     check_teacher(config)
     check_trackers(config.train.trackers)
-    own = [HookKind(kind, kind) for kind in HOOKS]
-    hooks = [*own, *load_hooks(config.train.hooks), HookKind(Saves, Saves)]
+    own = [HookClass(cls, cls) for cls in HOOKS]
+    hooks = [*own, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
     for hook in hooks:
-        hook.kind.check(config, setup)
+        hook.cls.check(config, setup)
     corpus = run_in_turn(
         lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
         "the data is prepared",
@@ -96,7 +104,7 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
     examples = train_examples(config.data, corpus, config.train.batch_size, config.seed)
     eval_parts = eval_examples(config.data, corpus)
     for hook in hooks:
-        hook.kind.check_corpus(config, setup, corpus)
+        hook.cls.check_corpus(config, setup, corpus)
     return _Inputs(setup, corpus, examples, eval_parts, hooks)
 
 
@@ -139,7 +147,7 @@ def train(
             restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
             first = restored or RestoredCheckpoint(make_state(setup))
             start, state = first.step, setup.complete(first.state)
-        warn_if_lost(workdir, start, first.reports)
+        warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
         gone_through = epochs(examples, keys.total_steps * keys.batch_size)
         progress.say_account(config, setup, inputs.corpus, gone_through, workdir, start)
@@ -177,10 +185,11 @@ def train(
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
         stack.enter_context(hooks)
+        hooks.restore(first.facts.hooks)
         if at_start and setup.mesh.devices.flat[0].platform == "gpu":
             wait([compiling])  # XLA chooses a GPU's kernels by their times
         step, drawn, batches = start, first.position.drawn, _draw(training, examples, first)
-        stopping = not hooks.run(at_start, Position(start, state, drawn))
+        stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
             train_steps = _wait_for_steps(compiling, depths, training, cache)
 
@@ -189,9 +198,10 @@ def train(
         stopwatch.turn_to(STEPS)
         in_flight: DoneStep | None = None
         while step < keys.total_steps and not stopping:
+            step, drawn = step + 1, drawn + 1
+            hooks.before_batch(step, state)
             with training.clock.waiting_for_data(in_flight and in_flight.metrics):
                 batch, streams = next(batches)
-            step, drawn = step + 1, drawn + 1
             hooks.before_step(step, state, batch)
             train_step = train_steps[depths_of(config, step)]
             state, metrics = train_step(state, batch, *teacher_params)
@@ -210,7 +220,7 @@ def train(
                 step, state, drawn = first.step, first.state, first.position.drawn
                 batches = _draw(training, examples, first)
                 continue
-            position = Position(step, state, drawn, streams)
+            position = LoopPosition(step, state, drawn, streams)
             stopping = not hooks.run(due, position) or stopping
             if stopping:
                 hooks.stop(position)

@@ -211,7 +211,7 @@ class TrainKeys(Section):
     )
     compile_timeout: Seconds = _key(7200.0, "likewise for compiling the steps", resume=True)
     eval_timeout: Seconds = _key(
-        43200.0, "likewise for an evaluation and for the tasks", resume=True
+        43200.0, "likewise for each run of a hook, such as an evaluation or the tasks", resume=True
     )
     save_timeout: Seconds = _key(
         7200.0, "likewise for saving or restoring a checkpoint", resume=True
