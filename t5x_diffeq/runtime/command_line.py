@@ -47,6 +47,7 @@ from t5x_diffeq.runtime.errors import (
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
 from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 from t5x_diffeq.runtime.keys.values import BEST, INT32, Values
+from t5x_diffeq.runtime.limits import raise_limits
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 from t5x_diffeq.runtime.version import __version__
 
@@ -75,6 +76,7 @@ def run(
         sys.exit(0)
     keep_freed_memory(os.environ)
     try:
+        raise_limits()
         if several and _may_have_others(os.environ):
             _join_others()  # first, so that they hear why the arguments are refused
         parse(sys.argv, own)
