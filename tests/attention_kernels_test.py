@@ -11,8 +11,8 @@ from helpers import auto_mesh
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from small_models import SMALL
 
-from t5x_diffeq.array_types import Places
 from t5x_diffeq.layers import attention_kernels
+from t5x_diffeq.layers.array_types import Places
 from t5x_diffeq.layers.attention_kernels import (
     causal_attention,
     check,

@@ -9,9 +9,9 @@ from small_models import TOKENS, random_params, small
 
 from configs import default
 from t5x_diffeq.analysis.spectra import spectra
-from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks import gated_linear_attention, mixture_of_experts
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.layers.array_types import Places
 from t5x_diffeq.models.block import Block
 from t5x_diffeq.models.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.planner.flops import step_flops

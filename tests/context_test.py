@@ -13,13 +13,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
 
-from t5x_diffeq.array_types import Places
 from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
+from t5x_diffeq.layers.array_types import Places
 from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag, zigzag_order
 from t5x_diffeq.models.block import can_split_length

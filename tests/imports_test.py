@@ -41,7 +41,7 @@ def list_imports(path):
 
 def test_the_verbs_stand_alone_at_the_top():
     files = {path.stem for path in PACKAGE.glob("*.py")}
-    assert files == {*VERBS, "__init__", "__main__", "array_types"}
+    assert files == {*VERBS, "__init__", "__main__"}
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} - {"configs"} == set(FLOOR)
 
 
@@ -54,10 +54,8 @@ def test_imports_go_down(room):
         for name in list_imports(path):
             package, _, rest = name.partition(".")
             other = rest.partition(".")[0]
-            if package == "t5x_diffeq" and other in FLOOR and other != room:
+            if package == "t5x_diffeq" and other != room:
                 assert FLOOR[other] < FLOOR[room], (path, name)
-            elif package == "t5x_diffeq":
-                assert other in (room, "array_types"), (path, name)
             if room in MATHEMATICS:
                 assert package not in LIBRARIES_OF_EDGES, (path, name)
 

@@ -10,7 +10,7 @@ import numpy_model
 import pytest
 from small_models import LLAMA, SMALL, TOKENS, random_params, small
 
-from t5x_diffeq.array_types import Places
+from t5x_diffeq.layers.array_types import Places
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runtime.errors import InputError
 

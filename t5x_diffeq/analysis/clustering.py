@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.layers.array_types import State, Weights
 from t5x_diffeq.ode.integrate import trajectory
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.solvers import VectorField

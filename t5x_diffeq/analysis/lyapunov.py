@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.spectra import weights_at
 from t5x_diffeq.analysis.tangents import Chunks, StepMap, StepWeights, full_tangent, pair_growth
-from t5x_diffeq.array_types import State, Tokens, Weights
+from t5x_diffeq.layers.array_types import State, Tokens, Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field

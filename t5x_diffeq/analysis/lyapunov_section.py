@@ -16,7 +16,7 @@ from t5x_diffeq.analysis.prompt_plots import (
 )
 from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
-from t5x_diffeq.array_types import Tokens
+from t5x_diffeq.layers.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import has_method
 

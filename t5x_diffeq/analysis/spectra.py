@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
-from t5x_diffeq.array_types import Weights
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.block import Block, Matrices
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import make_source

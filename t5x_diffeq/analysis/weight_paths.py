@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.spectra import smaller_product
-from t5x_diffeq.array_types import Weights
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import has_method, make_block
 from t5x_diffeq.runtime.console import say

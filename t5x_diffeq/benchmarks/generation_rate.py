@@ -8,8 +8,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from t5x_diffeq.array_types import Weights
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.partitioning import unbox
 

@@ -24,7 +24,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import HEADS
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.rotary import BASE

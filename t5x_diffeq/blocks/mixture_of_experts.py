@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.layers.array_types import State, Weights
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards
 from t5x_diffeq.layers.parameter import declare

@@ -10,7 +10,7 @@ Chowdhery et al. 2022). Euler's step reads y once, so with `model.scheme=euler` 
 import jax
 from flax import linen as nn
 
-from t5x_diffeq.array_types import State, Weights
+from t5x_diffeq.layers.array_types import State, Weights
 from t5x_diffeq.models.attention_block import AttentionBlock
 from t5x_diffeq.models.block import Factors, SubFieldFlops, kernel_flops
 from t5x_diffeq.models.config_layers import mlp_of

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Weights
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.ode.contraction import contract

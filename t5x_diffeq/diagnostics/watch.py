@@ -26,8 +26,8 @@ from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, State, Weights
 from t5x_diffeq.diagnostics.update_shares import Makers, makers_of, update_shares
+from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.layers.context import to_zigzag
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig

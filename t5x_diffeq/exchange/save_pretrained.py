@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.exchange.check_folder import check_tensors, compare_logits
 from t5x_diffeq.exchange.config_json import block_config, own_config, plain_config
@@ -24,6 +23,7 @@ from t5x_diffeq.exchange.layouts import (
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel

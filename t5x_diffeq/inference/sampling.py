@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Cache, Places, Positions, Tokens, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled

@@ -19,12 +19,12 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Weights
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.errors import InputError

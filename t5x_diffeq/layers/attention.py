@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Cache, Places, Positions, State
+from t5x_diffeq.layers.array_types import Cache, Places, Positions, State
 from t5x_diffeq.layers.attention_kernels import HEADS, causal_attention
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Order, Segments
+from t5x_diffeq.layers.array_types import Order, Segments
 from t5x_diffeq.layers.context import attend_in_order, length_shards, on_own_tokens, zigzag_order
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards, spec_of
 from t5x_diffeq.runtime.errors import InputError

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import Order, Places, Segments, State
+from t5x_diffeq.layers.array_types import Order, Places, Segments, State
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over, spec_of
 
 

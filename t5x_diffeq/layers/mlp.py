@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import State
+from t5x_diffeq.layers.array_types import State
 from t5x_diffeq.layers.linear import Linear
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

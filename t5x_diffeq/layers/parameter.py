@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import struct
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq.array_types import Tree
+from t5x_diffeq.layers.array_types import Tree
 
 ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "adapter")
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Positions
+from t5x_diffeq.layers.array_types import Positions
 from t5x_diffeq.runtime.errors import InputError
 
 BASE = 10_000.0

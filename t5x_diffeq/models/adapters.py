@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Weights
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.parameter import Parameter, declare, num_inputs
 from t5x_diffeq.ode.weights import LeafPath, block_parameters

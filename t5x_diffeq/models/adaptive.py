@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
-from t5x_diffeq.array_types import Places, State, Tokens, Weights
+from t5x_diffeq.layers.array_types import Places, State, Tokens, Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
 from t5x_diffeq.models.sub_fields import vector_field

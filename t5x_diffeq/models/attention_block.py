@@ -3,7 +3,7 @@
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention import empty_keys_and_values
 from t5x_diffeq.models.block import Block, Factors, Matrices, SubFieldFlops, kernel_flops
 from t5x_diffeq.models.config_layers import attention_of, norm_of

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from t5x_diffeq.array_types import Cache, Places, State, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.context import length_shards
 from t5x_diffeq.layers.mesh import mesh_axes, shards_over

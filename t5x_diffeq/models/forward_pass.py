@@ -5,7 +5,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Places, State, Vector, Weights
+from t5x_diffeq.layers.array_types import Places, State, Vector, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig

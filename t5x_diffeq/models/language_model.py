@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from t5x_diffeq.array_types import (
+from t5x_diffeq.layers.array_types import (
     Cache,
     Logits,
     Places,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool
 
-from t5x_diffeq.array_types import Cache, Places, State, Vector, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, State, Vector, Weights
 from t5x_diffeq.layers.quantization import quantized
 from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.block import COSTS, Block, has_own_method

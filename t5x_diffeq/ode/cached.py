@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from t5x_diffeq.array_types import State, Tree, Vector
+from t5x_diffeq.layers.array_types import State, Tree, Vector
 from t5x_diffeq.ode.integrate import step_function
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import SubField, VectorField

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.ode.reversible import (
     Bind,
     ReversibleScheme,

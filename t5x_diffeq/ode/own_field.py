@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.ode.integrate import integrate, trajectory
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.solvers import VectorField

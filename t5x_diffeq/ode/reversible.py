@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.ode.solvers import Scheme, VectorField
 
 Stages = tuple[Tree, ...]  # the weights at each node of a step

@@ -18,7 +18,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.ode.solvers import SubField, VectorField
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 
 SubField = Callable[[Tree, Vector], Vector]
 Carried = Any  # what one step hands to the next: the state, or a pair of states

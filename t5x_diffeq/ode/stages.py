@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from t5x_diffeq.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.layers.mesh import STAGE, mesh_axes, num_stages, on_shards, shards_over
 
 # From the weights of a stage, the state, what stands beside its rows, and a key, to the state.

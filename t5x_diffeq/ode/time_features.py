@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Times
+from t5x_diffeq.layers.array_types import Times
 
 Features = Float[Array, "nodes features"]
 SINUSOIDS = "sinusoids"

@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Times, Weights
+from t5x_diffeq.layers.array_types import Times, Weights
 from t5x_diffeq.layers.parameter import (
     Parameter,
     declare,

@@ -10,8 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from t5x_diffeq.array_types import Weights
 from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.workdir import read_config

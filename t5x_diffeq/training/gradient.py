@@ -16,7 +16,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Times, Weights
+from t5x_diffeq.layers.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import block_of_shapes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
-from t5x_diffeq.array_types import State, Tokens
+from t5x_diffeq.layers.array_types import State, Tokens
 from t5x_diffeq.layers.mesh import axes_of_last_rows, mesh_axes, on_shards
 
 

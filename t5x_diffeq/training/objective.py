@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Places, State, Weights
+from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys

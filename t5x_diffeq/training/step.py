@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import Weights
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.weights import Embeddings
 from t5x_diffeq.runtime.config import TrainKeys

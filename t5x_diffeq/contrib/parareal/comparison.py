@@ -10,13 +10,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from t5x_diffeq.array_types import State, Tokens
 from t5x_diffeq.contrib.parareal.integration import (
     Parareal,
     iterate,
     parareal,
     steps_in_sequence,
 )
+from t5x_diffeq.layers.array_types import State, Tokens
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.models.sub_fields import has_cost, vector_field

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.array_types import State, States, Tree
+from t5x_diffeq.layers.array_types import State, States, Tree
 from t5x_diffeq.ode.integrate import FieldOfKey, step_function, step_inputs
 
 Ends = Float[Array, "slices B L D"]  # states with which slices end
