@@ -62,9 +62,9 @@ CASES = {  # topology, variant, keys
 
 
 def setup_of(topology, variant, keys):
-    config = default.get_config()
+    config = default.set_variant(default.get_config(), variant)
     config.update_from_flattened_dict({**SMALL, **keys})
-    config = Config.of(default.set_variant(config, variant))
+    config = Config.of(config)
     slices = topology.nodes
     return make_setup(config, config.model.vocab_size, topology.devices, slices)
 
