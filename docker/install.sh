@@ -18,7 +18,7 @@ pip_install() {
 
 case "$1" in
   requirements)
-    python - "$2" data gcs adaptive analysis quantization trackers <<'PYTHON'
+    python - "$2" data gcs adaptive analysis trackers <<'PYTHON'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = [project["optional-dependencies"][name] for name in sys.argv[1:]]

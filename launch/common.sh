@@ -173,7 +173,7 @@ seconds_of() {
 # found to be missing; everything that is wrong is told at once.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
-  setup data gcs quantization
+  setup data gcs
   checked "$@" || exit
 }
 

@@ -44,7 +44,7 @@ if [ -z "$hosts" ]; then
     die "give --hosts=a,b, or --rank, --size and --coordinator"
   fi
   numbers size
-  [ -n "$dry_run" ] || setup gpu data gcs quantization trackers
+  [ -n "$dry_run" ] || setup gpu data gcs trackers
   [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
   run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing \
     --config="$config" "${train[@]}"
@@ -130,7 +130,7 @@ outcome() {
   echo "$worst"
 }
 
-[ "$project" != "$ROOT" ] || run setup gpu data gcs quantization trackers # here, once: the machines see the same environment
+[ "$project" != "$ROOT" ] || run setup gpu data gcs trackers # here, once: the machines see the same environment
 # With one process per host, only the hosts know how many GPUs it has: 0 leaves the mesh to the run.
 devices=$((processes_per_host > 1 ? processes_per_host : 0))
 check_run_here gpu "$devices" "$processes_per_host" $((count / processes_per_host)) \

@@ -133,8 +133,8 @@ for option in mem partition account qos constraint; do
 done
 exported="$(IFS=,; echo "${environment[*]+"${environment[*]}"}")"
 [ -z "$exported" ] || options+=(--export="ALL,$exported")
-extras=(gpu data gcs quantization trackers)
-[ "$gpus_per_node" != 0 ] || extras=(data gcs quantization trackers)
+extras=(gpu data gcs trackers)
+[ "$gpus_per_node" != 0 ] || extras=(data gcs trackers)
 [ "$verb" = train ] || extras+=(analysis) # its figures
 
 step=()

@@ -34,7 +34,7 @@ install_host() {
   command -v uv >/dev/null ||
     python3 -m pip install --quiet --target "$state/uv" --requirement "$state/uv.txt"
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
-  setup tpu data gcs quantization trackers
+  setup tpu data gcs trackers
   trap - EXIT
 }
 

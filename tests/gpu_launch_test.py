@@ -52,7 +52,7 @@ def test_submission_with_options(stand_ins):
     options = ("--gpus_per_node=0", "--tasks-per-node=2", "--exclusive", "--mem=9G", "--env=A=x y")
     more = (*SLURM, *options, "--env=HOME")
     install, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *more)
-    assert install == ["setup", "data", "gcs", "quantization", "trackers"]
+    assert install == ["setup", "data", "gcs", "trackers"]
     assert {"--exclusive", "--mem=9G", "--ntasks-per-node=2", "--export=ALL,A,HOME"} < set(call)
     assert not any("gpu" in word or "cpus" in word for word in call[:-7])
 
@@ -62,7 +62,7 @@ def test_a_sweep_is_an_array_of_jobs(stand_ins):
     grid = ("--grid=optimizer.learning_rate=1e-3,2e-3", "--grid=variant=ode,baseline")
     more = (*words, *grid, "--seeds=2", "--jobs=4")
     install, call = dry_run_commands(stand_ins, "gpu_slurm.sh", *more)
-    assert install == ["setup", "gpu", "data", "gcs", "quantization", "trackers", "analysis"]
+    assert install == ["setup", "gpu", "data", "gcs", "trackers", "analysis"]
     assert {"--array=0-3", "--ntasks-per-node=1", "--output=llama1b-%A-%a.log"} < set(call)
     own = ["sweep", "--", CONFIG, "--output=/shared/out", "--seeds=2", *grid, ODD]
     assert call[-len(own) :] == own

@@ -45,26 +45,22 @@ CASES = {  # topology, variant, keys
         "ode",
         {"data.cross_documents": False, "mesh.tensor": 2, "optimizer.moments": "int8"},
     ),
-    "wide heads, int8": ("h100:8", "ode", {"model.num_heads": 1, "model.quantization": "int8"}),
+    "wide heads": ("h100:8", "ode", {"model.num_heads": 1}),
     "context, microbatches": ("h100:8", "ode", {"mesh.context": 2, "train.microbatches": 2}),
     "experts, muon": (
         "h100:8",
         "ode",
         {"model.block": EXPERTS, "mesh.expert": 2, "optimizer.name": "muon"},
     ),
-    "fp8, reversible": (
-        "h100:8",
-        "ode",
-        {"model.quantization": "fp8", "model.scheme": "reversible:midpoint"},
-    ),
+    "reversible": ("h100:8", "ode", {"model.scheme": "reversible:midpoint"}),
     "decoding": ("h100:8", "ode", {"model.num_kv_heads": 2, "mesh.tensor": 2}),
 }
 
 
 def setup_of(topology, variant, keys):
-    config = default.get_config()
+    config = default.set_variant(default.get_config(), variant)
     config.update_from_flattened_dict({**SMALL, **keys})
-    config = Config.of(default.set_variant(config, variant))
+    config = Config.of(config)
     slices = topology.nodes
     return make_setup(config, config.model.vocab_size, topology.devices, slices)
 

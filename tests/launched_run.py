@@ -59,10 +59,9 @@ class LaunchedRun:
             venv,
             (
                 "data,gcs",
-                "data,gcs,quantization",
-                "data,gcs,quantization,trackers",
-                "gpu,data,gcs,quantization,trackers",
-                "data,gcs,quantization,trackers,analysis",
+                "data,gcs,trackers",
+                "gpu,data,gcs,trackers",
+                "data,gcs,trackers,analysis",
             ),
         )
         return venv

@@ -17,8 +17,8 @@ from patience import patience
 from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
 
 ON_MACHINES = (  # the extras that the scripts install on GPUs and TPUs
-    "gpu,data,gcs,quantization,trackers",
-    "tpu,data,gcs,quantization,trackers",
+    "gpu,data,gcs,trackers",
+    "tpu,data,gcs,trackers",
 )
 PROGRAMS = ("gcloud", "docker", "sbatch", "srun", "scontrol", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
@@ -91,7 +91,7 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            mark_installed(venv, ("", "data,gcs", "data,gcs,quantization", *ON_MACHINES))
+            mark_installed(venv, ("", "data,gcs", *ON_MACHINES))
         return venv
 
     def training(self, venv: Path, project: Path = ROOT) -> Path:

@@ -60,7 +60,7 @@ class MixtureBlock(AttentionBlock):
                 f"1 to num_experts={self.num_experts}"
             )
         self.mlp_norm = norm_of(c)
-        self.router = Linear((c.embed_dim, self.num_experts), ("embed", None), quantizable=False)
+        self.router = Linear((c.embed_dim, self.num_experts), ("embed", None))
         self.experts = Experts(
             self.num_experts, c.embed_dim, c.mlp_dim, output_std(c), c.compute_dtype
         )

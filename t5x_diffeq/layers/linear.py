@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.layers.quantization import product
 
 ADAPTERS = "adapters"  # the collection of low-rank branches, which no hypernetwork makes
 
@@ -29,7 +28,6 @@ class Linear(nn.Module):
       use_bias: whether to add a bias.
       init_std: standard deviation of the kernel's normal initialisation.
       writes_residual: whether the result is added to the residual stream.
-      quantizable: whether `model.quantization` is about this linear.
       dtype: dtype of the computation.
     """
 
@@ -39,7 +37,6 @@ class Linear(nn.Module):
     use_bias: bool = False
     init_std: float = 0.02
     writes_residual: bool = False
-    quantizable: bool = True
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -59,12 +56,10 @@ class Linear(nn.Module):
             writes_residual=self.writes_residual,
             fan_in=prod(self.shape[: self.num_inputs]),
             takes_adapter=True,
-            quantizable=self.quantizable,
         )
         leading = x.shape[: x.ndim - self.num_inputs]
         x = x.reshape(-1, *x.shape[len(leading) :])
-        multiply = product if self.quantizable else jnp.tensordot
-        y = multiply(x, kernel.astype(self.dtype), self.num_inputs)
+        y = jnp.tensordot(x, kernel.astype(self.dtype), self.num_inputs)
         if self.has_variable(ADAPTERS, "a"):
             a: Array = self.get_variable(ADAPTERS, "a")
             b: Array = self.get_variable(ADAPTERS, "b")

@@ -37,7 +37,6 @@ class Parameter(nn.LogicallyPartitioned):
       fan_in: number of inputs that a kernel sums over; 1 for all other roles.
       step_multiplier: factor on the optimizer's step for this parameter.
       takes_adapter: whether the module that declares it adds a low-rank branch (`layers.linear`).
-      quantizable: whether that module multiplies by it through `layers.quantization.product`.
     """
 
     role: str = struct.field(default="kernel", pytree_node=False)
@@ -45,7 +44,6 @@ class Parameter(nn.LogicallyPartitioned):
     fan_in: int = struct.field(default=1, pytree_node=False)
     step_multiplier: float = struct.field(default=1.0, pytree_node=False)
     takes_adapter: bool = struct.field(default=False, pytree_node=False)
-    quantizable: bool = struct.field(default=False, pytree_node=False)
 
 
 def num_inputs(shape: Sequence[int], fan_in: int) -> int:
@@ -87,7 +85,6 @@ def declare(
     fan_in: int | None = None,
     step_multiplier: float = 1.0,
     takes_adapter: bool = False,
-    quantizable: bool = False,
 ) -> jax.Array:
     """`module.param(name)` in float32, boxed with its declarations.
 
@@ -112,7 +109,6 @@ def declare(
             fan_in=fan_in or 1,
             step_multiplier=step_multiplier,
             takes_adapter=takes_adapter,
-            quantizable=quantizable,
         )
 
     return module.param(name, boxed)  # type: ignore[return-value]  # Linen unboxes it

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
-from t5x_diffeq.layers.quantization import check_quantization
 from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
@@ -116,7 +115,7 @@ class ModelConfig(ModelKeys):
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""
-        return replace(self, dtype="float32", state_dtype="float32", quantization="none")
+        return replace(self, dtype="float32", state_dtype="float32")
 
     def _check_choices(self):
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
@@ -152,7 +151,6 @@ class ModelConfig(ModelKeys):
             )
         self._check_time_embedding()
         check_scaling(self.rope_scaling)
-        check_quantization(self.quantization)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
         check_remat(self.scheme, self.remat)

@@ -9,7 +9,6 @@ from flax import linen as nn
 from jaxtyping import Array, Bool
 
 from t5x_diffeq.layers.array_types import Cache, Places, State, Vector, Weights
-from t5x_diffeq.layers.quantization import quantized
 from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.block import COSTS, Block, has_own_method
 from t5x_diffeq.models.config import ModelConfig
@@ -17,7 +16,6 @@ from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.ode.cached import SubFieldWithMemory
 from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.solvers import SubField, VectorField
-from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import load_plugin
 
@@ -82,24 +80,6 @@ def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
             raise make_block(config).lacks(method)
 
 
-def kernels_not_quantized(config: ModelConfig) -> list[str]:
-    """The block's kernels whose products `model.quantization` leaves in the compute dtype.
-
-    Raises:
-      InputError: if these are all of them, and products are to be quantised.
-    """
-    block = block_of_shapes(config)
-    leaves = block_parameters(block, block.input_shapes())
-    kernels = {"/".join(path): leaf for path, leaf in leaves.items() if leaf.role == "kernel"}
-    found = [name for name, leaf in kernels.items() if not leaf.quantizable]
-    if config.quantization != "none" and len(found) == len(kernels):
-        raise InputError(
-            f"model.quantization={config.quantization}: no linear of model.block={config.block} "
-            "can be quantised; set it to none, or make the block's products with layers.linear"
-        )
-    return found
-
-
 def cached_sub_fields(
     config: ModelConfig, places: Places, real: Bool[Array, "B L"]
 ) -> tuple[SubFieldWithMemory, SubField]:
@@ -112,11 +92,9 @@ def cached_sub_fields(
     """
     block = make_block(config)
 
-    @quantized(config.quantization)
     def f(W: Weights, y: State, cache: Cache) -> tuple[State, Cache]:
         return nn.apply(type(block).extend, block)(block_variables(W), y, places, real, cache)
 
-    @quantized(config.quantization)
     def g(W: Weights, y: State) -> State:
         return nn.apply(type(block).g, block)(block_variables(W), y)
 
@@ -139,7 +117,6 @@ def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None]
     def with_key(key: Array | None) -> VectorField:
         rngs = None if key is None else {"dropout": key}
 
-        @quantized(config.quantization)
         def call(method: Callable[..., tuple], W: Weights, y: Vector, *args: Places) -> Vector:
             state = y.y if isinstance(y, StateWithCost) else y
             state = nn.with_logical_constraint(state, ("batch", "length", None))

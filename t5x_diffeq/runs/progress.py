@@ -11,7 +11,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import has_method, kernels_not_quantized
+from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.planner.flops import mfu, step_flops
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.chips import chip
@@ -90,7 +90,6 @@ def say_account(
             "model": _describe_model(c),
             **_depths_row(config),
             "attention": f"{c.attention} ({setup.attention_reason})",
-            **_quantization_row(c),
             "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
             f"parameters.txt",
             "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
@@ -109,16 +108,6 @@ def _depths_row(config: Config) -> dict[str, str]:
     first = full_grid_from(config)
     then = f" up to step {first - 1}, then {config.model.num_steps}" if first else ""
     return {"depths": f"{drawn}{listed} solver step(s) in each optimizer step{then}"}
-
-
-def _quantization_row(c: ModelConfig) -> dict[str, str]:
-    if c.quantization == "none":
-        return {}
-    left = kernels_not_quantized(c)
-    excepted = f", except those with {', '.join(left)}" if left else ""
-    return {
-        "products": f"with kernels: forward in {c.quantization}, backward in {c.dtype}{excepted}"
-    }
 
 
 def _memory_row() -> dict[str, str]:

@@ -12,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding
 from t5x_diffeq.layers.mesh import STAGE, axes_of
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import kernels_not_quantized
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
@@ -117,8 +116,6 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         shards=mesh.shape["context"],
         capability=getattr(device, "compute_capability", None),
     )
-    if model_config.quantization != "none":
-        kernels_not_quantized(model_config)  # refuses a block that has no others
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)
     return PlacedModel(

@@ -169,13 +169,6 @@ class ModelKeys(Section):
         significant bits round most of a small increment dt f away""",
         finetune=True,
     )
-    quantization: Annotated[str, one_of("none", "int8", "fp8")] = key(
-        "none",
-        """products with the block's kernels in the forward pass: none: in dtype | int8 or fp8: in 8
-        bits, with a scale per output of W and per token; the backward pass stays in dtype
-        (configs/README.md)""",
-        finetune="if set",
-    )
     attention: Annotated[str, one_of("auto", *KERNELS, "splash:k")] = key(
         "auto",
         """kernel: auto (the platform's own) | xla | cudnn or triton (GPU) | splash (TPU);
