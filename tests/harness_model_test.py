@@ -43,6 +43,16 @@ PAIRS = [  # contexts and continuations: with the byte tokenizer a character is 
 TEXTS = ["", "a", TEXT[:50], TEXT[: LENGTH - 1], TEXT[:LENGTH], TEXT[: LENGTH + 1], TEXT[:500]]
 
 
+def small_random_params(placed):
+    """Initial parameters, and a little more of each."""
+    config = placed.config.with_values({"mesh.data": 1, "mesh.fsdp": 1})
+    setup = make_setup(config, 256, jax.devices()[:1])
+    with setup.context():
+        params = setup.init_state().params
+        moved = jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
+    return jax.device_get(moved)
+
+
 @pytest.fixture(scope="module")
 def model_of(run_on_lines):
     """The harness's model with trained or random weights, by devices and batch size."""
@@ -54,11 +64,7 @@ def model_of(run_on_lines):
         if weights == "trained":
             return run.placed, run.params
         shardings = jax.tree.map(lambda x: x.sharding, run.placed.abstract_params)
-        setup = make_setup(run.placed.config, 256, jax.devices()[:1])
-        with setup.context():
-            params = setup.init_state().params
-        params = jax.tree.map(lambda x: x + 0.02 * jnp.sign(jnp.sin(99 * x)), params)
-        return run.placed, jax.device_put(params, shardings)
+        return run.placed, jax.device_put(small_random_params(run.placed), shardings)
 
     def of(devices=1, batch_size=4, weights="trained"):
         return DiffEqLM(*load(devices, weights), ByteTokenizer(), batch_size, {})
