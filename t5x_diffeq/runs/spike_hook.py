@@ -66,7 +66,8 @@ class Spikes(Hook):
             if self._goes_back(done.step, checkpoints.rollback_step()):
                 raise GoBack(done)
             return
-        bad = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)]
+        loss_first = sorted(values, key=lambda name: name != "loss")
+        bad = [f"{name} is {values[name]}" for name in loss_first if not isfinite(values[name])]
         if bad:
             start, last = self.training.start, checkpoints.latest_step
             raise not_finite_error(done.step, bad, last, start, self._find_cause(done))
