@@ -36,6 +36,12 @@ class Calls(Hook):
     def stop(self, position):
         self.noted.append(("stop", position.step))
 
+    def to_save(self):
+        return {"noted": len(self.noted)}
+
+    def restore(self, saved):
+        self.noted.append(("restore", saved["noted"]))
+
     def __exit__(self, *error):
         self.noted.append(("exit",))
 
@@ -83,6 +89,7 @@ def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted
     ]
     noted.clear()
     assert train(Config.of(small), tmp_path) == 0
+    assert noted[0] == ("restore", len(told) - 1)  # saved between stop and exit
     assert [each[1] for each in noted if each[0] == "run"] == [4, 6]
     assert all(each[2] for each in noted if each[0] == "report")
     lines = {line["step"]: line for line in metrics_of(tmp_path) if "calls/steps" in line}
@@ -102,6 +109,24 @@ def test_what_is_no_hook_is_refused(small, tmp_path, name):
     small.train.hooks = (name,)
     with pytest.raises(InputError, match=r"train\.hooks=json:.* is no class that derives from"):
         train(Config.of(small), tmp_path)
+
+
+class Nameless(Hook):
+    """Has no name for messages."""
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("Nameless", "the class has no name"),
+        ("Calls(evry=2)", "takes no such arguments"),
+    ],
+)
+def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):
+    small.train.hooks = (f"{__name__}:{hook}",)
+    with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
+        train(Config.of(small), tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_the_public_name():

@@ -13,10 +13,13 @@ from jax.sharding import PartitionSpec
 from small_models import LLAMA, random_params
 from small_models import small as small_model
 
+from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.ode.stages import can_pipeline, integrate_in_stages
 from t5x_diffeq.planner.collectives import collectives
 from t5x_diffeq.planner.hlo import Shape
+from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
@@ -208,6 +211,10 @@ def test_a_run_in_stages_is_a_run(small, tmp_path):
         assert found.keys() == expected.keys()
         for key in found:
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-4, err_msg=key)
+    loaded = load_run(tmp_path / "stages", 256, batch_size=4)  # without stages
+    evaluated = evaluate_split(loaded, load_corpus(tmp_path / "stages"), batch_size=4)
+    last = lines["stages"][-1]["eval/loss"]
+    np.testing.assert_allclose(evaluated["loss"], last, rtol=1e-4)
     small.train.total_steps = 6
     assert train.train(Config.of(small), tmp_path / "stages") == 0
     assert metrics_of(tmp_path / "stages")[-1]["step"] == 6

@@ -67,7 +67,6 @@ class Checkpoints:
         self.saving: int | None = None  # the step whose save may not have finished
         self.times = SaveTimes()
         self._watching: threading.Thread | None = None  # measures the last save
-        self._arrays: int | None = None  # what the first save is to hold, until that was looked up
         self._unreadable: RunError | None = None
         if jax.process_index() == 0:
             tidy_checkpoints(self.folder)
@@ -137,15 +136,15 @@ class Checkpoints:
             )
         if jax.process_index() == 0:
             first = self._watching is None
-            self._arrays = len(jax.tree.leaves(parts_of(state))) if first else None
-            self._watch(step, started)
+            self._watch(step, started, len(jax.tree.leaves(parts_of(state))) if first else None)
 
-    def _watch(self, step: int, started: float) -> None:
+    def _watch(self, step: int, started: float, arrays: int | None) -> None:
         """Measures a save in another thread, and marks it if it is a milestone.
 
-        The first save is looked up, so that no run goes on whose saves can't be found again.
+        If the number of its arrays is given, they are looked for: no run goes on whose saves can't
+        be found again.
         """
-        waited, manager, arrays = time.perf_counter() - started, self.manager, self._arrays
+        waited, manager = time.perf_counter() - started, self.manager
 
         def finish(ended: float) -> None:
             if arrays and (fault := self._find_fault(step, arrays)):

@@ -240,8 +240,11 @@ def _load_hook(name: str) -> HookClass:
         raise InputError(f"train.hooks={name}: the class has no name; give it one")
     try:
         inspect.signature(make).bind(None)
-    except TypeError as error:
-        raise InputError(f"train.hooks={name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"train.hooks={name}: it takes no such arguments, or lacks some; the class takes "
+            f"{inspect.signature(cls)}"
+        ) from error
     return HookClass(cls, make)
 
 
