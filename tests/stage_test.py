@@ -211,7 +211,8 @@ def test_a_run_in_stages_is_a_run(small, tmp_path):
         assert found.keys() == expected.keys()
         for key in found:
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-4, err_msg=key)
-    loaded = load_run(tmp_path / "stages", 256, batch_size=4)  # without stages
+    loaded = load_run(tmp_path / "stages", 256, batch_size=4)
+    assert loaded.placed.mesh.shape["stage"] == 1
     evaluated = evaluate_split(loaded, load_corpus(tmp_path / "stages"), batch_size=4)
     last = lines["stages"][-1]["eval/loss"]
     np.testing.assert_allclose(evaluated["loss"], last, rtol=1e-4)
