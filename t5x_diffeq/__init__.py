@@ -1,6 +1,7 @@
 """A training system for neural ODE transformers."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5x_diffeq.runtime.version import __version__
@@ -44,14 +45,19 @@ _HOMES = {  # the module of each name, and its name there
     "load": ("inference.trained_run", "load"),
     "load_config": ("runtime.config_files", "load_config"),
     "reversible": ("ode.reversible", "reversible"),
+    "train": ("verbs.train_in_python", "train"),
 }
+__path__.append(str(Path(__file__).parent / "cli"))  # so that python -m t5x_diffeq.train finds it
 
 
 def __getattr__(name: str) -> object:
     """Imports a name of the Python interface when it is first used, and nothing heavy before."""
-    if name == "train":  # the verb's module, which can be called and would hide a function
-        return import_module("t5x_diffeq.train")
     if name not in _HOMES:
         raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
-    module, own = _HOMES[name]
-    return getattr(import_module(f"t5x_diffeq.{module}"), own)
+    module, attribute = _HOMES[name]
+    return getattr(import_module(f"t5x_diffeq.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    """The names of the Python interface, which a notebook offers."""
+    return sorted(__all__)

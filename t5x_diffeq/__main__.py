@@ -1,49 +1,47 @@
-"""Lists the verbs; with --completion, prints the script that completes them in a shell."""
+"""Runs a verb, or lists them; with --completion, prints the script that completes them."""
 
 import ast
+import runpy
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 
-from t5x_diffeq.runtime import completion
+from t5x_diffeq.cli import VERBS
 from t5x_diffeq.runtime.version import __version__
-
-VERBS = (
-    "train",
-    "finetune",
-    "evaluate",
-    "generate",
-    "status",
-    "prepare_data",
-    "benchmark",
-    "plan",
-    "analyze",
-    "export",
-    "convert",
-    "sweep",
-    "reproduce",
-    "make_tasks",
-)
 
 
 def summary(verb: str) -> str:
     """The first line of a verb's docstring, without importing it."""
-    source = Path(__file__).with_name(f"{verb}.py").read_text()
+    source = (Path(__file__).parent / "cli" / f"{verb}.py").read_text()
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
+def list_verbs() -> str:
+    """A line per verb."""
+    lines = (f"  {verb:<12} {summary(verb)}" for verb in VERBS)
+    return "\n".join(("python -m t5x_diffeq VERB --help", *lines))
+
+
 def main() -> None:
-    """Prints the version, the completion script, or a line per verb."""
-    if sys.argv[1:] == ["--version"]:
+    """Runs the verb that the first argument names, with the arguments after it."""
+    first = sys.argv[1] if sys.argv[1:] else "--help"
+    if first in VERBS:
+        del sys.argv[1]
+        runpy.run_module(f"t5x_diffeq.cli.{first}", run_name="__main__", alter_sys=True)
+    elif first == "--version":
         print(f"t5x_diffeq {__version__}")
-        return
-    if sys.argv[1:] == ["--completion"]:
+    elif first == "--completion":
+        from t5x_diffeq.runtime import completion
+
         print(completion.script(VERBS), end="")
-        return
-    print("python -m t5x_diffeq.<verb> --help")
-    for verb in VERBS:
-        print(f"  {verb:<12} {summary(verb)}")
-    if sys.argv[1:] and sys.argv[1:] not in (["--help"], ["-h"]):
-        print(f"error: {sys.argv[1]!r} is not understood; see the verbs above", file=sys.stderr)
+    elif first in ("--help", "-h"):
+        print(list_verbs())
+    else:
+        near = get_close_matches(first, VERBS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "see the verbs above"
+        if not near:
+            print(list_verbs())
+        print(f"error: there is no verb {first!r}; {hint}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -10,10 +10,10 @@ from helpers import call
 from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq import analyze
 from t5x_diffeq.analysis import clustering_section, plots, prompt_plots, report
 from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
+from t5x_diffeq.cli import analyze
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 

@@ -16,7 +16,7 @@ from helpers import ROOT
 from ml_collections.config_flags import config_flags
 from patience import patience
 
-from t5x_diffeq.__main__ import VERBS
+from t5x_diffeq.cli import VERBS
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import KEYS, Config
@@ -71,7 +71,7 @@ def end(monkeypatch, capsys):
 
 
 def test_the_table_knows_what_the_code_knows():
-    from t5x_diffeq import reproduce
+    from t5x_diffeq.cli import reproduce
     from t5x_diffeq.experiments.laptop import LAPTOP
     from t5x_diffeq.models.adaptive import SOLVERS
     from t5x_diffeq.ode.schemes import SCHEMES
@@ -232,7 +232,7 @@ def bad_values(flag, paths):
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb, sample):
-    module = importlib.import_module(f"t5x_diffeq.{verb}")
+    module = importlib.import_module(f"t5x_diffeq.cli.{verb}")
     arguments, works = GOOD[verb]
     work = importlib.import_module(f"t5x_diffeq.verbs.{verb}")
     for name in works:

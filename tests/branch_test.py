@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import call, metrics_of, small_config
 
-from t5x_diffeq import train as train_flags
+from t5x_diffeq.cli import train as train_flags
 from t5x_diffeq.runs import branch
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.workdir import read_config

@@ -7,7 +7,7 @@ import pytest
 from helpers import call, small_config
 
 from configs import finetune as finetune_config
-from t5x_diffeq import export, generate
+from t5x_diffeq.cli import export, generate
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.runtime.config_files import flatten
 from t5x_diffeq.runtime.errors import InputError

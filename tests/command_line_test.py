@@ -9,6 +9,7 @@ from absl import flags
 from helpers import ROOT
 from patience import patience
 
+from t5x_diffeq.cli import VERBS
 from t5x_diffeq.runtime import command_line, completion, processes
 from t5x_diffeq.runtime.command_line import check_keys, explain_parse_error
 from t5x_diffeq.runtime.errors import InputError
@@ -64,24 +65,6 @@ def test_bad_arguments(arguments, message):
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert ended.stdout == ""
-
-
-VERBS = [
-    "train",
-    "finetune",
-    "evaluate",
-    "generate",
-    "status",
-    "prepare_data",
-    "benchmark",
-    "plan",
-    "analyze",
-    "export",
-    "convert",
-    "sweep",
-    "reproduce",
-    "make_tasks",
-]
 
 
 ANSWERED_WITHOUT = ["jax", "flax", "orbax", "grain", "sentencepiece", "tensorboardX", "numpy"]
@@ -179,6 +162,8 @@ def test_help_tells_defaults():
             "--config.model.num_steps=",
         ),
         ("python -m t5x_diffeq.analyze --qui", "--quiet"),
+        ("python -m t5x_diffeq ev", "evaluate"),
+        ("python -m t5x_diffeq evaluate --eval", "--eval_batches="),
         ("python -m t5x_diffeq.train --config=conf", ""),
         ("python script.py --ev", ""),
     ],
@@ -195,8 +180,16 @@ def test_completion(line, words, tmp_path):
 def test_verbs_are_listed():
     ended = run("t5x_diffeq")
     assert ended.returncode == 0
-    assert [line.split()[0] for line in ended.stdout.splitlines()[1:]] == VERBS
-    assert run("t5x_diffeq", "trian").returncode == 2
+    assert tuple(line.split()[0] for line in ended.stdout.splitlines()[1:]) == VERBS
+
+
+def test_a_verb_as_an_argument():
+    ended = run("t5x_diffeq", "trian", "--config=configs/tiny.py")
+    assert ended.returncode == 2
+    assert ended.stderr == "error: there is no verb 'trian'; did you mean train?\n"
+    ended = run("t5x_diffeq", "train", "--config=configs/tiny.py", "--config.model.widht=3")
+    assert ended.returncode == 2
+    assert "did you mean model." in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from helpers import call
 from safetensors.numpy import load_file
 
 from configs import default
-from t5x_diffeq import convert, evaluate, export
+from t5x_diffeq.cli import convert, evaluate, export
 from t5x_diffeq.exchange.from_pretrained import read_config_json, with_model
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config

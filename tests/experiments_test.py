@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t5x_diffeq import reproduce
+from t5x_diffeq.cli import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw

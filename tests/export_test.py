@@ -25,7 +25,7 @@ from helpers import ROOT, call
 from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
-from t5x_diffeq import export
+from t5x_diffeq.cli import export
 from t5x_diffeq.exchange import check_folder
 from t5x_diffeq.exchange import folder as folder_module
 from t5x_diffeq.exchange import save_pretrained as save_pretrained_module

@@ -130,8 +130,8 @@ class FaultyRun:
 
 def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
-    from t5x_diffeq import train as verb
     from t5x_diffeq.checkpoints import checkpoint, checksums
+    from t5x_diffeq.cli import train as verb
     from t5x_diffeq.runs import evaluation_hook
     from t5x_diffeq.runtime import command_line
     from t5x_diffeq.verbs import train as work

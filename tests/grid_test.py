@@ -8,7 +8,7 @@ from statistics import mean, stdev
 import pytest
 from helpers import ROOT
 
-from t5x_diffeq import sweep
+from t5x_diffeq.cli import sweep
 from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.grid_runs import (

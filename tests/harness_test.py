@@ -16,7 +16,7 @@ from helpers import LINES, ROOT, call, setup_of, small_config
 from patience import patience
 from process_runs import as_processes
 
-from t5x_diffeq import evaluate as evaluate_verb
+from t5x_diffeq.cli import evaluate as evaluate_verb
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError

@@ -154,7 +154,8 @@ def test_configs_are_found_in_a_wheel(environment, tmp_path):
     (folder / "configs" / "mine.py").write_text(mine)
     clean = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu"}
     code = (
-        "import sys\nfrom t5x_diffeq import train\nfrom t5x_diffeq.runtime import command_line\n"
+        "import sys\nfrom t5x_diffeq.cli import train\n"
+        "from t5x_diffeq.runtime import command_line\n"
         "command_line.parse(sys.argv, train.FLAGS)\n"
         "print(command_line.__file__, train.CONFIG.value.train.total_steps, 'train' in sys.modules)"
     )

@@ -12,7 +12,7 @@ import shlex
 import pytest
 from helpers import ROOT
 
-from t5x_diffeq import reproduce
+from t5x_diffeq.cli import reproduce
 from t5x_diffeq.experiments.paper import PAPER
 from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError

@@ -15,7 +15,7 @@ from helpers import ROOT, call
 from patience import patience
 
 from configs import default
-from t5x_diffeq import plan as verb
+from t5x_diffeq.cli import plan as verb
 from t5x_diffeq.planner import candidates, planning, tables
 from t5x_diffeq.planner.bounds import Bound, lower_bound, moved_bytes
 from t5x_diffeq.planner.candidates import PlanSearch

@@ -13,7 +13,7 @@ from helpers import ROOT, call, small_config
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
-from t5x_diffeq import analyze, convert, evaluate, export, generate
+from t5x_diffeq.cli import analyze, convert, evaluate, export, generate
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runs.workdir import read_config

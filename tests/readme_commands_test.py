@@ -62,7 +62,7 @@ def test_commands_are_found():
 @pytest.mark.parametrize(("verb", "arguments"), ALL)
 def test_commands_are_understood(verb, arguments, monkeypatch):
     """Flags and config keys exist, and take these values."""
-    module = importlib.import_module(f"t5x_diffeq.{verb}")
+    module = importlib.import_module(f"t5x_diffeq.cli.{verb}")
     given = [argument for argument in arguments if argument.startswith("--")]
     if verb == "convert":  # which has a config of its own accord
         given.insert(0, "--config=configs/default.py")

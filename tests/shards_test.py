@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, call, corpus_of
 
-from t5x_diffeq import prepare_data
+from t5x_diffeq.cli import prepare_data
 from t5x_diffeq.data import encoding, preparation, shards
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows

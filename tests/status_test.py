@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import call
 
-from t5x_diffeq import status
+from t5x_diffeq.cli import status
 from t5x_diffeq.runs.goodput import (
     COLUMNS,
     attempts_of,

@@ -124,21 +124,6 @@ def test_the_five_lines_on_the_first_run(tmp_path):
     assert again.loss("def main():") == run.loss("def main():")
 
 
-@pytest.mark.slow
-def test_train_is_the_verb_and_the_function():
-    """In any order of imports, td.train can be called, and has the verb's flags."""
-    code = (
-        "import t5x_diffeq as td\n{}\nassert td.train.FLAGS\n"
-        "try:\n    td.train({{}}, 'nowhere')\nexcept td.runtime.errors.InputError as error:\n"
-        "    print(error)"
-    )
-    for first in ("", "import t5x_diffeq.train", "from t5x_diffeq import train"):
-        ended = subprocess.run(
-            [sys.executable, "-c", code.format(first)], capture_output=True, text=True, cwd=ROOT
-        )
-        assert "config key" in ended.stdout, ended.stderr
-
-
 def test_configs_that_can_not_be_loaded():
     for file, values, message in (
         ("configs/nothing.py", {}, "there is no such config file"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import call, small_config
 
-from t5x_diffeq import evaluate, generate
+from t5x_diffeq.cli import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runs import load
 from t5x_diffeq.runtime import console

@@ -6,8 +6,6 @@ by default with its config: --workdir=DIR --config.train.total_steps=1200.
 """
 
 import signal
-import sys
-from typing import Any
 
 from absl import flags
 from ml_collections.config_flags import config_flags
@@ -26,8 +24,6 @@ CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run: a new one, or one to resume.", flag_values=FLAGS
 )
-
-
 _BRANCH_FROM = flags.DEFINE_string(
     "branch_from",
     None,
@@ -86,18 +82,6 @@ def _branch(workdir: AnyPath) -> Config:
         ),
         "the branch's workdir is made",
     )
-
-
-class _Verb(type(sys)):  # type: ignore[misc]  # a module
-    """This module, which `import t5x_diffeq as td; td.train(config, workdir)` calls."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        from t5x_diffeq.verbs.train_in_python import train
-
-        return train(*arguments, **named)
-
-
-sys.modules[__name__].__class__ = _Verb
 
 
 if __name__ == "__main__":
