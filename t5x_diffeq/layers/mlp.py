@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,23 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
 }
+
+
+def activate(activation: str, x: Array, up: Array | None = None) -> Array:
+    """a(x), or gated, a(x) * up: computed in float32, and rounded once to the inputs' dtype.
+
+    In bfloat16, GELU's 1 + tanh(...) has few correct digits where x is negative. As the error is a
+    function of x, it doesn't average out over tokens, unlike the other roundings of a pass. The
+    backward pass computes all from the inputs again, so no float32 array is stored for it.
+    """
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def in_float32(*inputs: Array) -> Array:
+        first, *gated = (each.astype(jnp.float32) for each in inputs)
+        product = prod(gated, start=_ACTIVATIONS[activation](first))
+        return product.astype(x.dtype)
+
+    return in_float32(x) if up is None else in_float32(x, up)
 
 
 class MLP(nn.Module):
@@ -49,11 +67,11 @@ class MLP(nn.Module):
         linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
         up = checkpoint_name(widen(name="up")(x), "mlp")
-        activation = _ACTIVATIONS[self.activation]
         if self.gated:
-            hidden = activation(checkpoint_name(widen(name="gate")(x), "mlp")) * up
+            gate = checkpoint_name(widen(name="gate")(x), "mlp")
+            hidden = activate(self.activation, gate, up)
         else:
-            hidden = activation(up)
+            hidden = activate(self.activation, up)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
         return linear(
             (self.mlp_dim, self.embed_dim),

@@ -1,4 +1,4 @@
-"""The product P e(t) for all times, and its derivative: each device on its own shard.
+"""W0 + P e(t) for all times, and its derivative: each device on its own shard.
 
 The P of a kernel is T times as large as the kernel. With its gradient and Adam's moments it is most
 of what an optimizer step touches besides the activations, so both passes are written by hand, and
@@ -18,14 +18,22 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.mesh import axes_of, num_stages, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
+_Inputs = tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]
 _LANES = 128  # width of a TPU's vector registers
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def contract(
-    e: Float[Array, "nodes T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
+    e: Float[Array, "nodes T"],
+    P: Float[Array, "T ..."],
+    axes: Axes,
+    dtype: DTypeLike,
+    W0: Float[Array, "..."] | None = None,
 ) -> Float[Array, "nodes ..."]:
-    """P e(t) for all times: a matrix product on each device's own shard of P.
+    """W0 + P e(t) for all times: a matrix product on each device's own shard of P.
+
+    The sum is rounded to `dtype` once: rounding is the same for all tokens, so its effect on the
+    gradient doesn't average out over them.
 
     P is neither cast nor reshaped first: a 16-bit copy would stay in memory until the backward
     pass, and so, on a TPU, would a copy with the kernel's axes flattened, because they are tiled.
@@ -39,38 +47,50 @@ def contract(
       P: the projection.
       axes: logical axes of the kernel that P makes.
       dtype: dtype of the result.
+      W0: what is added, float32; None: nothing.
     """
 
-    def product(e: Float[Array, "nodes T"], P: Float[Array, "T ..."]) -> Float[Array, "nodes ..."]:
-        return jnp.tensordot(e, P, 1).astype(dtype)
+    def product(
+        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], W0: Float[Array, "..."] | None
+    ) -> Float[Array, "nodes ..."]:
+        made = jnp.tensordot(e, P, 1)
+        return (made if W0 is None else W0 + made).astype(dtype)
 
     whole, shard = PartitionSpec(), _kernel_spec(axes)
-    return on_shards(product, (whole, shard), shard)(e, P)
+    of_kernel = PartitionSpec(*spec_of(axes))
+    return on_shards(product, (whole, shard, of_kernel), shard)(e, P, W0)
 
 
 def _contract_forward(
-    e: Float[Array, "nodes T"], P: Float[Array, "T ..."], axes: Axes, dtype: DTypeLike
-) -> tuple[Float[Array, "nodes ..."], tuple[Array, Array]]:
-    return contract(e, P, axes, dtype), (e, P)
+    e: Float[Array, "nodes T"],
+    P: Float[Array, "T ..."],
+    axes: Axes,
+    dtype: DTypeLike,
+    W0: Float[Array, "..."] | None,
+) -> tuple[Float[Array, "nodes ..."], _Inputs]:
+    return contract(e, P, axes, dtype, W0), (e, P, W0)
 
 
 def _contract_backward(
-    axes: Axes, dtype: DTypeLike, inputs: tuple[Array, Array], dW: Float[Array, "nodes ..."]
-) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."]]:
-    """dP = e^T dW, and de = dW P^T summed over the shards; both in float32."""
-    spec = _kernel_spec(axes)
-    mesh_axes = [axis for entry in spec for axis in axes_of(entry)]
+    axes: Axes, dtype: DTypeLike, inputs: _Inputs, dW: Float[Array, "nodes ..."]
+) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]:
+    """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
+    whole, shard, of_kernel = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
+    mesh_axes = [axis for entry in shard for axis in axes_of(entry)]
 
     def products(
         e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
-    ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."]]:
+    ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."]]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = _project(e.astype(dtype), dW)
         de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
-        return jax.lax.psum(de, mesh_axes) if mesh_axes else de, dP
+        de = jax.lax.psum(de, mesh_axes) if mesh_axes else de
+        return de, dP, dW.sum(0, dtype=jnp.float32)
 
-    whole = PartitionSpec()
-    return on_shards(products, (whole, spec, spec), (whole, spec))(*inputs, dW)
+    e, P, W0 = inputs
+    of_shards = on_shards(products, (whole, shard, shard), (whole, shard, of_kernel))
+    de, dP, dW0 = of_shards(e, P, dW)
+    return de, dP, None if W0 is None else dW0
 
 
 def project(

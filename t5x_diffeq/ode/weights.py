@@ -108,13 +108,12 @@ class GeneratedLayer(nn.Module):
             step_multiplier=self.scales.summed,
         )
         dtype = _compute_dtype(leaf.role, self.dtype)
-        generated = contract(e, P, leaf.names, dtype) + jnp.asarray(OFFSET[leaf.role], dtype)
         if leaf.role != "kernel":
-            return generated
+            return contract(e, P, leaf.names, dtype) + jnp.asarray(OFFSET[leaf.role], dtype)
         shape, zeros = leaf.value.shape, nn.initializers.zeros
-        (base_name,) = offset_path((name,))
-        base = parameter(base_name, zeros, shape, leaf.names, step_multiplier=self.scales.single)
-        return generated + base.astype(dtype)
+        (name_of_W0,) = offset_path((name,))
+        W0 = parameter(name_of_W0, zeros, shape, leaf.names, step_multiplier=self.scales.single)
+        return contract(e, P, leaf.names, dtype, W0)
 
 
 class TimeDependentWeights(nn.Module):
