@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.training.state import TrainState
 
@@ -79,7 +79,7 @@ def delete(path):
 
 
 WAYS = (truncate, delete, zero, flip)
-SAID_NOTHING_OF = (MARKER, METADATA)  # nothing is read from them
+SAID_NOTHING_OF = (MARKER, "_CHECKPOINT_METADATA")  # nothing is read from them
 
 
 def faults(workdir, ways=WAYS):

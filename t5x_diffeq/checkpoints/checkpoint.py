@@ -6,6 +6,7 @@ which ones are kept, and `local_checkpoints` saves more of them on a local disk 
 
 import threading
 import time
+from collections import deque
 from contextlib import AbstractContextManager, suppress
 
 import jax
@@ -15,10 +16,8 @@ from t5x_diffeq.checkpoints import checksums, writing
 from t5x_diffeq.checkpoints.checkpoint_folder import (
     ASIDE,
     check_path,
-    count_arrays,
     identify_run,
     set_aside,
-    tidy_checkpoints,
 )
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
@@ -28,15 +27,16 @@ from t5x_diffeq.checkpoints.retention import (
     as_metrics,
     mark_milestones,
 )
-from t5x_diffeq.checkpoints.saves import FinishedSave, SaveTimes, watch
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, parts_of
+from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error
+from t5x_diffeq.runtime.files import AnyPath, absolute_path
 from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
 from t5x_diffeq.training.state import TrainState
 
+_LONG = 1.0  # seconds for which training should not wait
 _SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 
 
@@ -65,15 +65,14 @@ class Checkpoints:
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.verify = verify
         self.saving: int | None = None  # the step whose save may not have finished
-        self.times = SaveTimes()
+        self._finished: deque[FinishedSave] = deque()  # which other threads append to
+        self._has_said_local = False
         self._watching: threading.Thread | None = None  # measures the last save
-        self._unreadable: RunError | None = None
         if jax.process_index() == 0:
-            tidy_checkpoints(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
             if local:
                 identify_run(workdir)
-        wait_for_all("the checkpoints are tidy")
+        wait_for_all("milestones and the run are marked")
         self.local = (
             LocalCheckpoints(local, workdir, identify_run(workdir), verify) if local else None
         )
@@ -97,7 +96,8 @@ class Checkpoints:
         handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self.retention.policy(self.folder)
+            preservation_policy=self.retention.policy(self.folder),
+            cleanup_tmp_directories=True,  # of interrupted saves
         )
         return RetainingManager(self.folder, options=options, handler_registry=handlers)
 
@@ -122,7 +122,7 @@ class Checkpoints:
         data_state = facts.as_json(step)
         if locally:
             assert self.local, "there is no folder for local checkpoints"
-            self.local.save(step, parts_of(state), data_state, self.times)
+            self.local.save(step, parts_of(state), data_state, self._finished.append)
             return
         with self._explain():
             self.manager.wait_until_finished()
@@ -135,46 +135,37 @@ class Checkpoints:
                 force=True,
             )
         if jax.process_index() == 0:
-            first = self._watching is None
-            self._watch(step, started, len(jax.tree.leaves(parts_of(state))) if first else None)
+            waited = time.perf_counter() - started
+            arguments = (self.manager, step, started, waited)
+            self._watching = threading.Thread(target=self._watch, args=arguments, daemon=True)
+            self._watching.start()
 
-    def _watch(self, step: int, started: float, arrays: int | None) -> None:
-        """Measures a save in another thread, and marks it if it is a milestone.
-
-        If the number of its arrays is given, they are looked for: no run goes on whose saves can't
-        be found again.
-        """
-        waited, manager = time.perf_counter() - started, self.manager
-
-        def finish(ended: float) -> None:
-            if arrays and (fault := self._find_fault(step, arrays)):
-                self._unreadable = RunError(
-                    f"checkpoint {step} in {self.folder} was written, and can't be read: {fault}; "
-                    "choose another disk or --workdir"
-                )
-                return
-            if step in self.retention.milestones:
-                mark_milestones(self.folder, [step])
-            size = checksums.size_of(self.folder / str(step))
-            self.times.add(FinishedSave(step, "workdir", size, waited, ended - started))
-
-        self._watching = watch(manager.wait_until_finished, finish)
-
-    def _find_fault(self, step: int, arrays: int) -> str | None:
-        """Why so many arrays can't be found in a checkpoint; None if they can."""
-        folder = self.folder / str(step)
+    def _watch(
+        self, manager: ocp.CheckpointManager, step: int, started: float, waited: float
+    ) -> None:
+        """Measures a save, and marks it if it is a milestone; in a thread of its own."""
         try:
-            found = count_arrays(folder)
-        except Exception as error:  # of TensorStore
-            return describe_error(error) if folder.exists() else None  # a later save has deleted it
-        return None if found == arrays else f"{found} of its {arrays} arrays are there"
+            manager.wait_until_finished()
+        except Exception:
+            return  # `check` raises it
+        seconds = time.perf_counter() - started
+        if step in self.retention.milestones:
+            mark_milestones(self.folder, [step])
+        size = checksums.size_of(self.folder / str(step))
+        self._finished.append(FinishedSave(step, "workdir", size, waited, seconds))
 
     def finished_saves(self) -> list[FinishedSave]:
         """The saves that have finished since the last call; only local ones except on process 0.
 
-        Call it once more after the context has ended, which waits for the last save.
+        Prints a line for each, of quick local ones only for the first. Call it once more after the
+        context has ended, which waits for the last save.
         """
-        return self.times.take()
+        finished = [self._finished.popleft() for _ in range(len(self._finished))]
+        for save in finished:
+            if save.tier == "workdir" or save.waited > _LONG or not self._has_said_local:
+                say(save.line())
+            self._has_said_local |= save.tier == "local"
+        return finished
 
     def wait(self) -> None:
         """Returns when the last save has finished.
@@ -188,16 +179,13 @@ class Checkpoints:
             self.local.wait()
 
     def check(self) -> None:
-        """Raises if the last save has failed, and says what has been saved; waits for nothing.
+        """Raises if the last save has failed; waits for nothing.
 
         Raises:
           RunError, MachineryError: as `save` does.
         """
         with self._explain():
             self.manager.check_for_errors()
-        if self._unreadable:
-            raise self._unreadable
-        self.times.say_new()
 
     def _explain(self) -> AbstractContextManager:
         return writing.explain_failure(self.folder, self.saving)
@@ -224,9 +212,9 @@ class Checkpoints:
             self.manager.delete(later)
         if self.local:
             self.local.remove_after(-1)
-        found = self.restore(abstract_state, fingerprint)
-        assert found is not None  # the checkpoint of `rollback_step`, or an older one
-        return found
+        restored = self.restore(abstract_state, fingerprint)
+        assert restored is not None  # the checkpoint of `rollback_step`, or an older one
+        return restored
 
     def restore(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint | None:
         """The newest checkpoint that is undamaged, local or not; None if there never was one.
@@ -246,25 +234,25 @@ class Checkpoints:
         """
         # Those that process 0 sees, so that all look at the same ones.
         steps = gather("checkpoints", list(self.manager.all_steps()))[0]
-        found, failures = read_newest(self.folder, steps, self.local, abstract_state, self.verify)
-        if found is None and failures:
+        restored, failures = read_newest(
+            self.folder, steps, self.local, abstract_state, self.verify
+        )
+        if restored is None and failures:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read (of {max(failures)}: "
                 f"{failures[max(failures)]}); restore one, or start again in a new --workdir"
             )
-        if found is None:
+        if restored is None:
             return None
-        if found.data["fingerprint"] != fingerprint:
+        if restored.facts.fingerprint != fingerprint:
             raise InputError(
-                f"checkpoint {found.step} of {self.folder} was made on other data; restore that "
+                f"checkpoint {restored.step} of {self.folder} was made on other data; restore that "
                 "data or choose a new --workdir"
             )
         self._set_aside(failures)
         if self.local:
-            self.local.remove_after(found.step)
-            if found.is_local:
-                say(f"checkpoint {found.step} is restored from {self.local.root}")
-        return RestoredCheckpoint(found.state, found.step, RunFacts.of(found.data))
+            self.local.remove_after(restored.step)
+        return restored
 
     def _set_aside(self, failures: dict[int, str]) -> None:
         """Moves unreadable checkpoints to another folder; deletes nothing."""
@@ -300,15 +288,12 @@ class Checkpoints:
         """Ends a run that has saved its last state: local checkpoints are not needed any more."""
         if self._watching:
             self._watching.join()
-        if self._unreadable:
-            raise self._unreadable
         newest = self.manager.latest_step()
         self.manager.close()
         if self.local:
             self.local.wait()
             if newest is not None and max(self.local.steps(), default=-1) <= newest:
                 self.local.remove()
-        self.times.say_new()
 
 
 def _close_quietly(manager: ocp.CheckpointManager) -> None:

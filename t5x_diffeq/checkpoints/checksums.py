@@ -98,13 +98,8 @@ def _read_sums(path: AnyPath) -> dict[str, Checksum]:
 # ------------------------------------------------------------------------------ comparing
 
 
-def has_checksums(folder: AnyPath) -> bool:
-    """Whether a checkpoint was saved with checksums; those from before 0.2 were not."""
-    return any(f"/{FOLDER}/" in name for name in names_in(folder))
-
-
 def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the files of a checkpoint that was saved with checksums, or None.
+    """What is wrong with the files of a checkpoint, or None.
 
     Args:
       folder: the checkpoint's folder.
@@ -140,7 +135,7 @@ def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Checksum]:
     expected: dict[str, Checksum] = {}
     for item in items:
         rest = _read_sums(folder / item / REST)
-        listed = {name: rest[name] for name in rest}
+        listed = dict(rest)
         for name in rest:
             if name.startswith(f"{FOLDER}/"):
                 listed |= _read_sums(folder / item / name)

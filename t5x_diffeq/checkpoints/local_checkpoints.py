@@ -12,7 +12,7 @@ restored from another one. CONTRIBUTING.md says why Orbax's emergency managers a
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from t5x_diffeq.checkpoints import checksums
-from t5x_diffeq.checkpoints.saves import FinishedSave, SaveTimes
+from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runtime.console import write
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
@@ -91,7 +91,13 @@ class LocalCheckpoints:
 
     # -------------------------------------------------------------------------- saving
 
-    def save(self, step: int, state: Mapping[str, Any], data: dict, times: SaveTimes) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        data: dict,
+        report: Callable[[FinishedSave], object],
+    ) -> None:
         """Starts to save, once the previous save has finished.
 
         When it returns, the state is copied and its buffers may be reused. If a checkpoint can't be
@@ -101,7 +107,7 @@ class LocalCheckpoints:
           step: the optimizer step.
           state: the parts of the state, each a tree of arrays, by name.
           data: the state of the data, as JSON.
-          times: gets the finished save.
+          report: is called with the finished save, in another thread.
         """
         started = time.perf_counter()
         self.wait()
@@ -126,7 +132,7 @@ class LocalCheckpoints:
                 )
                 return
             seconds = time.perf_counter() - started
-            times.add(FinishedSave(step, "local", size, waited, seconds))
+            report(FinishedSave(step, "local", size, waited, seconds))
 
         self._saving = self._writer.submit(write_and_report)
 

@@ -7,7 +7,7 @@ Nobody waits for another in a collective of the devices until all have read thei
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.replicas import replicas_of
-from t5x_diffeq.checkpoints.stored import ITEMS, ReadCheckpoint, parts_of
+from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, is_of_machinery
@@ -26,7 +26,7 @@ from t5x_diffeq.training.state import TrainState
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class DamagedError(Exception):
@@ -39,7 +39,7 @@ def read_newest(
     local: LocalCheckpoints | None,
     abstract_state: TrainState,
     verify: bool,
-) -> tuple[ReadCheckpoint | None, dict[int, str]]:
+) -> tuple[RestoredCheckpoint | None, dict[int, str]]:
     """The newest checkpoint that is undamaged, local or not; every process must call it.
 
     Args:
@@ -60,9 +60,9 @@ def read_newest(
     local_steps = _agree_on_steps(local) if local else set()
     for step in sorted({*steps, *local_steps}, reverse=True):
         if local and step in local_steps:
-            found = _read_locally(local, step, abstract_state)
-            if found:
-                return found, failures
+            restored = _read_locally(local, step, abstract_state)
+            if restored:
+                return restored, failures
         if step in steps:
             try:
                 return read_checkpoint(folder / str(step), abstract_state, verify), failures
@@ -74,7 +74,9 @@ def read_newest(
 # ------------------------------------------------------------------------------ of the workdir
 
 
-def read_checkpoint(folder: AnyPath, abstract_state: TrainState, verify: bool) -> ReadCheckpoint:
+def read_checkpoint(
+    folder: AnyPath, abstract_state: TrainState, verify: bool
+) -> RestoredCheckpoint:
     """What a checkpoint of the workdir holds; every process must call it.
 
     The averages and the recent steps are None if the checkpoint lacks them.
@@ -94,8 +96,8 @@ def read_checkpoint(folder: AnyPath, abstract_state: TrainState, verify: bool) -
         return {name: part for name, part in wanted.items() if name in there or name in _NEEDED}
 
     verify_files(folder, verify)
-    data = _do_together(folder, lambda: _read_data(folder))
-    return ReadCheckpoint(int(folder.name), TrainState(**read_parts(folder, choose)), data, False)
+    facts = _do_together(folder, lambda: _read_facts(folder))
+    return RestoredCheckpoint(TrainState(**read_parts(folder, choose)), int(folder.name), facts)
 
 
 def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> dict:
@@ -122,24 +124,24 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
         replicas = replicas_of(asked)
         if replicas and jax.process_index() not in replicas.readers:
             return asked, None
-        own = replicas.on_first(asked) if replicas else asked
+        to_read = replicas.on_first(asked) if replicas else asked
         args = ocp.args.PyTreeRestore(
-            own,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(own),
+            to_read,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(to_read),
             partial_restore=asked.keys() != there.keys(),
         )
         return asked, handler.restore(folder / "state", args=args)
 
-    asked, found = _do_together(folder, read)
+    asked, parts = _do_together(folder, read)
     replicas = replicas_of(asked)
     if replicas is None:
-        assert found is not None  # each process reads its own parts
-        return found
+        assert parts is not None  # each process reads its own parts
+        return parts
     say(
         f"checkpoint {folder.name} was read by {len(replicas.readers)} of {jax.process_count()} "
         f"processes; the others get it over the network, along {' and '.join(replicas.axes)}"
     )
-    return replicas.broadcast(asked, found)
+    return replicas.broadcast(asked, parts)
 
 
 def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
@@ -172,9 +174,6 @@ def verify_files(folder: AnyPath, verify: bool) -> None:
     """
 
     def find_damage() -> None:
-        if not checksums.has_checksums(folder):
-            say(f"checkpoint {folder.name} has no checksums, and is taken as it is")
-            return
         part, parts = jax.process_index(), jax.process_count()
         if damage := checksums.find_damage(folder, ITEMS, part, parts):
             raise DamagedError(damage)
@@ -183,78 +182,65 @@ def verify_files(folder: AnyPath, verify: bool) -> None:
         _do_together(folder, find_damage)
 
 
-def _read_data(folder: AnyPath) -> dict:
+def _read_facts(folder: AnyPath) -> RunFacts:
     data = json.loads((folder / "data" / "metadata").read_text())
-    if not (
-        isinstance(data, dict) and data.get("step") == int(folder.name) and "fingerprint" in data
-    ):
+    if not isinstance(data, dict) or data.get("step") != int(folder.name):
         raise ValueError(f"data/metadata is not that of step {folder.name}")
-    return data
+    return RunFacts.of(data)
 
 
 # ------------------------------------------------------------------------------ one outcome
 
 
-class _Trouble(NamedTuple):
-    """Why a process can't read a checkpoint.
-
-    Attributes:
-      reason: one line.
-      of: what is at fault: the "checkpoint", the "process", or the "machinery" between them.
-    """
-
-    reason: str
-    of: str
-
-
-def _do_together(folder: AnyPath, read: Callable[[], Found]) -> Found:
+def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
     """The result of `read()`, once it has succeeded on all processes.
 
     Raises:
       DamagedError, MachineryError: as `read_checkpoint` does.
       InputError, MemoryError: if `read` does.
     """
-    trouble = found = None
+    fault = result = None
     try:
-        found = read()
+        result = read()
     except InputError:
         raise
     except Exception as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
             raise
-        trouble = _trouble_of(error)
-    told = gather(f"reading checkpoint {folder.name}", trouble)
-    troubles = {process: _Trouble(*each) for process, each in enumerate(told) if each}
-    if troubles:
-        _end_together(folder, troubles)
-    return found  # type: ignore[return-value]  # None only if `read` returns that
+        fault = _fault_of(error)
+    told = gather(f"reading checkpoint {folder.name}", fault)
+    faults = {process: each for process, each in enumerate(told) if each}
+    if faults:
+        _end_together(folder, faults)
+    return result  # type: ignore[return-value]  # None only if `read` returns that
 
 
-def _trouble_of(error: BaseException) -> _Trouble:
+def _fault_of(error: BaseException) -> tuple[str, str]:
+    """What is at fault: the "checkpoint", the "process", the "machinery" between; and a reason."""
     if "TensorStore details" in str(error) and error.__cause__:  # Orbax's error hides its cause
         error = error.__cause__
     if is_of_machinery(error) and _DAMAGE not in str(error):
-        return _Trouble(root_cause(error), "machinery")
+        return "machinery", root_cause(error)
     missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
     refused = (isinstance(error, OSError) and not missing) or "PERMISSION_DENIED" in str(error)
-    return _Trouble(root_cause(error), "process" if refused else "checkpoint")
+    return "process" if refused else "checkpoint", root_cause(error)
 
 
-def _end_together(folder: AnyPath, troubles: dict[int, _Trouble]) -> None:
+def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoReturn:
     """Raises the same error on all processes."""
-    several = jax.process_count() > 1
-    for process, (reason, of) in troubles.items():
-        who = f"process {process}: " if several else ""
-        if of == "machinery":
+    count = jax.process_count()
+    for process, (at_fault, reason) in faults.items():
+        if at_fault == "machinery":
+            who = f"process {process}: " if count > 1 else ""
             raise MachineryError(f"checkpoint {folder} can't be reached: {who}{reason}")
-    same = not several or _is_the_same_everywhere(folder)
-    for process, (reason, of) in troubles.items():
-        if several and (of == "process" or not same):
+    same = count == 1 or _is_the_same_everywhere(folder)
+    for process, (at_fault, reason) in faults.items():
+        if count > 1 and (at_fault == "process" or not same):
             raise MachineryError(
-                f"process {process} of {jax.process_count()} can't read checkpoint {folder} as "
-                f"others can: {reason}; once every process can read it, the same command continues"
+                f"process {process} of {count} can't read checkpoint {folder} as others can: "
+                f"{reason}; once every process can read it, the same command continues"
             )
-    process, (reason, _) = next(iter(troubles.items()))
+    process, (_, reason) = next(iter(faults.items()))
     raise DamagedError(f"process {process}: {reason}" if process else reason)
 
 
@@ -292,13 +278,14 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
 
 def _read_locally(
     local: LocalCheckpoints, step: int, abstract_state: TrainState
-) -> ReadCheckpoint | None:
+) -> RestoredCheckpoint | None:
     """What a local checkpoint holds; None, with a warning, if a process can't read it."""
-    found = local.read(step, parts_of(abstract_state))
-    reasons = gather(f"local checkpoint {step}", found if isinstance(found, str) else None)
+    content = local.read(step, parts_of(abstract_state))
+    reasons = gather(f"local checkpoint {step}", content if isinstance(content, str) else None)
     failures = [f"process {process}: {each}" for process, each in enumerate(reasons) if each]
-    if failures or isinstance(found, str):
+    if failures or isinstance(content, str):
         say(f"warning: local checkpoint {step} can't be read ({failures[0]}); trying another")
         return None
-    parts, data = found
-    return ReadCheckpoint(step, TrainState(**parts), data, True)
+    say(f"checkpoint {step} is restored from {local.root}")
+    parts, data = content
+    return RestoredCheckpoint(TrainState(**parts), step, RunFacts.of(data))

@@ -29,7 +29,7 @@ class RunFacts(NamedTuple):
     Attributes:
       fingerprint: the data's.
       position: the position in the data; None: after a batch per optimizer step.
-      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
+      reports: how many lines `metrics.jsonl` had; None if there was none.
       eval_loss: the evaluation's loss at this step, if it was evaluated.
       hooks: what hooks keep, by their names: a value of each process.
     """
@@ -56,30 +56,14 @@ class RunFacts(NamedTuple):
 
     @classmethod
     def of(cls, data: dict) -> "RunFacts":
-        """Those that a checkpoint stored; older ones lack some of them."""
+        """Those that a checkpoint stored."""
         return cls(
             data["fingerprint"],
-            DataPosition(data.get("drawn", data["step"]), data.get("places")),
-            data.get("reports"),
-            data.get("eval_loss"),
-            data.get("hooks", {}),
+            DataPosition(data["drawn"], data["places"]),
+            data["reports"],
+            data["eval_loss"],
+            data["hooks"],
         )
-
-
-class ReadCheckpoint(NamedTuple):
-    """A checkpoint as it was read.
-
-    Attributes:
-      step: the optimizer step after which it was saved.
-      state: the train state.
-      data: the facts of the run, as JSON.
-      is_local: whether it is a local checkpoint.
-    """
-
-    step: int
-    state: TrainState
-    data: dict
-    is_local: bool
 
 
 class RestoredCheckpoint(NamedTuple):

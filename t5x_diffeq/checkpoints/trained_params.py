@@ -73,8 +73,7 @@ def check_whole(workdir: AnyPath, step: int) -> None:
       InputError: if it is damaged.
     """
     folder = absolute_path(workdir) / "checkpoints" / str(step)
-    damage = checksums.find_damage(folder, ITEMS) if checksums.has_checksums(folder) else None
-    if damage:
+    if damage := checksums.find_damage(folder, ITEMS):
         raise InputError(f"checkpoint {step} of {workdir} is damaged: {damage}; choose another one")
 
 

@@ -1,8 +1,9 @@
-"""What Orbax is given to write, and why it could not write it."""
+"""What Orbax is given to write, what that took, and why it could not be written."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +18,40 @@ from t5x_diffeq.training.state import TrainState
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
 _FULL = "No space left on device"
+
+
+class FinishedSave(NamedTuple):
+    """A checkpoint that is completely written.
+
+    Attributes:
+      step: its optimizer step.
+      tier: "workdir", or "local" for one in `train.local_checkpoints`.
+      size: bytes; of a local one, those of this process.
+      waited: seconds that the training thread was blocked, also by the save before it.
+      seconds: from the call of `save` to the end of writing.
+    """
+
+    step: int
+    tier: Literal["workdir", "local"]
+    size: int
+    waited: float
+    seconds: float
+
+    def line(self) -> str:
+        """`checkpoint 500 saved: 63 MB; training waited 0.02 s, written in 0.8 s`."""
+        return (
+            f"{'local ' if self.tier == 'local' else ''}checkpoint {self.step} saved: "
+            f"{format_bytes(self.size)}; training waited {self.waited:.2f} s, "
+            f"written in {self.seconds:.1f} s"
+        )
+
+
+def format_bytes(size: int) -> str:
+    """A size such as `84 kB`, `63 MB`, `1.01 GB`."""
+    for unit, name, digits in ((10**12, "TB", 2), (10**9, "GB", 2), (10**6, "MB", 0)):
+        if size >= unit:
+            return f"{size / unit:.{digits}f} {name}"
+    return f"{size / 1000:.0f} kB"
 
 
 def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:

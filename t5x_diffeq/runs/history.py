@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import jax
 
-from t5x_diffeq.checkpoints.saves import FinishedSave
+from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runs.goodput import STARTUP, Attempt, add_event, attempts_of, goodput
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import MachineryError, RunError
