@@ -9,7 +9,7 @@ import pytest
 from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checksums, local_checkpoints, restoring
+from t5x_diffeq.checkpoints import checksums, restoring
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import DataPosition, RunFacts
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -168,7 +168,7 @@ def test_a_local_disk_that_is_full(tmp_path, monkeypatch, capsys):
 
     with open_both(tmp_path) as checkpoints:
         with monkeypatch.context() as patch:
-            patch.setattr(local_checkpoints, "_write_in_chunks", full)
+            patch.setattr(checksums, "save_sums", full)
             checkpoints.save(3, state_at(3), RunFacts(FINGERPRINT), locally=True)
             checkpoints.local.wait()
         assert not any(checkpoints.local.folder.iterdir())

@@ -22,9 +22,8 @@ from t5x_diffeq.checkpoints.checkpoint_folder import (
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.retention import (
-    RetainingManager,
     Retention,
-    as_metrics,
+    RetentionPolicy,
     mark_milestones,
 )
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, parts_of
@@ -95,11 +94,12 @@ class Checkpoints:
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
+        self.policy = RetentionPolicy(self.retention, self.folder)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self.retention.policy(self.folder),
+            preservation_policy=self.policy,
             cleanup_tmp_directories=True,  # of interrupted saves
         )
-        return RetainingManager(self.folder, options=options, handler_registry=handlers)
+        return ocp.CheckpointManager(self.folder, options=options, handler_registry=handlers)
 
     @property
     def latest_step(self) -> int | None:
@@ -128,12 +128,8 @@ class Checkpoints:
             self.manager.wait_until_finished()
         self.saving = step
         with self._explain():
-            self.manager.save(
-                step,
-                args=writing.items_of(state, data_state),
-                metrics=as_metrics(data_state["eval_loss"]),
-                force=True,
-            )
+            self.policy.losses[step] = data_state["eval_loss"]
+            self.manager.save(step, args=writing.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
             waited = time.perf_counter() - started
             arguments = (self.manager, step, started, waited)

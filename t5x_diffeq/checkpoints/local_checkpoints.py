@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.writing import FinishedSave
@@ -32,7 +31,6 @@ from t5x_diffeq.runtime.files import (
     absolute_path,
     describe_error,
     digest,
-    remove_folder,
 )
 from t5x_diffeq.training.host_memory import shares_memory
 
@@ -41,7 +39,6 @@ _KEEP = 2  # a process may be lost while it writes a checkpoint that the others 
 _ITEM = "arrays"
 _INDEX = "index.json"
 _PARTIAL = ".partial"
-_CHUNK = 2**24
 Part = tuple[tuple[int, int], ...]  # start and stop of each axis
 
 
@@ -65,9 +62,9 @@ class LocalCheckpoints:
                 "as /dev/shm/checkpoints, or None"
             )
         self.root = Path(folder).expanduser().absolute()
-        name = digest([run_id.encode(), str(absolute_path(workdir)).encode()])[:16]
+        run = digest([run_id.encode(), str(absolute_path(workdir)).encode()])[:16]
         process = f"process_{jax.process_index()}_of_{jax.process_count()}"
-        self.folder = self.root / name / process
+        self.folder = self.root / run / process
         self.verify = verify
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +74,7 @@ class LocalCheckpoints:
                 "written, or None"
             ) from error
         for path in self.folder.glob(f"*{_PARTIAL}"):
-            remove_folder(path)
+            shutil.rmtree(path)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="local_checkpoints")
         self._saving: Future | None = None
 
@@ -145,7 +142,7 @@ class LocalCheckpoints:
             for number, parts in enumerate(arrays):
                 with (item / f"{number}.bin").open("wb") as file:
                     for part in parts:
-                        _write_in_chunks(file, part)
+                        file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             (item / _INDEX).write_text(json.dumps(index))
             checksums.save_sums(item, checksums.REST, checksums.names_in(item))
             size = sum(path.stat().st_size for path in item.rglob("*"))
@@ -156,7 +153,7 @@ class LocalCheckpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         for old in self.steps()[:-_KEEP]:
-            remove_folder(self.folder / str(old))
+            shutil.rmtree(self.folder / str(old))
         return size
 
     def wait(self) -> None:
@@ -201,7 +198,7 @@ class LocalCheckpoints:
         """Removes the checkpoints of later steps, which the run will reach again."""
         for later in self.steps():
             if later > step:
-                remove_folder(self.folder / str(later))
+                shutil.rmtree(self.folder / str(later))
 
     def remove(self) -> None:
         """Removes all checkpoints of this process, and the run's folder once it is empty."""
@@ -243,12 +240,6 @@ def _host_copy(array: jax.Array) -> np.ndarray:
     return np.array(array) if shares_memory(array) else np.asarray(array)
 
 
-def _write_in_chunks(file: Any, part: np.ndarray) -> None:
-    content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-    for start in range(0, len(content), _CHUNK):
-        file.write(content[start : start + _CHUNK])
-
-
 def _read_array(path: Path, leaf: Any) -> jax.Array:
     """An array from the parts in a file."""
     content, values, start = np.fromfile(path, np.uint8), {}, 0
@@ -259,12 +250,6 @@ def _read_array(path: Path, leaf: Any) -> jax.Array:
         start += size
     if start != len(content):
         raise ValueError(f"{path.name} has {len(content)} bytes instead of {start}")
-    places = leaf.sharding.addressable_devices_indices_map(tuple(leaf.shape))
-    kind = leaf.sharding.memory_kind
-    pieces = [
-        jax.device_put(
-            values[_part(index, leaf.shape)], SingleDeviceSharding(device, memory_kind=kind)
-        )
-        for device, index in places.items()
-    ]
-    return jax.make_array_from_single_device_arrays(tuple(leaf.shape), leaf.sharding, pieces)
+    return jax.make_array_from_callback(
+        tuple(leaf.shape), leaf.sharding, lambda index: values[_part(index, leaf.shape)]
+    )

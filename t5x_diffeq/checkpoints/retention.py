@@ -1,25 +1,23 @@
 """Which checkpoints of a workdir are kept, and which one is the best.
 
-Orbax's preservation policies decide. The evaluation loss of a checkpoint is stored with the state
-of the data, which has checksums; Orbax's own file of metrics, if damaged, would keep its manager
-from opening. A milestone is a checkpoint with a file `MILESTONE`, which a user may add or remove.
+The evaluation loss of a checkpoint is stored with the state of the data, which has checksums;
+Orbax's own file of metrics, if damaged, would keep its manager from opening. A milestone is a
+checkpoint with a file `MILESTONE`, which a user may add or remove.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
 from t5x_diffeq.runtime.errors import InputError, is_of_machinery
 from t5x_diffeq.runtime.files import AnyPath
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
-_EVAL_LOSS = "eval_loss"
 _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file to change that.\n"
 
 
@@ -46,58 +44,39 @@ class Retention:
         """Whether a checkpoint at `step` is due even if nothing stops the run."""
         return self.scheduled is None or step % self.scheduled == 0 or step in self.milestones
 
-    def policy(self, folder: AnyPath) -> policies.AnyPreservationPolicy:
-        """Orbax's policy for the checkpoints in `folder`, whose milestones are looked up now."""
-        chosen = [
-            policies.LatestN(self.newest),
-            policies.CustomSteps({*self.milestones, *milestones_in(folder)}),
-        ]
-        if self.every:
-            chosen.append(policies.EveryNSteps(self.every))
-        if self.scheduled:
-            chosen.append(_NewestScheduled(self))
-        if self.best:
-            best = policies.BestN(
-                get_metric_fn=lambda metrics: metrics[_EVAL_LOSS],
-                reverse=True,  # the lowest loss is the best
-                n=self.best,
-                keep_checkpoints_without_metrics=False,
-            )
-            chosen.append(best)
-        return policies.AnyPreservationPolicy(chosen)
 
+class RetentionPolicy(PreservationPolicy):
+    """Tells Orbax at each save which checkpoints to keep.
 
-@dataclass
-class _NewestScheduled(policies.PreservationPolicy):
-    """Keeps the checkpoint that a rollback goes to."""
+    Args:
+      retention: which ones those are.
+      folder: their folder, whose milestones are looked up now.
 
-    retention: Retention
+    Attributes:
+      losses: the evaluation loss of each checkpoint, None without one.
+    """
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[Any],
-        *,
-        context: Any,
-    ) -> Sequence[bool]:
+    def __init__(self, retention: Retention, folder: AnyPath):
+        self.retention = retention
+        self.milestones = {*retention.milestones, *milestones_in(folder)}
+        self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         """Whether each checkpoint, oldest first, is kept."""
-        newest = max(
-            (each.step for each in checkpoints if self.retention.is_scheduled(each.step)),
-            default=None,
-        )
-        return [each.step == newest for each in checkpoints]
+        wanted, steps = self.retention, [each.step for each in checkpoints]
+        kept = {*steps[-wanted.newest :], *self.milestones}
+        if wanted.every:
+            kept |= {step for step in steps if step % wanted.every == 0}
+        if wanted.scheduled:
+            kept |= set(list(filter(wanted.is_scheduled, steps))[-1:])
+        kept |= set(_lowest_first({step: self.losses.get(step) for step in steps})[: wanted.best])
+        return [step in kept for step in steps]
 
 
-class RetainingManager(ocp.CheckpointManager):
-    """Orbax's manager, which takes a checkpoint's evaluation loss from its `data` item."""
-
-    def metrics(self, step: int) -> dict[str, float] | None:
-        """The evaluation loss of a checkpoint, as Orbax's policies take it; None without one."""
-        return as_metrics(_read_eval_loss(self.directory / str(step)))
-
-
-def as_metrics(eval_loss: float | None) -> dict[str, float] | None:
-    """An evaluation loss as Orbax's policies take it."""
-    return None if eval_loss is None else {_EVAL_LOSS: eval_loss}
+def _lowest_first(losses: Mapping[int, float | None]) -> list[int]:
+    """The steps that have a loss, the lowest first; of equals, the newest."""
+    known = {step: loss for step, loss in losses.items() if loss is not None}
+    return sorted(known, key=lambda step: (known[step], -step))
 
 
 def best_step(workdir: AnyPath) -> int:
@@ -108,21 +87,20 @@ def best_step(workdir: AnyPath) -> int:
     """
     folder = workdir / "checkpoints"
     losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
-    known = {step: loss for step, loss in losses.items() if loss is not None}
-    if not known:
+    if not (best := _lowest_first(losses)):
         raise InputError(
             f"no checkpoint of {workdir} has an evaluation loss, so none is the best; train with a "
             f"train.checkpoint_every that is a multiple of train.eval_every, or give one of the "
             f"steps {', '.join(map(str, losses)) or '(there are none yet)'}"
         )
-    return min(known, key=lambda step: (known[step], -step))
+    return best[0]
 
 
 def _read_eval_loss(checkpoint: AnyPath) -> float | None:
     """The evaluation loss; None if there is none or its file can't be read."""
     try:
         data = json.loads((checkpoint / "data" / "metadata").read_text())
-        loss = data.get(_EVAL_LOSS)
+        loss = data.get("eval_loss")
     except Exception as error:
         if is_of_machinery(error):
             raise
