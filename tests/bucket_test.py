@@ -38,7 +38,6 @@ def server():
 def store(server, tmp_path, monkeypatch):
     """What an empty server holds."""
     monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "cache"))
-    staging.IN_USE.clear()
     server.objects.clear()
     server.writes.clear()
     server.refuse = lambda method, path: None
@@ -230,16 +229,12 @@ def test_copies_are_checked_and_bounded(store, monkeypatch):
     first.write_bytes(b"rotten")
     (first,) = staging.stage(paths[:1])
     assert first.read_bytes() == bytes(1000)
-    with pytest.raises(staging.NoRoomError, match="raise it, name a folder on a larger disk"):
-        staging.stage(paths[1:])  # with the first, which is in use
-    staging.IN_USE.clear()  # its process has ended
-    (second,) = staging.stage(paths[1:2])
-    staging.stage(paths[2:3])
-    assert second.exists() and not first.exists()  # the first was unused for longest
+    with pytest.raises(staging.NoRoomError, match=r"delete what no run needs there, raise it"):
+        staging.stage(paths[1:])
+    staging.stage(paths[1:2])
     store.put("bucket", "1.txt", b"new")
-    staging.IN_USE.clear()
     assert staging.stage(paths[1:2])[0].read_bytes() == b"new"
-    staging.IN_USE.clear()
+    monkeypatch.setattr(staging, "DEFAULT_GIB", 1)
     with pytest.raises(InputError, match=r"gs://bucket/3.txt is damaged"):
         staging.stage(paths[3:], ["0" * 64])
     with pytest.raises(InputError, match=r"gs://bucket/9.txt: there is no such object"):

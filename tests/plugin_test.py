@@ -64,15 +64,11 @@ def test_training_and_the_record(workdir):
 
 
 @pytest.mark.slow
-def test_another_version_is_told_once_and_recorded(workdir, monkeypatch, capsys):
-    recorded = json.loads((workdir / "config.json").read_text())["plugins"]
+def test_another_version_is_told_once(workdir, monkeypatch, capsys):
     monkeypatch.setattr(plugins, "_identify", lambda module: "diffeq_plugin 2.0")
     read_config(workdir), read_config(workdir)
     told = capsys.readouterr().err
     assert told.count("note: diffeq_plugin is diffeq_plugin 2.0, and the run was made with") == 1
-    (both,) = plugins.plugin_versions(Config.of(config_of()).flat(), recorded).values()
-    assert both == f"{recorded['diffeq_plugin']}, then diffeq_plugin 2.0"
-    assert list(plugins.changed_plugins({"diffeq_plugin": both})) == []
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from t5x_diffeq.runs.traces import how_to_open, process_name, start_trace, store
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import describe_error, remove_file, write_whole
+from t5x_diffeq.runtime.files import describe_error, write_whole
 from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
@@ -217,9 +217,9 @@ class Profiler(Hook):
                 self.known.add(text)
                 self.asked.append(steps)
             if leads and (alone or self.step > steps.last or steps.first > steps.last):
-                remove_file(self.request)
+                self.request.unlink(missing_ok=True)
         elif leads and text and not (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS):
-            remove_file(self.request)
+            self.request.unlink(missing_ok=True)
             raise ValueError(
                 f"{self.request} holds {text[:40]!r}; write a number of steps from 1 to "
                 f"{_MOST_STEPS} into it, or FIRST:LAST"
@@ -227,7 +227,7 @@ class Profiler(Hook):
         elif leads:
             count = int(text or STEPS_ON_DEMAND)
             if alone:
-                remove_file(self.request)
+                self.request.unlink(missing_ok=True)
                 self.steps_wanted = count
             else:
                 first = self.step + self._steps_until_all_have_looked()

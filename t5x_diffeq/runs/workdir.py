@@ -63,15 +63,9 @@ def save_config(config: Config, workdir: AnyPath) -> None:
     if jax.process_index() != 0:
         return
     versions = {_VERSION: __version__}
-    plugins = plugin_versions(config.flat(), _recorded_plugins(workdir))
+    plugins = plugin_versions(config.flat())
     content = {**versions, **({_PLUGINS: plugins} if plugins else {}), **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
-
-
-def _recorded_plugins(workdir: AnyPath) -> dict[str, str]:
-    """What an earlier attempt of the run has recorded of its packages."""
-    path = workdir / CONFIG_FILE
-    return json.loads(path.read_text()).get(_PLUGINS, {}) if path.exists() else {}
 
 
 def differing_keys(before: Config, now: Config) -> dict[str, tuple]:

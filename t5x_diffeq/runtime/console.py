@@ -148,19 +148,9 @@ class Progress:
 def _bar(title: str, total: int | None) -> "rich.progress.Progress":
     """A rich progress bar of one task, which disappears when it is done."""
     from rich.console import Console  # takes 0.2 s, for terminals only
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress, TimeElapsedColumn
 
-    columns = [TextColumn("{task.description}"), BarColumn()]
-    columns += [TimeElapsedColumn()]
-    if total:
-        columns += [MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn()]
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     bar.add_task(title, total=total)
     return bar

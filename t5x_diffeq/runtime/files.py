@@ -39,21 +39,9 @@ def parse_path(text: str, name: str) -> AnyPath:
       InputError: if it is of any other kind, can't be a path here, or the bucket refuses access.
       MachineryError: if the bucket does not answer.
     """
-    if not text.isprintable() and any("\ud800" <= each <= "\udfff" for each in text):
-        raise InputError(
-            f"{name}={text!a}: its name isn't UTF-8; rename it, or set PYTHONUTF8=1 if it is"
-        )
-    if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
-        raise InputError(f"{name}={text[:60]}...: no file has so long a name; check the path")
     scheme, is_url, _ = text.partition("://")
     if not is_url:
-        path = Path(text).expanduser()
-        if not path.is_absolute() and not _has_current_folder():
-            raise InputError(
-                f"{name}={text}: the current folder was deleted; cd to another, or give a "
-                "whole path"
-            )
-        return path
+        return _local_path(text, name)
     if scheme + is_url != BUCKETS:
         raise InputError(
             f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
@@ -102,11 +90,26 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
-def _has_current_folder() -> bool:
+def _local_path(text: str, name: str) -> Path:
+    path = Path(text).expanduser()
     try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
+        text.encode()
+        os.lstat(path.absolute())
+    except (NotADirectoryError, PermissionError):
+        pass  # what uses it says so
+    except FileNotFoundError as error:
+        if not path.is_absolute() and error.filename is None:  # of `absolute`
+            raise InputError(
+                f"{name}={text}: the current folder was deleted; cd to another, or give a "
+                "whole path"
+            ) from error
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}={text!a}: its name isn't UTF-8; rename it, or set PYTHONUTF8=1 if it is"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}={text[:60]!a}: {describe_error(error)}; check it") from error
+    return path
 
 
 def describe_error(error: BaseException) -> str:
@@ -136,8 +139,8 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
     """All files that match a glob, sorted; `**` is any number of folders."""
     if is_in_bucket(pattern):
         return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().glob(str(pattern)))]
-    found = map(Path, glob.glob(str(pattern), recursive=True))
-    return sorted(file for file in found if file.is_file())
+    files = map(Path, glob.glob(str(pattern), recursive=True))
+    return sorted(file for file in files if file.is_file())
 
 
 # ------------------------------------------------------------------------------ writing
@@ -263,20 +266,9 @@ class GrowingFile:
         self.flush()
 
 
-def remove_file(path: AnyPath) -> None:
-    """Removes a file, if it is there."""
-    if not is_in_bucket(path):
-        path.unlink(missing_ok=True)
-    elif path.exists():
-        bucket_files().rm_file(str(path))
-
-
 def remove_folder(folder: AnyPath) -> None:
     """Removes a folder and everything in it."""
-    if is_in_bucket(folder):
-        bucket_files().rm(str(folder), recursive=True)
-    else:
-        shutil.rmtree(folder)
+    epath.Path(folder).rmtree()
 
 
 def copy_folder(source: AnyPath, target: AnyPath) -> None:

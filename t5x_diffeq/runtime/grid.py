@@ -1,6 +1,7 @@
 """The grid of a sweep: keys of the config, each with several values, from `--grid=KEY=V1,V2`."""
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -15,7 +16,6 @@ from t5x_diffeq.runtime.keys.values import Values
 
 VARIANT = "variant"  # the axis of the config file's variants, which is no key of the config
 Point = dict[str, Any]  # a value for each axis
-_OPENING, _CLOSING = "([{", ")]}"
 _SWITCHES = {"true": True, "false": False}
 
 
@@ -95,17 +95,8 @@ def _parse_axis(given: str) -> Axis:
 
 
 def _split_values(text: str) -> list[str]:
-    """The values: separated by semicolons if there are any, else by commas outside brackets."""
-    if ";" in text:
-        return text.split(";")
-    values, depth = [""], 0
-    for character in text:
-        depth += (character in _OPENING) - (character in _CLOSING)
-        if character == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += character
-    return values
+    """The values: separated by semicolons if there are any, else by commas outside parentheses."""
+    return re.split(";" if ";" in text else r",(?![^(]*\))", text)
 
 
 def _parse_value(key: str, text: str) -> Any:

@@ -18,7 +18,6 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
-_THEN = ", then "
 PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
 
 
@@ -74,42 +73,30 @@ def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
-def plugin_versions(values: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, str]:
+def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
     """What identifies the code of each package that a config names, to be kept with the run.
 
-    This is the version of the package, if it is installed, and a hash of its Python files. Of a run
-    that is resumed with other code, the record has both.
+    This is the version of the package, if it is installed, and a hash of its Python files.
 
     Args:
       values: the values of the config by dotted key.
-      recorded: what the run has recorded before.
     """
     names = [values[key] for key in PLUGIN_KEYS]
     names += [source for _, source, _ in values["data.mixture"]]
     names += values["train.hooks"]
-    packages = {name.partition(".")[0].partition(":")[0] for name in names if _is_name(name)}
-    found = {}
-    for package in sorted(packages):
-        before, now = recorded.get(package), _identify(package)
-        same = before is None or _last(before) == now
-        found[package] = now if before is None else before if same else f"{before}{_THEN}{now}"
-    return found
+    packages = {
+        name.partition(".")[0].partition(":")[0]
+        for name in names
+        if isinstance(name, str) and is_plugin(name)
+    }
+    return {package: _identify(package) for package in sorted(packages)}
 
 
 def changed_plugins(recorded: Mapping[str, str]) -> Iterable[str]:
     """A sentence for each package that isn't what it was when the run recorded it."""
     for package, before in recorded.items():
-        now = _identify(package)
-        if now != _last(before):
+        if (now := _identify(package)) != before:
             yield f"{package} is {now}, and the run was made with {before}"
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and is_plugin(value)
-
-
-def _last(recorded: str) -> str:
-    return recorded.rpartition(_THEN)[2]
 
 
 @cache

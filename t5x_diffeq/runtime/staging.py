@@ -2,7 +2,7 @@
 
 T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
 space on its disk. A download must have the checksum that the bucket reports; later, a copy is used
-only if its hash is unchanged. The least recently used copies are evicted.
+only if its hash is unchanged. Copies stay until a person deletes them.
 """
 
 import base64
@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import google_crc32c
 
@@ -35,11 +34,11 @@ from t5x_diffeq.runtime.files import (
 _FOLDER = "~/.cache/t5x_diffeq"
 DEFAULT_GIB = 20  # the tokens of OpenWebText are 17
 _THREADS = 8
-IN_USE: dict[Path, IO] = {}  # copies that this process uses, each with an open, locked file
+_NAME_LENGTH = 32  # of a copy's folder
 
 
 class NoRoomError(InputError):
-    """The objects don't fit into the cache, or into what other processes leave of it."""
+    """The objects don't fit into the cache, or into what other copies leave of it."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,12 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
         return list(paths)
     with _lock_cache():  # other processes on this machine then find the copies
         missing = [copy for copy in copies if not _is_good(copy)]
-        _make_room(copies, missing)
+        _check_room(missing)
         if missing:
             size = format_count(sum(copy.size for copy in missing))
             say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(_fetch, missing))
-        for copy in copies:
-            use(copy)
     files = {copy.source: copy.file for copy in copies}
     return [files.get(path, path) for path in paths]
 
@@ -113,7 +110,7 @@ def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
     except Exception as error:  # from any library below
         raise bucket_failure(error, f"{path} can't be read", InputError) from error
     version = digest([str(path).encode(), str(facts.get("generation")).encode()])
-    folder = cache_folder() / version[:32]
+    folder = cache_folder() / version[:_NAME_LENGTH]
     return Copy(path, int(facts["size"]), folder, facts["crc32c"], sha256)
 
 
@@ -122,22 +119,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER).expanduser()
 
 
-def _cache_bytes() -> int:
+def _cache_bytes(cached: int) -> int:
     """The cache's maximum size: the variable's, else `DEFAULT_GIB`, or less on a small disk."""
     value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
     if not value:
-        cached = sum(_size_of(folder) for folder in _cache_entries())
         return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
     try:
         return int(float(value) * 2**30)
     except ValueError as error:
         raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
-
-
-def _cache_entries() -> list[Path]:
-    """The folders of all copies, least recently used first."""
-    folders = [folder for folder in cache_folder().iterdir() if folder.is_dir()]
-    return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 @contextmanager
@@ -162,45 +152,22 @@ def _is_good(copy: Copy) -> bool:
     return copy.sha256 in (None, expected) and file_digest(copy.file) == expected
 
 
-def _make_room(copies: list[Copy], missing: list[Copy]) -> None:
-    """Deletes the least recently used copies until the missing ones fit."""
+def _check_room(missing: list[Copy]) -> None:
+    """Checks that the missing copies fit into the cache beside those that are there."""
+    if not missing:
+        return
     wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
-    room = _cache_bytes() - wanted - sum(map(_size_of, _cache_entries()))
-    keep = {copy.folder for copy in copies}
-    for folder in _cache_entries():
-        if room < 0 and folder not in keep and not _is_used(folder):
-            room += _size_of(folder)
-            shutil.rmtree(folder)
-    if room < 0:
+    replaced = {copy.folder for copy in missing}
+    files = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
+    cached = sum(file.stat().st_size for file in files if file.parent not in replaced)
+    most = _cache_bytes(cached)
+    if wanted + cached > most:
         raise NoRoomError(
-            f"{copies[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
-            f"{cache_folder()}, {-room / 2**30:.2f} more than fit into "
-            f"T5X_DIFFEQ_CACHE_GIB={_cache_bytes() / 2**30:g}; raise it, name a folder on a larger "
-            "disk as T5X_DIFFEQ_CACHE, or mount the bucket"
+            f"{missing[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
+            f"{cache_folder()}, which has {cached / 2**30:.2f} of "
+            f"T5X_DIFFEQ_CACHE_GIB={most / 2**30:g}; delete what no run needs there, raise it, "
+            "name a folder on a larger disk as T5X_DIFFEQ_CACHE, or mount the bucket"
         )
-
-
-def _size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
-
-
-def _is_used(folder: Path) -> bool:
-    try:
-        with (folder / "sha256").open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def use(copy: Copy) -> None:
-    """Keeps the copy from being deleted as long as this process lives."""
-    os.utime(copy.folder)
-    if copy.folder not in IN_USE:
-        IN_USE[copy.folder] = copy.hash_file.open()
-        fcntl.flock(IN_USE[copy.folder], fcntl.LOCK_SH)
 
 
 def _fetch(copy: Copy) -> None:
@@ -212,13 +179,13 @@ def _fetch(copy: Copy) -> None:
             raise bucket_failure(error, what, RunError) from error
         if _crc32c_of(partial) != copy.crc32c:
             raise MachineryError(f"{copy.source} was damaged on the way; start again")
-        found = file_digest(partial)
-    if copy.sha256 not in (None, found):
+        sha256 = file_digest(partial)
+    if copy.sha256 not in (None, sha256):
         shutil.rmtree(copy.folder)
         raise InputError(
             f"{copy.source} is damaged: its content is not what was written; make it again"
         )
-    write_whole(copy.hash_file, found.encode())
+    write_whole(copy.hash_file, sha256.encode())
 
 
 def _crc32c_of(file: Path) -> str:
