@@ -19,8 +19,7 @@ from patience import patience
 from t5x_diffeq.cli import VERBS
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import KEYS, Config
-from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config import KEYS, Config, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.verbs import train

@@ -19,7 +19,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.pretrained import PretrainedRun, discretise, init_from_pretrained
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config import flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.setup import make_setup

@@ -7,8 +7,7 @@ import sys
 from helpers import ROOT
 
 from configs import default
-from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
-from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config, flatten
 from t5x_diffeq.runtime.keys.page import page
 
 

@@ -18,8 +18,7 @@ from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import plugins
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config import Config, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.finetune import finetune

@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_files import flatten
+from t5x_diffeq.runtime.config import flatten
 from t5x_diffeq.runtime.errors import InputError
 
 FLAGS = flags.FlagValues()

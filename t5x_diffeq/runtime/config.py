@@ -7,10 +7,10 @@ key is checked whether or not the run uses it.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.data import DataKeys
@@ -21,14 +21,6 @@ from t5x_diffeq.runtime.keys.optimizer import OptimizerKeys
 from t5x_diffeq.runtime.keys.run import RunKeys
 from t5x_diffeq.runtime.keys.tasks import TasksKeys
 from t5x_diffeq.runtime.keys.train import TrainKeys
-
-
-@runtime_checkable
-class NestedKeys(Protocol):
-    """A ConfigDict, or the dict that a `config.json` holds."""
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Keys with values, which for a section have items themselves."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +39,15 @@ class Config(RunKeys):
     mesh: MeshKeys = field(default_factory=MeshKeys)
 
     @classmethod
-    def of(cls, nested: NestedKeys) -> "Config":
+    def of(cls, nested: Any) -> "Config":
         """The config of a ConfigDict, or of the content of a `config.json`.
 
         Raises:
           InputError: if a key is missing, doesn't exist, or has a value that it can't take.
         """
-        parts: dict[str, Any] = {
-            key: dict(value.items()) if key in SECTIONS else value for key, value in nested.items()
-        }
-        given = {f"{key}.{name}" for key in parts.keys() & SECTIONS.keys() for name in parts[key]}
-        check_complete(given | (parts.keys() - SECTIONS.keys()))
-        for key, section in SECTIONS.items():
-            parts[key] = section(**{name: _freeze(value) for name, value in parts[key].items()})
-        return cls(**parts)
+        values = flatten(nested)
+        check_complete(values.keys())
+        return cls().with_values(values)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
         """The config with other values for some dotted keys.
@@ -72,9 +59,9 @@ class Config(RunKeys):
         for key, value in values.items():
             section, _, name = key.rpartition(".")
             of_section.setdefault(section, {})[name] = _freeze(value)
-        own = of_section.pop("", {})
+        of_run = of_section.pop("", {})
         sections = {key: replace(getattr(self, key), **new) for key, new in of_section.items()}
-        return replace(self, **own, **sections)
+        return replace(self, **of_run, **sections)
 
     def flat(self) -> dict[str, Any]:
         """The values by dotted key."""
@@ -92,6 +79,17 @@ SECTIONS: dict[str, type[Section]] = {
 KEYS = keys_of(RunKeys)
 for _section in SECTIONS.values():
     KEYS |= keys_of(_section)
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """The values by dotted key of a ConfigDict, or of the content of a `config.json`."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in SECTIONS and hasattr(value, "items"):
+            flat |= {f"{key}.{name}": each for name, each in value.items()}
+        else:
+            flat[key] = value
+    return flat
 
 
 def check_complete(given: Collection[str]) -> None:

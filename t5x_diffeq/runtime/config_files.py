@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
+from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 
@@ -49,8 +49,8 @@ def baseline_of(config: Config) -> Config:
 
 def config_file(name: str) -> Path:
     """`configs/NAME` in the current folder, or else the project's."""
-    here, own = Path("configs", name), CONFIGS / name
-    return own if own.exists() and not here.exists() else here
+    here, ours = Path("configs", name), CONFIGS / name
+    return ours if ours.exists() and not here.exists() else here
 
 
 def values_of(name: str, variant: str) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     path, _, variant = file.partition(":")
     offer_configs()
     folder, _, name = path.rpartition("/")
-    found = config_file(name) if folder == "configs" else Path(path)
-    if not found.is_file():
+    path_here = config_file(name) if folder == "configs" else Path(path)
+    if not path_here.is_file():
         raise InputError(f"{file}: there is no such config file")
-    module = _import_file(found)
+    module = _import_file(path_here)
     try:
         config = Config.of(module.get_config(variant) if variant else module.get_config())
     except (TypeError, ValueError) as error:  # it takes no variant, or not this one
@@ -101,13 +101,3 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """The config's values by dotted key."""
-    flat: dict[str, object] = {}
-    for key in config:
-        value = config[key]
-        deeper = isinstance(value, ConfigDict)
-        flat.update(flatten(value, f"{prefix}{key}.") if deeper else {f"{prefix}{key}": value})
-    return flat

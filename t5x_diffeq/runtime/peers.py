@@ -31,7 +31,6 @@ _BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
 _SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process
 _DONE = {"done": True}
-_QUESTION, _ANSWER = {"do all answer?": True}, {"all answer": True}
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
-        self.asked: dict[int, float] = {}  # in process 0: who waits for all, and since when
-        self.all_answer = False  # what process 0 says to one that waits
+        self.all_heard = 0.0  # since when process 0 has heard from all, as it says
         self.subscribers: dict[str, Callable[[int, dict], None]] = {}
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
@@ -117,11 +115,9 @@ class Peers:
         """
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
-        if self.index != 0:
-            self.send(_QUESTION)  # process 0 alone hears all
         while time.monotonic() < latest:
-            is_asked = 0 in self.heard.keys() - self.done  # and has not ended meanwhile
-            if self.all_answer if is_asked else self._all_heard(since):
+            hears_all = self.index == 0 or 0 in self.done  # else process 0 alone does
+            if (self._least_heard() if hears_all else self.all_heard) > since:
                 return
             time.sleep(self.beat / 10)
 
@@ -178,17 +174,15 @@ class Peers:
             now = time.monotonic()
             if now - said > self.beat:
                 said = now
-                self.send({})
+                self.send({"silent": now - self._least_heard()} if self.index == 0 else {})
             for other in self.heard.keys() - self.done:
                 if now - self.heard[other] > self.silence + 2 * self.beat:
                     self._lose(other, f"has not answered for {self.silence:.0f} s")
-            for other, since in list(self.asked.items()):
-                if self._all_heard(since):
-                    self.send(_ANSWER, {other})
-                    del self.asked[other]
 
-    def _all_heard(self, since: float) -> bool:
-        return all(self.heard[other] > since for other in self.heard.keys() - self.done)
+    def _least_heard(self) -> float:
+        """When the process that has been silent for longest was heard from."""
+        running = self.heard.keys() - self.done
+        return min((self.heard[other] for other in running), default=time.monotonic())
 
     def _hear(self, other: int) -> None:
         connection = self.connections[other]
@@ -208,10 +202,8 @@ class Peers:
         for message in map(json.loads, lines):
             if message == _DONE:
                 self.done.add(other)
-            elif message == _QUESTION:
-                self.asked[other] = time.monotonic()
-            elif message == _ANSWER:
-                self.all_answer = True
+            elif "silent" in message:
+                self.all_heard = time.monotonic() - message["silent"]
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:

@@ -36,8 +36,13 @@ class StopSignals:
         return self
 
     def should_stop(self) -> bool:
-        """Whether to stop after this step; every process must call it in every step."""
-        return self._stops_here()
+        """Whether to stop here, after a step say; every process must call it at each place."""
+        if self.agreement is None:
+            return self.reason is not None
+        if not self.agreement.count_place():
+            return False
+        self.reason = self.agreement.reason
+        return True
 
     def interruptible(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yields the items, which must be equally many on all processes.
@@ -46,17 +51,9 @@ class StopSignals:
           Interrupted: before the next item, once it is time to stop.
         """
         for item in items:
-            if self._stops_here():
+            if self.should_stop():
                 raise Interrupted
             yield item
-
-    def _stops_here(self) -> bool:
-        if self.agreement is None:
-            return self.reason is not None
-        if not self.agreement.count_place():
-            return False
-        self.reason = self.agreement.reason
-        return True
 
     def __exit__(self, *exception: object) -> None:
         self._restore()

@@ -97,16 +97,16 @@ def _end_hanging(file: AnyPath, what: str) -> None:
 
 def _write_stacks(file: AnyPath) -> None:
     """Writes the stack of every thread, or warns that it can't; takes bounded time."""
-    writing = threading.Thread(target=_try_to_write_stacks, args=(file,), daemon=True)
+
+    def write() -> None:
+        try:
+            with tempfile.TemporaryFile() as stacks:
+                faulthandler.dump_traceback(stacks, all_threads=True)
+                stacks.seek(0)
+                write_whole(file, stacks.read())
+        except Exception as error:  # from any library below; the process must end anyway
+            print(f"warning: {file} can't be written: {describe_error(error)}", flush=True)
+
+    writing = threading.Thread(target=write, daemon=True)
     writing.start()
     writing.join(_SECONDS_TO_WRITE)
-
-
-def _try_to_write_stacks(file: AnyPath) -> None:
-    try:
-        with tempfile.TemporaryFile() as stacks:
-            faulthandler.dump_traceback(stacks, all_threads=True)
-            stacks.seek(0)
-            write_whole(file, stacks.read())
-    except Exception as error:  # from any library below; the process must end anyway
-        print(f"warning: {file} can't be written: {describe_error(error)}", flush=True)
