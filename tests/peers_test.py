@@ -32,7 +32,7 @@ def test_an_error_does_not_wait_for_processes_that_are_done(monkeypatch):
     monkeypatch.setenv("T5X_DIFFEQ_SILENCE_SECONDS", "1000")
     connections = socket.socketpair()
     first, second = (Peers(n, 2, {1 - n: connection}) for n, connection in enumerate(connections))
-    second.start()
+    second.start(lambda sender, message: None)
     first.leave()
     second.wait_for_all()
     second.leaving = True
@@ -61,7 +61,7 @@ def test_an_error_waits_for_the_loss_that_it_may_come_from(who, lost, monkeypatc
 
     try:
         for each in everyone[: 2 if lost else 3]:
-            each.start()
+            each.start(lambda sender, message: None)
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         waiting.join(patience(30))

@@ -2,7 +2,7 @@
 
 Every process keeps a connection to process 0, from before JAX starts until the process ends. It
 carries heartbeats, the message that a process has finished, or the status and message with which it
-fails; process 0 forwards those. `agreement` and `gathering` send messages of their own over it.
+fails; process 0 forwards those. `agreement` sends messages of its own over it.
 A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
 process was lost. A process that hears of a failure ends at once, with its last line and its status.
 
@@ -96,16 +96,12 @@ class Peers:
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
         self.all_heard = 0.0  # since when process 0 has heard from all, as it says
-        self.subscribers: dict[str, Callable[[int, dict], None]] = {}
+        self.hear: Callable[[int, dict], None] = lambda sender, message: None
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
         for other, connection in connections.items():
             connection.settimeout(self.beat)
             self.selector.register(connection, selectors.EVENT_READ, other)
-
-    def subscribe(self, key: str, hear: Callable[[int, dict], None]) -> None:
-        """Has `hear(sender, message)` called for each message with that key; before `start`."""
-        self.subscribers[key] = hear
 
     def wait_for_all(self) -> None:
         """Returns when every process has been heard from since now.
@@ -121,8 +117,9 @@ class Peers:
                 return
             time.sleep(self.beat / 10)
 
-    def start(self) -> None:
-        """Starts to listen."""
+    def start(self, hear: Callable[[int, dict], None]) -> None:
+        """Starts to listen; `hear(sender, message)` is called for each of others' messages."""
+        self.hear = hear
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
@@ -147,14 +144,14 @@ class Peers:
                     self.connections[other].sendall(line)
 
     def send_to(self, process: int, message: dict) -> None:
-        """Sends a message to process 0's subscribers, or from process 0 to those of any process."""
+        """Sends a message to process 0, or from process 0 to any process, itself included."""
         if process == self.index:
             self._hand_on(self.index, message)
         else:
             self.send(message, {process})
 
     def send_to_all(self, message: dict) -> None:
-        """Sends a message from process 0 to the subscribers of all processes, its own last."""
+        """Sends a message from process 0 to all processes, to itself last."""
         self.send(message)
         self._hand_on(self.index, message)
 
@@ -162,8 +159,7 @@ class Peers:
 
     def _hand_on(self, sender: int, message: dict) -> None:
         with self.handing_on:
-            for key in self.subscribers.keys() & message.keys():
-                self.subscribers[key](sender, message)
+            self.hear(sender, message)
 
     def _listen(self) -> None:
         """The listening thread: receives messages, and sends heartbeats."""

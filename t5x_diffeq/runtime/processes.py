@@ -19,7 +19,6 @@ from jax._src.clusters import ClusterEnv
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.agreement import Agreement
 from t5x_diffeq.runtime.errors import InputError, MachineryError
-from t5x_diffeq.runtime.gathering import Gathering
 from t5x_diffeq.runtime.peers import Peers, start_relay
 from t5x_diffeq.runtime.rendezvous import Rank, bind_address, meet
 
@@ -27,7 +26,6 @@ _DEFAULT_PORT = 8476
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
-gathering: Gathering | None = None  # likewise
 agreement: Agreement | None = None  # likewise
 
 
@@ -38,14 +36,13 @@ def initialise() -> None:
       InputError: if the environment gives only part of what is needed.
       MachineryError: if processes did not arrive in time; names them.
     """
-    global peers, gathering, agreement
+    global peers, agreement
     rank = _find_rank(os.environ)
     if rank is None:
         return
     _reserve_stdout()
     seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", _ARRIVAL_SECONDS))
     peers = Peers(rank.index, rank.count, meet(rank, seconds))
-    gathering = Gathering(peers)
     agreement = Agreement(peers)  # which begins to listen
     coordinator = rank.coordinator if rank.index == 0 else start_relay(rank.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # `agreement` replaces it
@@ -134,7 +131,7 @@ def are_several() -> bool:
 def gather(purpose: str, value: Any) -> list:
     """The values of all processes, in their order; every process must call it.
 
-    It may wait for hours: the devices take no part in it (see `gathering`).
+    It may wait for hours: the devices take no part in it (see `agreement`).
 
     Args:
       purpose: what they are for; the same on all processes.
@@ -142,8 +139,8 @@ def gather(purpose: str, value: Any) -> list:
     """
     if not are_several():
         return [value]
-    assert gathering, "the processes were joined by something else than `initialise`"
-    return gathering.gather(purpose, value)
+    assert agreement, "the processes were joined by something else than `initialise`"
+    return agreement.gather(purpose, value)
 
 
 def wait_for_all(what: str) -> None:
