@@ -1,15 +1,16 @@
-"""Files, locks, copies and shards in a bucket: real clients, and a server that stands in."""
+"""Files, locks, copies and shards in a bucket: real clients and a server that others wrote."""
 
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from absl import flags
-from fake_gcs import serve
+from bucket_server import serve
 from helpers import corpus_of
 from patience import patience
 
@@ -38,14 +39,8 @@ def server():
 def store(server, tmp_path, monkeypatch):
     """What an empty server holds."""
     monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "cache"))
-    server.objects.clear()
-    server.writes.clear()
-    server.refuse = lambda method, path: None
+    server.clear()
     return server
-
-
-def content(store, name):
-    return store.objects["bucket", name][0]
 
 
 def test_places(store, monkeypatch):
@@ -89,7 +84,7 @@ def test_what_cannot_be_uploaded_replaces_nothing(store, size):
         raise ZeroDivisionError
     assert path.read_bytes() == b"good"
     files.write_whole(path, bytes(size))
-    assert content(store, "run/x") == bytes(size)
+    assert store.read("run/x") == bytes(size)
     assert not partial.exists()
 
 
@@ -177,7 +172,7 @@ def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
         assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4]
     with open_writer(workdir, 1, ("tensorboard",)):
         assert [line["step"] for line in read_metrics(workdir)] == [1]
-    events = [content(store, name) for name in store.names("run/events/")]
+    events = [store.read(name) for name in store.names("run/events/")]
     assert any(b"train/loss" in event for event in events)
 
 
@@ -202,11 +197,11 @@ def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
             locks.hold_lock(lock, "it"),
         ):
             pass
-        left = content(store, "run/.lock")
+        left = store.read("run/.lock")
     assert store.names() == []
-    store.put("bucket", "run/.lock", left)  # of one that was killed
+    store.put("run/.lock", left)  # of one that was killed
     with locks.hold_lock(lock, "it"):
-        assert json.loads(content(store, "run/.lock"))["holder"] != json.loads(left)["holder"]
+        assert json.loads(store.read("run/.lock"))["holder"] != json.loads(left)["holder"]
     store.refuse = lambda method, path: 403 if path.startswith(WAYS) else None
     with (
         pytest.raises(InputError, match="it can't be written: Forbidden"),
@@ -215,11 +210,33 @@ def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):
         pass
 
 
+def test_of_eight_who_want_a_lease_one_gets_it(store, monkeypatch):
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
+    lock, told, ended = parse_path("gs://bucket/run/.lock", "it"), [], threading.Event()
+
+    def take():
+        try:
+            with locks.hold_lock(lock, "it"):
+                told.append("held")
+                ended.wait(patience(10))
+        except InputError:  # the others see it beat
+            told.append("refused")
+            if told.count("refused") == 7:
+                ended.set()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == ["held", *["refused"] * 7]
+
+
 def test_copies_are_checked_and_bounded(store, monkeypatch):
     monkeypatch.setattr(staging, "DEFAULT_GIB", 2500 / 2**30)
     paths = [parse_path(f"gs://bucket/{n}.txt", "it") for n in range(4)]
     for n in range(4):
-        store.put("bucket", f"{n}.txt", bytes([n]) * 1000)
+        store.put(f"{n}.txt", bytes([n]) * 1000)
     (first,) = staging.stage(paths[:1])
     assert first.read_bytes() == bytes(1000)
     asked = []
@@ -232,7 +249,7 @@ def test_copies_are_checked_and_bounded(store, monkeypatch):
     with pytest.raises(staging.NoRoomError, match=r"delete what no run needs there, raise it"):
         staging.stage(paths[1:])
     staging.stage(paths[1:2])
-    store.put("bucket", "1.txt", b"new")
+    store.put("1.txt", b"new")
     assert staging.stage(paths[1:2])[0].read_bytes() == b"new"
     monkeypatch.setattr(staging, "DEFAULT_GIB", 1)
     with pytest.raises(InputError, match=r"gs://bucket/3.txt is damaged"):
@@ -243,27 +260,28 @@ def test_copies_are_checked_and_bounded(store, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gib", ["1", "0"])  # copied; read by ArrayRecord where they are
-def test_shards(small, store, monkeypatch, gib):
+def test_shards(small, store, tmp_path, monkeypatch, gib):
     """Text, shards and the workdir in a bucket; the same tokens as from this machine."""
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", "1")
-    store.put("bucket", "texts/a.txt", Path(small.data.path).read_bytes())
+    store.put("texts/a.txt", Path(small.data.path).read_bytes())
     local = corpus_of(small.data, parse_path(f"{small.data.path}.run", "it"), new=True)
     small.data.path = "gs://bucket/texts"
     made = parse_path("gs://bucket/run", "it")
     corpus_of(small.data, made, new=True)
     names = store.names("run/data/0/")
-    assert store.writes.index("run/data/0/train-00000-of-00001.json") > store.writes.index(
-        "run/data/0/train-00000-of-00001.array_record"
-    )
+    made_at = {each["name"]: each["timeCreated"] for each in store.facts("run/data/0/train")}
+    stem = "run/data/0/train-00000-of-00001"
+    assert made_at[f"{stem}.json"] > made_at[f"{stem}.array_record"]
     assert not any("partial" in name for name in names)
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_GIB", gib)
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE", str(tmp_path / "other cache"))
     small.data.update(source="tokens", path="gs://bucket/run/data/0")
     found = corpus_of(small.data, parse_path(f"{made}2", "it"), new=True)
     expected = local.parts[0].train
     assert files.is_in_bucket(found.parts[0].train.paths[0]) == (gib == "0")
     np.testing.assert_array_equal(found.parts[0].train[0], expected[0])
     damaged = "run/data/0/train-00000-of-00001.array_record"
-    store.put("bucket", damaged, content(store, damaged)[:-1] + b"?")
+    store.put(damaged, store.read(damaged)[:-1] + b"?")
     if gib == "1":
         with pytest.raises(InputError, match=f"{damaged} is damaged"):
             shards.ShardedDocuments(parse_path("gs://bucket/run/data/0", "it"), "train")

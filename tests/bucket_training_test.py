@@ -1,6 +1,6 @@
 """Whole runs in a bucket: killed amid a checkpoint, preempted, continued, evaluated.
 
-The clients and the server are others' (see emulator.py).
+The clients and the server are others' (see bucket_server.py).
 """
 
 import json
@@ -11,13 +11,13 @@ import sys
 
 import pytest
 import warm_python
+from bucket_server import serve
 from compilation import flags_of_processes
-from emulator import needs_emulator, serve
 from helpers import ROOT, numbered_lines, without_machine
 from patience import patience
 from process_runs import SMALL_MODEL
 
-pytestmark = [needs_emulator, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 SHARDS = "gs://bucket/my shards"
 RUN = "gs://bucket/runs/a"
 
@@ -65,7 +65,7 @@ def bucket(tmp_path_factory):
     text = numbered_lines(3000)
     with serve() as (store, environment):
         bucket = Bucket(store, environment, tmp_path_factory.mktemp("run"))
-        store.put("bucket", "texts/a.txt", text.encode())
+        store.put("texts/a.txt", text.encode())
         bucket.run(
             "prepare_data",
             *("--config=configs/shakespeare.py", f"--output={SHARDS}", "--shards=2"),
@@ -131,7 +131,7 @@ def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
 def damage_newest(bucket):
     """It is set aside, and the one before continued."""
     for name in bucket.store.names("runs/a/checkpoints/60/state/"):
-        bucket.store.put("bucket", name, b"?")
+        bucket.store.put(name, b"?")
     _, log = bucket.run("train", *training(RUN))
     assert "moved to gs://bucket/runs/a/unreadable_checkpoints/60" in log
     assert bucket.store.names("runs/a/unreadable_checkpoints/60/state/")

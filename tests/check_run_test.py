@@ -155,10 +155,10 @@ def test_a_config_of_ones_own_is_checked(check, tmp_path):
 @pytest.mark.slow
 def test_a_bucket_that_cannot_be_reached(check, monkeypatch):
     """Refused at once: the credentials are those of nobody."""
-    from fake_gcs import serve
+    from bucket_server import serve
 
     with serve() as (store, environment):
-        store.put("bucket", "texts/a.txt", b"text")
+        store.put("texts/a.txt", b"text")
         os.environ.update(environment)
         command = [
             sys.executable,

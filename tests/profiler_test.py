@@ -11,7 +11,7 @@ from unittest.mock import create_autospec
 import jax
 import jax.numpy as jnp
 import pytest
-from fake_gcs import serve
+from bucket_server import serve
 from helpers import config_with_train, metrics_of, setup_of, training_of
 from patience import patience
 from small_models import TOKENS, random_params
