@@ -1,8 +1,8 @@
 """Local copies of objects in buckets, in a cache of bounded size.
 
 T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
-space on its disk. A download must have the checksum that the bucket reports; later, a copy is used
-only if its hash is unchanged. Copies stay until a person deletes them.
+space on its disk. A copy must have the checksum that the bucket reports, or the hash that is known
+of it, whenever it is used. Copies stay until a person deletes them.
 """
 
 import base64
@@ -28,7 +28,6 @@ from t5x_diffeq.runtime.files import (
     digest,
     file_digest,
     is_in_bucket,
-    write_whole,
 )
 
 _FOLDER = "~/.cache/t5x_diffeq"
@@ -43,31 +42,21 @@ class NoRoomError(InputError):
 
 @dataclass(frozen=True)
 class Copy:
-    """An object and its copy, which is in a folder of its own, with its hash beside it.
+    """An object and its copy.
 
     Attributes:
       source: the object.
       size: its size in bytes.
-      folder: the copy's folder, named after the object and its version.
+      file: the copy, in a folder of its own that is named after the object and its version.
       crc32c: the object's checksum, as the bucket reports it.
       sha256: the hash that it must have, if known.
     """
 
     source: AnyPath
     size: int
-    folder: Path
+    file: Path
     crc32c: str
     sha256: str | None
-
-    @property
-    def file(self) -> Path:
-        """The file that is the copy."""
-        return self.folder / self.source.name
-
-    @property
-    def hash_file(self) -> Path:
-        """The file with the hash, written last: without it the copy is incomplete."""
-        return self.folder / "sha256"
 
 
 def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
@@ -110,8 +99,8 @@ def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
     except Exception as error:  # from any library below
         raise bucket_failure(error, f"{path} can't be read", InputError) from error
     version = digest([str(path).encode(), str(facts.get("generation")).encode()])
-    folder = cache_folder() / version[:_NAME_LENGTH]
-    return Copy(path, int(facts["size"]), folder, facts["crc32c"], sha256)
+    file = cache_folder() / version[:_NAME_LENGTH] / path.name
+    return Copy(path, int(facts["size"]), file, facts["crc32c"], sha256)
 
 
 def cache_folder() -> Path:
@@ -146,20 +135,21 @@ def _lock_cache() -> Iterator[None]:
 
 
 def _is_good(copy: Copy) -> bool:
-    if not (copy.hash_file.exists() and copy.file.exists()):
+    if not copy.file.exists():
         return False
-    expected = copy.hash_file.read_text()
-    return copy.sha256 in (None, expected) and file_digest(copy.file) == expected
+    if copy.sha256:
+        return file_digest(copy.file) == copy.sha256
+    return _crc32c_of(copy.file) == copy.crc32c
 
 
 def _check_room(missing: list[Copy]) -> None:
     """Checks that the missing copies fit into the cache beside those that are there."""
     if not missing:
         return
-    wanted = sum(copy.size for copy in {copy.folder: copy for copy in missing}.values())
-    replaced = {copy.folder for copy in missing}
+    sizes = {copy.file: copy.size for copy in missing}
     files = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
-    cached = sum(file.stat().st_size for file in files if file.parent not in replaced)
+    wanted = sum(sizes.values())
+    cached = sum(file.stat().st_size for file in files if file not in sizes)
     most = _cache_bytes(cached)
     if wanted + cached > most:
         raise NoRoomError(
@@ -175,17 +165,14 @@ def _fetch(copy: Copy) -> None:
         try:
             bucket_files().get_file(str(copy.source), str(partial))
         except Exception as error:  # from any library below
-            what = f"{copy.source} can't be copied to {copy.folder}"
+            what = f"{copy.source} can't be copied to {copy.file.parent}"
             raise bucket_failure(error, what, RunError) from error
         if _crc32c_of(partial) != copy.crc32c:
             raise MachineryError(f"{copy.source} was damaged on the way; start again")
-        sha256 = file_digest(partial)
-    if copy.sha256 not in (None, sha256):
-        shutil.rmtree(copy.folder)
-        raise InputError(
-            f"{copy.source} is damaged: its content is not what was written; make it again"
-        )
-    write_whole(copy.hash_file, sha256.encode())
+        if copy.sha256 not in (None, file_digest(partial)):
+            raise InputError(
+                f"{copy.source} is damaged: its content is not what was written; make it again"
+            )
 
 
 def _crc32c_of(file: Path) -> str:
