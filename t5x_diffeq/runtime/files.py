@@ -25,6 +25,10 @@ from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_o
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
+_WAY_OUT = (
+    "; check the bucket's name and who asks: the machine's service account, or "
+    "`gcloud auth application-default login`"
+)
 AnyPath: TypeAlias = Path | epath.Path
 
 
@@ -47,22 +51,16 @@ def parse_path(text: str, name: str) -> AnyPath:
             f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
             f"on it), or {BUCKETS}BUCKET/PATH"
         )
-    try:
-        bucket_files().info(text)
-    except FileNotFoundError:
-        pass  # it may be created later
-    except ImportError as error:
-        raise InputError(
-            f"{name}={text} needs the package gcsfs ({error}); "
-            'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
-        ) from error
-    except Exception as error:  # of gcsfs, aiohttp, requests or google.auth
-        if is_of_machinery(error):
-            raise bucket_failure(error, f"{name}={text}", InputError) from error
-        raise InputError(
-            f"{name}={text} can't be reached: {describe_error(error)}; check the bucket's name and "
-            "who asks: the machine's service account, or `gcloud auth application-default login`"
-        ) from error
+    with bucket_errors(f"{name}={text} can't be reached", InputError, _WAY_OUT):
+        try:
+            bucket_files().info(text)
+        except FileNotFoundError:
+            pass  # it may be created later
+        except ImportError as error:
+            raise InputError(
+                f"{name}={text} needs the package gcsfs ({error}); "
+                'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
+            ) from error
     return epath.Path(text)
 
 
@@ -163,7 +161,8 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         yield partial
         if is_in_bucket(path):
-            upload(partial, path)
+            with bucket_errors(f"{path} can't be written", RunError):
+                bucket_files().put_file(str(partial), str(path), consistency="md5")
         else:
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
@@ -174,33 +173,28 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def upload(local: Path, path: AnyPath) -> None:
-    """Uploads a local file as an object.
-
-    Raises:
-      RunError: if the bucket refuses it.
-      MachineryError: if the bucket doesn't answer.
-    """
-    try:
-        bucket_files().put_file(str(local), str(path), consistency="md5")
-    except Exception as error:  # from any library below
-        raise bucket_failure(error, f"{path} can't be written", RunError) from error
-
-
-def bucket_failure(error: Exception, what: str, refused: type[Exception]) -> Exception:
-    """The error to raise in place of one from a bucket's client.
+@contextmanager
+def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Iterator[None]:
+    """A context that turns what a bucket's client raises into an error of one line.
 
     Args:
-      error: what the client raised.
       what: the beginning of the message.
       refused: the class of the error if the bucket answered and refused.
+      way_out: the end of that message.
 
-    Returns:
-      MachineryError if the bucket did not answer, which may be temporary; else a `refused`.
+    Raises:
+      MachineryError: if the bucket did not answer, which may be temporary.
     """
-    if is_of_machinery(error):
-        return MachineryError(f"{what}: the bucket does not answer: {describe_error(error)}")
-    return refused(f"{what}: {describe_error(error)}")
+    try:
+        yield
+    except (InputError, RunError, MachineryError):
+        raise
+    except Exception as error:  # from any library below
+        if is_of_machinery(error):
+            raise MachineryError(
+                f"{what}: the bucket does not answer: {describe_error(error)}"
+            ) from error
+        raise refused(f"{what}: {describe_error(error)}{way_out}") from error
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
@@ -278,7 +272,7 @@ def copy_folder(source: AnyPath, target: AnyPath) -> None:
       RunError: if it can't be copied.
       MachineryError: if a bucket doesn't answer.
     """
-    try:
+    with bucket_errors(f"{source} can't be copied to {target}", RunError):
         if is_in_bucket(source) and is_in_bucket(target):
             bucket_files().copy(str(source), str(target), recursive=True)
         elif is_in_bucket(target):
@@ -288,8 +282,6 @@ def copy_folder(source: AnyPath, target: AnyPath) -> None:
             bucket_files().get(str(source), str(target), recursive=True)
         else:
             shutil.copytree(source, target)
-    except Exception as error:  # of the file system or of any client
-        raise bucket_failure(error, f"{source} can't be copied to {target}", RunError) from error
 
 
 def move_folder(source: AnyPath, target: AnyPath) -> None:

@@ -14,7 +14,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import (
     AnyPath,
-    bucket_failure,
+    bucket_errors,
     bucket_files,
     describe_error,
     is_in_bucket,
@@ -72,12 +72,8 @@ def _hold_lease(lock: AnyPath, what: str) -> Iterator[None]:
     """
     seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
     me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
-    try:
+    with bucket_errors(f"{what} can't be written", InputError):
         _take_lease(lock, what, _lease_content(me, 0), seconds)
-    except InputError:
-        raise
-    except Exception as error:  # from any library below
-        raise bucket_failure(error, f"{what} can't be written", InputError) from error
     ended = threading.Event()
     beating = threading.Thread(
         target=_renew_lease, args=(lock, me, ended, seconds / 4), daemon=True

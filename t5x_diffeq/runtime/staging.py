@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
     atomic_file,
-    bucket_failure,
+    bucket_errors,
     bucket_files,
     describe_error,
     digest,
@@ -92,12 +92,11 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
 
 def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
     """The description of an object's copy, before it is made."""
-    try:
-        facts = bucket_files().info(str(path))
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such object") from error
-    except Exception as error:  # from any library below
-        raise bucket_failure(error, f"{path} can't be read", InputError) from error
+    with bucket_errors(f"{path} can't be read", InputError):
+        try:
+            facts = bucket_files().info(str(path))
+        except FileNotFoundError as error:
+            raise InputError(f"{path}: there is no such object") from error
     version = digest([str(path).encode(), str(facts.get("generation")).encode()])
     file = cache_folder() / version[:_NAME_LENGTH] / path.name
     return Copy(path, int(facts["size"]), file, facts["crc32c"], sha256)
@@ -162,11 +161,8 @@ def _check_room(missing: list[Copy]) -> None:
 
 def _fetch(copy: Copy) -> None:
     with atomic_file(copy.file) as partial:
-        try:
+        with bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
             bucket_files().get_file(str(copy.source), str(partial))
-        except Exception as error:  # from any library below
-            what = f"{copy.source} can't be copied to {copy.file.parent}"
-            raise bucket_failure(error, what, RunError) from error
         if _crc32c_of(partial) != copy.crc32c:
             raise MachineryError(f"{copy.source} was damaged on the way; start again")
         if copy.sha256 not in (None, file_digest(partial)):
