@@ -91,27 +91,20 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return None
-    values = {
-        "JAX_NUM_PROCESSES": environment.get("JAX_NUM_PROCESSES"),
-        "JAX_PROCESS_ID": environment.get("JAX_PROCESS_ID")
-        or environment.get("JOB_COMPLETION_INDEX"),
-    }
+    count = environment.get("JAX_NUM_PROCESSES")
+    index = environment.get("JAX_PROCESS_ID") or environment.get("JOB_COMPLETION_INDEX")
     has_cluster = cluster_in(environment) or tpu_hosts.lists_hosts(environment)
-    if has_cluster and all(value is None for value in values.values()):
-        return None  # the cluster gives the others
-    numbers = []
-    for name, value in values.items():
-        if value is None or not value.isdecimal():
-            raise InputError(
-                f"JAX_COORDINATOR_ADDRESS={address} is set, and {name} is {value!r}; set it to a "
-                "number, or unset the address to run alone"
-            )
-        numbers.append(int(value))
-    count, index = numbers
-    if index >= count:
-        raise InputError(f"JAX_PROCESS_ID={index} must be less than JAX_NUM_PROCESSES={count}")
+    if has_cluster and count is None and index is None:
+        return None  # the cluster gives them
+    numbers = [int(each) for each in (count, index) if each and each.isdecimal()]
+    if len(numbers) < 2 or numbers[1] >= numbers[0]:
+        raise InputError(
+            f"JAX_COORDINATOR_ADDRESS={address} is set, and JAX_NUM_PROCESSES={count} and "
+            f"JAX_PROCESS_ID={index} must be numbers, the second less than the first; set them, or "
+            "unset the address to run alone"
+        )
     port = environment.get("JAX_COORDINATOR_PORT") or str(_DEFAULT_PORT)
-    return Rank(address if ":" in address else f"{address}:{port}", count, index)
+    return Rank(address if ":" in address else f"{address}:{port}", *numbers)
 
 
 def cluster_in(environment: Mapping[str, str]) -> str | None:
