@@ -50,10 +50,6 @@ def test_what_is_freed_is_not_faulted_in_again():
         ({"JAX_PLATFORMS": "cpu,cuda"}, True),
         ({"JAX_PLATFORMS": "cuda,cpu"}, False),
         ({"JAX_PLATFORMS": "cpu", allocator.SWITCH: "0"}, False),
-        ({"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, False),
-        ({"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F"}, True),
-        ({"JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2"}, False),
-        ({"JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2", allocator.SWITCH: "1"}, True),
     ],
 )
 def test_where_it_is_wanted(environment, wanted, monkeypatch):

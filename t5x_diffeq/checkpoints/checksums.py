@@ -76,9 +76,9 @@ def save_own(directory: AnyPath, futures: Sequence[Any]) -> None:
         future.result()
     process = jax.process_index()
     folders = (f"ocdbt.process_{process}/", f"array_metadatas/process_{process}")
-    own = [name for name in names_in(directory) if name.startswith(folders)]
-    if own:
-        save_sums(directory, f"{FOLDER}/process_{process}.json", own)
+    names = [name for name in names_in(directory) if name.startswith(folders)]
+    if names:
+        save_sums(directory, f"{FOLDER}/process_{process}.json", names)
 
 
 def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
@@ -120,8 +120,8 @@ def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int
         if there[name] != known.size:
             return f"{name} has {there[name]} bytes instead of {known.size}"
     mine = sorted(expected, key=lambda name: (-expected[name].size, name))[part::parts]
-    found = sums_of(folder, mine)
-    wrong = [name for name in mine if found[name] != expected[name]]
+    actual = sums_of(folder, mine)
+    wrong = [name for name in mine if actual[name] != expected[name]]
     return f"{wrong[0]} has changed since it was written" if wrong else None
 
 
@@ -187,5 +187,5 @@ def size_of(folder: AnyPath) -> int:
 def _object_facts(folder: AnyPath) -> dict[str, Mapping]:
     """The bucket's metadata of each object below a folder, by its relative path."""
     prefix = str(folder).partition("://")[2].rstrip("/") + "/"
-    found = bucket_files().find(prefix, detail=True)
-    return {name.removeprefix(prefix): facts for name, facts in found.items()}
+    objects = bucket_files().find(prefix, detail=True)
+    return {name.removeprefix(prefix): facts for name, facts in objects.items()}

@@ -219,7 +219,7 @@ def describe_parts(state: Any) -> list[dict]:
     ]
 
 
-def _part(index: tuple[slice, ...], shape: Sequence[int]) -> Part:
+def _part(index: Any, shape: Sequence[int]) -> Part:
     return tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True))
 
 

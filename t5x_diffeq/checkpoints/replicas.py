@@ -71,13 +71,13 @@ class Replicas:
 
     def _send(self, array: jax.ShapeDtypeStruct, source: jax.Array | None) -> jax.Array:
         spec, shape = array.sharding.spec, array.sharding.shard_shape(array.shape)
-        own = {x.device: x.data for x in source.addressable_shards} if source is not None else {}
+        parts = {x.device: x.data for x in source.addressable_shards} if source is not None else {}
         pieces = []
         for device in self.mesh.local_devices:
             with jax.set_mesh(Mesh([device], "one")):  # instead of a mesh around the call
                 piece = (
-                    on_device(own[device])[None]
-                    if device in own
+                    on_device(parts[device])[None]
+                    if device in parts
                     else jnp.zeros((1, *shape), array.dtype)
                 )
                 pieces.append(jax.device_put(piece, device))

@@ -259,11 +259,11 @@ def _is_the_same_everywhere(folder: AnyPath) -> bool:
 
 def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
     """The steps whose local checkpoints all processes have; says if some are missing."""
-    steps = [set(own) for own in gather("local checkpoints", local.steps())]
+    steps = [set(each) for each in gather("local checkpoints", local.steps())]
     agreed = set.intersection(*steps)
     newest = max(set.union(*steps), default=None)
     if newest is not None and newest not in agreed:
-        lacking = [str(process) for process, own in enumerate(steps) if newest not in own]
+        lacking = [str(process) for process, there in enumerate(steps) if newest not in there]
         say(
             f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
             f"{len(steps)} does not have it (another machine, or it was lost while writing)"

@@ -62,8 +62,8 @@ def _read_params(folder: AnyPath, abstract_params: dict, averages: bool) -> dict
         asked = {"averages": {name: abstract_params[name] for name in averaged}}
         return {**asked, **({"params": others} if others else {})}
 
-    found = read_parts(folder, choose)
-    return {**found.get("params", {}), **found["averages"]}
+    parts = read_parts(folder, choose)
+    return {**parts.get("params", {}), **parts["averages"]}
 
 
 def check_whole(workdir: AnyPath, step: int) -> None:

@@ -31,13 +31,9 @@ def keep_freed_memory(environment: Mapping[str, str]) -> bool:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether XLA will compute on CPUs, with glibc, and the user has not set the allocator."""
-    chosen = (SWITCH, "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
-    if any(environment.get(name) for name in chosen) and environment.get(SWITCH) != "1":
-        return False
-    if "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
-        return False
-    return has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
+    """Whether XLA will compute on CPUs, with glibc, and the user has not refused it."""
+    is_refused = environment.get(SWITCH) == "0"
+    return not is_refused and has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
 
 
 def has_glibc() -> bool:

@@ -92,13 +92,13 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
-def check_complete(given: Collection[str]) -> None:
+def check_complete(keys: Collection[str]) -> None:
     """Checks that these are all keys of a config.
 
     Raises:
       InputError: if one is missing, or doesn't exist; names it.
     """
-    for key in sorted(KEYS.keys() ^ given):
+    for key in sorted(KEYS.keys() ^ keys):
         wrong = "is missing" if key in KEYS else "does not exist"
         raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")
 

@@ -92,8 +92,8 @@ def platform_error(error: BaseException) -> InputError | None:
 
 def _http_status(error: BaseException) -> int | None:
     """The HTTP status of a server's error, from 400 to 599; None if the error has none."""
-    found = (getattr(error, name, None) for name in ("code", "status"))
-    return next((n for n in found if isinstance(n, int) and 400 <= n < 600), None)
+    numbers = (getattr(error, name, None) for name in ("code", "status"))
+    return next((n for n in numbers if isinstance(n, int) and 400 <= n < 600), None)
 
 
 def is_of_server(error: BaseException) -> bool:

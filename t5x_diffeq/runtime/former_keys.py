@@ -52,8 +52,8 @@ def former_name_error(said: str) -> str | None:
     Returns:
       None if it is no former key.
     """
-    found = re.search(r'Key "(\w+)" does not exist', said)
-    keys = (key for key in (*_RENAMED, *_REMOVED) if found and key.endswith(f".{found[1]}"))
+    name = re.search(r'Key "(\w+)" does not exist', said)
+    keys = (key for key in (*_RENAMED, *_REMOVED) if name and key.endswith(f".{name[1]}"))
     return next(map(former_key_error, keys), None)
 
 

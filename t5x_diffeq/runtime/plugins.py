@@ -49,12 +49,12 @@ def load_plugin(key: str, name: str) -> Any:
     if not hasattr(module, attribute):
         public = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
         raise InputError(f"{key}={name}: {module_name} has no {attribute}; it has {public}")
-    found = getattr(module, attribute)
+    plugin = getattr(module, attribute)
     if not arguments:
-        return found
-    if not callable(found):
+        return plugin
+    if not callable(plugin):
         raise InputError(f"{key}={name}: {path} takes no arguments; leave them out")
-    return partial(found, **arguments)
+    return partial(plugin, **arguments)
 
 
 def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:

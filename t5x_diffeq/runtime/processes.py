@@ -69,8 +69,8 @@ def _find_rank(environment: Mapping[str, str]) -> Rank | None:
         return Rank(*of_tpu)
     if rank is None and cluster_in(environment):
         unset = (None, None, None, None, None)
-        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
-        return Rank(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
+        detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
+        return Rank(*detected)  # type: ignore[arg-type]  # in a cluster JAX finds all values
     return rank
 
 
@@ -104,7 +104,7 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
             "unset the address to run alone"
         )
     port = environment.get("JAX_COORDINATOR_PORT") or str(_DEFAULT_PORT)
-    return Rank(address if ":" in address else f"{address}:{port}", *numbers)
+    return Rank(address if ":" in address else f"{address}:{port}", numbers[0], numbers[1])
 
 
 def cluster_in(environment: Mapping[str, str]) -> str | None:
