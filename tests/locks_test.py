@@ -8,8 +8,7 @@ import pytest
 
 from t5x_diffeq.data.verification import _open_record
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.locks import hold_lock
-from t5x_diffeq.runtime.staging import _lock_cache
+from t5x_diffeq.runtime.locks import hold_local_lock, hold_lock
 
 
 @pytest.fixture(params=["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
@@ -31,7 +30,10 @@ def test_without_flock(no_flock, tmp_path, capsys):
         hold_lock(tmp_path / ".lock", "--workdir=DIR"),
     ):
         raise AssertionError("it is locked")
-    with pytest.raises(InputError, match=f"locked: {no_flock}; name another"), _lock_cache():
+    with (
+        pytest.raises(InputError, match=f"CACHE can't be locked: {no_flock}; name a folder on"),
+        hold_local_lock(tmp_path / ".lock", "CACHE", wait=True),
+    ):
         raise AssertionError("it is locked")
     with _open_record(tmp_path, "train") as record:
         assert record is None

@@ -23,7 +23,6 @@ from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.retention import (
     Retention,
-    RetentionPolicy,
     mark_milestones,
 )
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, parts_of
@@ -67,14 +66,12 @@ class Checkpoints:
         self._finished: deque[FinishedSave] = deque()  # which other threads append to
         self._has_said_local = False
         self._watching: threading.Thread | None = None  # measures the last save
+        run_id = None
         if jax.process_index() == 0:
             mark_milestones(self.folder, self.retention.milestones)
-            if local:
-                identify_run(workdir)
-        wait_for_all("milestones and the run are marked")
-        self.local = (
-            LocalCheckpoints(local, workdir, identify_run(workdir), verify) if local else None
-        )
+            run_id = identify_run(workdir) if local else None
+        run_id = gather("the run, and its milestones", run_id)[0]
+        self.local = LocalCheckpoints(local, workdir, run_id, verify) if local else None
         self.manager = self.open()
 
     @classmethod
@@ -94,9 +91,9 @@ class Checkpoints:
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
-        self.policy = RetentionPolicy(self.retention, self.folder)
+        self.retention.look_up(self.folder)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self.policy,
+            preservation_policy=self.retention,
             cleanup_tmp_directories=True,  # of interrupted saves
         )
         return ocp.CheckpointManager(self.folder, options=options, handler_registry=handlers)
@@ -128,7 +125,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
         self.saving = step
         with self._explain():
-            self.policy.losses[step] = data_state["eval_loss"]
+            self.retention.losses[step] = data_state["eval_loss"]
             self.manager.save(step, args=writing.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
             waited = time.perf_counter() - started

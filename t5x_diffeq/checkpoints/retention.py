@@ -7,7 +7,7 @@ checkpoint with a file `MILESTONE`, which a user may add or remove.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -21,9 +21,9 @@ MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
 _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file to change that.\n"
 
 
-@dataclass(frozen=True)
-class Retention:
-    """Which checkpoints are kept; all others are deleted after a save.
+@dataclass
+class Retention(PreservationPolicy):
+    """Tells Orbax at each save which checkpoints to keep; all others are deleted then.
 
     Attributes:
       newest: how many of the newest to keep.
@@ -32,6 +32,8 @@ class Retention:
       milestones: the steps whose checkpoints become milestones.
       scheduled: keep also the newest whose step is a multiple of this or a milestone, to which a
         rollback goes; None: there are no rollbacks.
+      marked: the steps that are marked as milestones in the folder.
+      losses: the evaluation loss of each checkpoint in the folder, None without one.
     """
 
     newest: int
@@ -39,37 +41,27 @@ class Retention:
     best: int = 0
     milestones: tuple[int, ...] = ()
     scheduled: int | None = None
+    marked: set[int] = field(default_factory=set)
+    losses: dict[int, float | None] = field(default_factory=dict)
+
+    def look_up(self, folder: AnyPath) -> None:
+        """Learns milestones and losses of the checkpoints that are in a folder now."""
+        self.marked = milestones_in(folder)
+        self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
 
     def is_scheduled(self, step: int) -> bool:
         """Whether a checkpoint at `step` is due even if nothing stops the run."""
         return self.scheduled is None or step % self.scheduled == 0 or step in self.milestones
 
-
-class RetentionPolicy(PreservationPolicy):
-    """Tells Orbax at each save which checkpoints to keep.
-
-    Args:
-      retention: which ones those are.
-      folder: their folder, whose milestones are looked up now.
-
-    Attributes:
-      losses: the evaluation loss of each checkpoint, None without one.
-    """
-
-    def __init__(self, retention: Retention, folder: AnyPath):
-        self.retention = retention
-        self.milestones = {*retention.milestones, *milestones_in(folder)}
-        self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
-
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         """Whether each checkpoint, oldest first, is kept."""
-        wanted, steps = self.retention, [each.step for each in checkpoints]
-        kept = {*steps[-wanted.newest :], *self.milestones}
-        if wanted.every:
-            kept |= {step for step in steps if step % wanted.every == 0}
-        if wanted.scheduled:
-            kept |= set(list(filter(wanted.is_scheduled, steps))[-1:])
-        kept |= set(_lowest_first({step: self.losses.get(step) for step in steps})[: wanted.best])
+        steps = [each.step for each in checkpoints]
+        kept = {*steps[-self.newest :], *self.milestones, *self.marked}
+        if self.every:
+            kept |= {step for step in steps if step % self.every == 0}
+        if self.scheduled:
+            kept |= set(list(filter(self.is_scheduled, steps))[-1:])
+        kept |= set(_lowest_first({step: self.losses.get(step) for step in steps})[: self.best])
         return [step in kept for step in steps]
 
 

@@ -35,13 +35,13 @@ def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
       InputError: if the file can't be created or locked, or another process holds it.
       MachineryError: if the bucket does not answer.
     """
-    with _hold_lease(lock, what) if is_in_bucket(lock) else _hold_local_lock(lock, what):
+    with _hold_lease(lock, what) if is_in_bucket(lock) else hold_local_lock(lock, what):
         yield
 
 
 @contextmanager
-def _hold_local_lock(lock: AnyPath, what: str) -> Iterator[None]:
-    """`hold_lock` for processes that share this file system."""
+def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[None]:
+    """`hold_lock` for processes that share this file system; can wait for another process."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
@@ -49,7 +49,7 @@ def _hold_local_lock(lock: AnyPath, what: str) -> Iterator[None]:
         raise InputError(f"{what} can't be written: {describe_error(error)}") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
                 f"another process is writing {what}; wait for it or stop it"

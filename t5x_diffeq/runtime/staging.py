@@ -6,12 +6,10 @@ of it, whenever it is used. Copies stay until a person deletes them.
 """
 
 import base64
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +22,11 @@ from t5x_diffeq.runtime.files import (
     atomic_file,
     bucket_errors,
     bucket_files,
-    describe_error,
     digest,
     file_digest,
     is_in_bucket,
 )
+from t5x_diffeq.runtime.locks import hold_local_lock
 
 _FOLDER = "~/.cache/t5x_diffeq"
 DEFAULT_GIB = 20  # the tokens of OpenWebText are 17
@@ -78,7 +76,8 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
     ]
     if not copies:
         return list(paths)
-    with _lock_cache():  # other processes on this machine then find the copies
+    lock, name = cache_folder() / ".lock", f"T5X_DIFFEQ_CACHE={cache_folder()}"
+    with hold_local_lock(lock, name, wait=True):  # other processes then find the copies
         missing = [copy for copy in copies if not _is_good(copy)]
         _check_room(missing)
         if missing:
@@ -116,21 +115,6 @@ def _cache_bytes(cached: int) -> int:
         return int(float(value) * 2**30)
     except ValueError as error:
         raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
-
-
-@contextmanager
-def _lock_cache() -> Iterator[None]:
-    try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        file = (cache_folder() / ".lock").open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        raise InputError(
-            f"T5X_DIFFEQ_CACHE={cache_folder()} can't be written or locked: "
-            f"{describe_error(error)}; name another"
-        ) from error
-    with file:
-        yield
 
 
 def _is_good(copy: Copy) -> bool:
