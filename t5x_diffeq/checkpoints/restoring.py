@@ -95,12 +95,12 @@ def read_checkpoint(
     def choose(there: Mapping[str, Any]) -> dict:
         return {name: part for name, part in wanted.items() if name in there or name in _NEEDED}
 
-    verify_files(folder, verify)
+    parts = read_parts(folder, choose, verify)
     facts = _do_together(folder, lambda: _read_facts(folder))
-    return RestoredCheckpoint(TrainState(**read_parts(folder, choose)), int(folder.name), facts)
+    return RestoredCheckpoint(TrainState(**parts), int(folder.name), facts)
 
 
-def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> dict:
+def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], verify: bool) -> dict:
     """Some parts of a saved train state; every process must call it.
 
     Of several replicas of the state, only one is read from storage (see `replicas`).
@@ -108,6 +108,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
     Args:
       folder: the checkpoint's folder.
       choose: gives shapes, dtypes and shardings by part, given the metadata of what is there.
+      verify: compare checksums first, each process those of its part of the files.
 
     Raises:
       DamagedError, MachineryError: as `read_checkpoint` does.
@@ -132,6 +133,8 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict]) -> 
         )
         return asked, handler.restore(folder / "state", args=args)
 
+    if verify:
+        _do_together(folder, lambda: _verify_files(folder))
     asked, parts = _do_together(folder, read)
     replicas = replicas_of(asked)
     if replicas is None:
@@ -162,24 +165,9 @@ def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> Non
             )
 
 
-def verify_files(folder: AnyPath, verify: bool) -> None:
-    """Compares checksums, each process those of its part of the files; every process must call it.
-
-    Args:
-      folder: the checkpoint's folder.
-      verify: whether to do it at all.
-
-    Raises:
-      DamagedError, MachineryError: as `read_checkpoint` does.
-    """
-
-    def find_damage() -> None:
-        part, parts = jax.process_index(), jax.process_count()
-        if damage := checksums.find_damage(folder, ITEMS, part, parts):
-            raise DamagedError(damage)
-
-    if verify:
-        _do_together(folder, find_damage)
+def _verify_files(folder: AnyPath) -> None:
+    if damage := checksums.find_damage(folder, ITEMS, jax.process_index(), jax.process_count()):
+        raise DamagedError(damage)
 
 
 def _read_facts(folder: AnyPath) -> RunFacts:

@@ -5,7 +5,7 @@ from typing import Any
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
-from t5x_diffeq.checkpoints.restoring import DamagedError, read_parts, verify_files
+from t5x_diffeq.checkpoints.restoring import DamagedError, read_parts
 from t5x_diffeq.checkpoints.retention import best_step
 from t5x_diffeq.checkpoints.stored import ITEMS
 from t5x_diffeq.runtime.errors import InputError
@@ -37,8 +37,7 @@ def restore_params(
     folder = absolute_path(workdir) / "checkpoints"
     step = find_step(workdir, step)
     try:
-        verify_files(folder / str(step), verify)
-        return _read_params(folder / str(step), abstract_params, averages), step
+        return _read_params(folder / str(step), abstract_params, verify, averages), step
     except DamagedError as error:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {error}; choose another one, of "
@@ -46,10 +45,10 @@ def restore_params(
         ) from error
 
 
-def _read_params(folder: AnyPath, abstract_params: dict, averages: bool) -> dict:
+def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages: bool) -> dict:
     """The parameters of a saved train state, or the averages of those that have some."""
     if not averages:
-        return read_parts(folder, lambda there: {"params": abstract_params})["params"]
+        return read_parts(folder, lambda there: {"params": abstract_params}, verify)["params"]
 
     def choose(there: Mapping[str, Any]) -> dict:
         averaged = there.get("averages")
@@ -62,7 +61,7 @@ def _read_params(folder: AnyPath, abstract_params: dict, averages: bool) -> dict
         asked = {"averages": {name: abstract_params[name] for name in averaged}}
         return {**asked, **({"params": others} if others else {})}
 
-    parts = read_parts(folder, choose)
+    parts = read_parts(folder, choose, verify)
     return {**parts.get("params", {}), **parts["averages"]}
 
 
