@@ -13,12 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints import checksums, writing
-from t5x_diffeq.checkpoints.checkpoint_folder import (
-    ASIDE,
-    check_path,
-    identify_run,
-    set_aside,
-)
+from t5x_diffeq.checkpoints.checkpoint_folder import check_path, identify_run
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.retention import (
@@ -30,7 +25,7 @@ from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, move_folder
 from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
 from t5x_diffeq.training.state import TrainState
 
@@ -253,10 +248,10 @@ class Checkpoints:
             return
         self.manager.close()
         for step, failure in failures.items():
-            aside = self.folder.parent / ASIDE / str(step)
+            aside = self.folder.parent / "unreadable_checkpoints" / str(step)
             say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
-                set_aside(self.folder / str(step))
+                move_folder(self.folder / str(step), aside)
         wait_for_all("unreadable checkpoints are moved")
         self.manager = self.open()
 

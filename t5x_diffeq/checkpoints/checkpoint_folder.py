@@ -7,16 +7,9 @@ Orbax renames a folder on this machine to its step when all is written; in a buc
 import uuid
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import (
-    AnyPath,
-    absolute_path,
-    is_in_bucket,
-    move_folder,
-    write_whole,
-)
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, is_in_bucket, write_whole
 
 MARKER = "commit_success.txt"
-ASIDE = "unreadable_checkpoints"
 _RUN_ID = "run_id"  # a file in the workdir
 
 
@@ -59,10 +52,3 @@ def identify_run(workdir: AnyPath) -> str:
     if not path.exists():
         write_whole(path, uuid.uuid4().hex.encode())
     return path.read_text()
-
-
-def set_aside(step: AnyPath) -> AnyPath:
-    """Moves a checkpoint to another folder, deleting nothing; returns its new path."""
-    aside = step.parent.parent / ASIDE / step.name
-    move_folder(step, aside)
-    return aside
