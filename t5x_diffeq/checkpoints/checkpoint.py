@@ -268,7 +268,7 @@ class Checkpoints:
             self._end_quietly()
             return
         # The save may wait for a process that waits for this one, or fail for the same reason.
-        closing = threading.Thread(target=_close_quietly, args=(self.manager,), daemon=True)
+        closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(_SECONDS_AFTER_FAILURE if are_several() else None)
 
@@ -283,7 +283,6 @@ class Checkpoints:
             if newest is not None and max(self.local.steps(), default=-1) <= newest:
                 self.local.remove()
 
-
-def _close_quietly(manager: ocp.CheckpointManager) -> None:
-    with suppress(Exception):
-        manager.close()
+    def _close(self) -> None:
+        with suppress(Exception):  # the run has failed for another reason
+            self.manager.close()

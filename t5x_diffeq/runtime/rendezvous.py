@@ -56,10 +56,7 @@ def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
     Raises:
       MachineryError: if some did not arrive in time; names them.
     """
-    deadline = time.monotonic() + seconds
-    if rank.index == 0:
-        return _receive_ranks(rank, deadline, seconds)
-    return {0: _report_to(rank, deadline, seconds)}
+    return _receive_ranks(rank, seconds) if rank.index == 0 else {0: _report_to(rank, seconds)}
 
 
 def bind_address(rank: Rank) -> str:
@@ -87,11 +84,11 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _receive_ranks(rank: Rank, deadline: float, seconds: float) -> dict[int, socket.socket]:
+def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
     """Process 0's part: waits for each of the others to send its number."""
     arrived: dict[int, socket.socket] = {}
     began = time.monotonic()
-    next_line = began + _SECONDS_BETWEEN_LINES
+    deadline, next_line = began + seconds, began + _SECONDS_BETWEEN_LINES
     with _listen(rank, deadline) as server:
         while len(arrived) < rank.count - 1:
             now = time.monotonic()
@@ -136,8 +133,9 @@ def _listen(rank: Rank, deadline: float) -> socket.socket:
             ) from error
 
 
-def _report_to(rank: Rank, deadline: float, seconds: float) -> socket.socket:
+def _report_to(rank: Rank, seconds: float) -> socket.socket:
     """The other processes' part: sends its number to process 0, and waits for the reply."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection((rank.host, rank.port), timeout=5)
