@@ -38,8 +38,8 @@ NEED_PATH = {
     "tokens": "the folder that prepare_data made",
     "tfds": "a name or folder of TensorFlow Datasets",
     "huggingface": "a name or folder",
-    "wikitext103": "the raw archive, its folder or URL",
-    "openwebtext": "the raw archive, its folder or URL",
+    "wikitext103": "the raw archive or its folder",
+    "openwebtext": "the raw archive or its folder",
 }
 DATA = "--config.data.source=tokens --config.data.path=gs://BUCKET/tokens"
 

@@ -1,20 +1,17 @@
 """WikiText-103 and OpenWebText: tiny archives in the real layouts, whole and damaged."""
 
-import functools
-import http.server
 import io
 import resource
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from pathlib import Path
 
 import pytest
 from helpers import ROOT
 
-from t5x_diffeq.data import archives, builders, document_builder
+from t5x_diffeq.data import archives, builders
 from t5x_diffeq.data.builders import is_validation, load_or_build, tidy_text
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.locks import hold_lock
@@ -165,8 +162,8 @@ def test_keys_and_shards(tmp_path, large_validation_split, monkeypatch):
         zipped, archives.find(zipped, ["wiki.test.raw"])
     )
     assert [key for key, _ in examples] == ["wiki.test.raw/00000", "wiki.test.raw/00001"]
-    monkeypatch.setattr(document_builder, "SHARD_LENGTH", 2)
-    monkeypatch.setattr(document_builder, "SAY_EVERY", 3)
+    monkeypatch.setattr(builders, "SHARD_LENGTH", 2)
+    monkeypatch.setattr(builders, "SAY_EVERY", 3)
     train = load_or_build("wikitext103", str(zipped), str(tmp_path)).info.splits["train"]
     assert train.shard_lengths == [2, 1]
     assert [text.split("\n")[0] for text in texts("wikitext103", tmp_path, "train")] == [
@@ -191,7 +188,6 @@ def test_pages_that_are_no_text_are_skipped_and_counted(tmp_path, large_validati
     load_or_build("openwebtext", str(path), str(tmp_path / "tfds"))
     assert "3 files skipped, empty or not UTF-8" in capsys.readouterr().err
     builder = load_or_build("openwebtext", None, str(tmp_path / "tfds"))
-    assert builder.info.metadata["skipped"] == 3
     assert sum(split.num_examples for split in builder.info.splits.values()) == 40
 
 
@@ -229,7 +225,7 @@ def bad_subset(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
-        ("wikitext103", lambda f: f / "absent.zip", r"data.path=\S*absent.zip: there is no such"),
+        ("wikitext103", lambda f: f / "absent.zip", r"data.path=\S*absent.zip does not exist"),
         ("wikitext103", lambda f: f / ("long" * 100), "data.path=.*: File name too long"),
         ("wikitext103", lambda f: cut(wiki_zip(f / "w.zip"), 900), "w.zip is no zip archive, dama"),
         ("wikitext103", lambda f: corrupt(wiki_zip(f / "w.zip")), "w.zip, .*wiki.train.raw is no"),
@@ -260,12 +256,12 @@ def test_archives_that_cannot_be_used(tmp_path, name, make, message):
     with pytest.raises(InputError, match=message) as failure:
         load_or_build(name, str(make(raw)), str(tmp_path / "tfds"))
     assert "\n" not in str(failure.value) and "data.path" in str(failure.value)
-    with pytest.raises(InputError, match=r"data.path is not set and .* is not built in"):
+    with pytest.raises(InputError, match=r"data.path=None does not exist, and .* is not built in"):
         load_or_build(name, None, str(tmp_path / "tfds"))
 
 
 def test_unbuilt_half_built_and_foreign_folders(tmp_path):
-    with pytest.raises(InputError, match=r"path is not set and wikitext103 is not built in \S*103"):
+    with pytest.raises(InputError, match=r"wikitext103 is not built in \S*103"):
         load_or_build("wikitext103", None, str(tmp_path))
     raw = wiki_zip(tmp_path / "w.zip")
     whole = Path(load_or_build("wikitext103", str(raw), str(tmp_path)).data_dir)
@@ -329,31 +325,3 @@ def test_killed_build_is_not_taken_for_whole(tmp_path):
     assert len(left) == 1 and left[0].startswith("incomplete.")
     load_or_build("wikitext103", str(raw), str(tmp_path))
     assert [path.name for path in (tmp_path / "wikitext103").iterdir()] == ["1.0.0"]
-
-
-class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder; of `short.zip` all but the end."""
-
-    def copyfile(self, source, outputfile):
-        content = source.read()
-        outputfile.write(content[:-99] if "short" in self.path else content)
-
-    def log_message(self, *_):
-        pass
-
-
-def test_archives_are_downloaded(tmp_path):
-    (tmp_path / "www").mkdir()
-    for name in ("wikitext-103-raw-v1.zip", "short.zip"):
-        wiki_zip(tmp_path / "www" / name)
-    handler = functools.partial(Server, directory=str(tmp_path / "www"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        for name, message in (("short.zip", "IncompleteRead"), ("absent.zip", "404")):
-            with pytest.raises(InputError, match=f"{url}{name} can't be downloaded: .*{message}"):
-                load_or_build("wikitext103", url + name, str(tmp_path))
-        load_or_build("wikitext103", f"{url}wikitext-103-raw-v1.zip", str(tmp_path))
-        server.shutdown()
-    assert len(texts("wikitext103", tmp_path, "train")) == 3
-    assert not list((tmp_path / "downloads").rglob("*.tmp.*"))  # of the failed ones
