@@ -13,7 +13,7 @@ from helpers import corpus_of, small_config, train_keys
 from small_models import random_params
 from small_models import small as small_model
 
-from t5x_diffeq.data import shards, streams
+from t5x_diffeq.data import shards
 from t5x_diffeq.data.batches import train_dataset
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import eval_examples, train_examples
@@ -151,21 +151,8 @@ def test_shards_of_whole_texts_hold_no_masks(config, tmp_path):
         corpus_of(config.data, tmp_path / "refused", new=True)
     manifest = json.loads((made / "manifest.json").read_text())
     (made / "manifest.json").write_text(json.dumps({**manifest, "masks": True}))
-    with pytest.raises(InputError, match=r"of train, it lacks 'trained_tokens'"):
+    with pytest.raises(InputError, match=r"train lacks 'trained_tokens'"):
         shards.ShardedDocuments(made, "train")
-
-
-def test_tokenised_in_the_loop(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK_TOKENS", 5 * 4 * 32)
-    config.data.tokenize = "in_loop"
-    corpus = corpus_of(config.data, tmp_path, new=True)
-    rows = train_examples(DataKeys(**config.data), corpus, 4, 0)
-    found = rows.batches(np.arange(4), 0, None)
-    batches = [next(found) for _ in range(30)]
-    check_masks([batch for batch, _ in batches])
-    again = rows.batches(np.arange(4), 11, batches[10][1].tolist())
-    for expected, _ in batches[11:]:
-        jax.tree.map(np.testing.assert_array_equal, next(again)[0], expected)
 
 
 def test_conversations_longer_than_a_sequence_are_counted(config, tmp_path, capsys):

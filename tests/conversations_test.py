@@ -185,7 +185,7 @@ def test_files_that_hold_no_conversations(tmp_path):
     with pytest.raises(InputError, match=r"a.jsonl, line at byte 35 is not JSON: .*; mend or del"):
         source_of(path)
     path.write_text('["x", "y"]\n')
-    with pytest.raises(InputError, match=r"byte 0 has no object with messages, .*, but list; mend"):
+    with pytest.raises(InputError, match=r"byte 0 is no JSON object, but list; mend"):
         source_of(path)
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(

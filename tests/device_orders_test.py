@@ -184,13 +184,9 @@ def test_losses_equal_those_of_one_process(single_process_run, text, tmp_path, s
 
 @pytest.mark.slow
 def test_resume_in_another_order(text, tmp_path):
-    """Documents are tokenised in the loop, so every row's own state crosses the processes."""
     whole, chain = tmp_path / "whole", tmp_path / "chain"
-    more = ("--config.data.tokenize=in_loop", "--config.train.total_steps=40")
-    documents = tmp_path / "lines.jsonl"
-    lines = text.read_text().splitlines()
-    documents.write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
-    run(documents, whole, 1, 4, *more)
-    stop_at(12, documents, chain, 2, 2, *more, order="interleaved")
-    run(documents, chain, 4, 1, *more, order="random")
+    more = ("--config.train.total_steps=40",)
+    run(text, whole, 1, 4, *more)
+    stop_at(12, text, chain, 2, 2, *more, order="interleaved")
+    run(text, chain, 4, 1, *more, order="random")
     np.testing.assert_allclose(read_reports(chain), read_reports(whole), rtol=1e-5)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums, restoring
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.stored import DataPosition, RunFacts
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.state import TrainState
 
@@ -28,7 +28,7 @@ def save(folder, local=(3, 4, 5), of_workdir=(2,), workdir="run", state_of=state
     """A run that saved at these steps and then was lost."""
     with pytest.raises(LostError), open_both(folder, workdir) as checkpoints:
         for step in sorted({*local, *of_workdir}):
-            facts = RunFacts(FINGERPRINT, DataPosition(step, [[step, 0]]), reports=step)
+            facts = RunFacts(FINGERPRINT, step + 1, reports=step)
             checkpoints.save(step, state_of(step), facts, locally=step in local)
         checkpoints.local.wait()
         raise LostError
@@ -46,7 +46,7 @@ def restore(folder, like=None, workdir="run", **options):
         lambda x: x.sharding, like
     )
     assert restored.facts.reports == restored.step
-    assert restored.position == DataPosition(restored.step, [[restored.step, 0]])
+    assert restored.drawn == restored.step + 1
     return restored.step
 
 

@@ -85,11 +85,12 @@ def test_paths_that_lead_nowhere(tmp_path, small):
         find_text_files("path", str(tmp_path / "empty"))
     with pytest.raises(InputError, match="there is no file or folder of that name"):
         find_text_files("path", str(tmp_path / "absent.txt"))
+    small.data.path = None
     with pytest.raises(InputError, match=r"data.path is not set"):
-        find_text_files("path", None)
+        load_source(Config.of(small).data)
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull):
-        with pytest.raises(InputError, match="is a pipe or a device"):
+        with pytest.raises(InputError, match="there is no file or folder of that name"):
             find_text_files("path", path)
     small.data.source = "books"
     with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):

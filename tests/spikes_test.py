@@ -64,9 +64,9 @@ def poisoned(small, monkeypatch):
 
     def poison(examples, batch_size, seed, start, *arguments):
         batches = train_batches(examples, batch_size, seed, start, *arguments)
-        for number, (batch, positions) in enumerate(batches, start + 1):
+        for number, batch in enumerate(batches, start + 1):
             mask = batch["mask"] * (jnp.nan if number in bad else 1)
-            yield {**batch, "mask": mask}, positions
+            yield {**batch, "mask": mask}
 
     monkeypatch.setattr(train_verb, "train_batches", poison)
     return small, bad

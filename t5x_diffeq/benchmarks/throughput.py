@@ -1,12 +1,9 @@
 """How fast batches are made on the host, compared with plain Grain doing the same work."""
 
-import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,7 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import train_examples
 from t5x_diffeq.data.preparation import tokenise_documents
-from t5x_diffeq.data.shards import ShardedDocuments
-from t5x_diffeq.data.sources import Source, load_source
-from t5x_diffeq.data.streams import RowStreams
-from t5x_diffeq.data.text_faults import find_text_fault
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.runtime.config import DataKeys
 
 SECONDS = 1.0  # for each measurement in a round
@@ -45,14 +38,10 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
 
     Returns:
       By name: `pipeline` (batches from token shards), `plain_grain` (the same, by Grain's own
-      shuffle and packing); and unless the data is shards, `tokenising` (documents to tokens),
-      `in_loop` (batches from documents) and `grain_tokenising` (the same, by Grain).
+      shuffle and packing); and unless the data is shards, `tokenising` (documents to tokens).
     """
-    data = replace(data, tokenize="ahead")
     corpus = prepare_corpus(data, folder, new=True)
     examples, tokens = train_examples(data, corpus, batch_size, seed), corpus.parts[0].train
-    assert not isinstance(examples, RowStreams)  # tokenised ahead of training
-    assert isinstance(tokens, ShardedDocuments)
     dataset = train_dataset(examples, batch_size, seed, np.arange(batch_size))
 
     def tokens_of(record: bytes) -> np.ndarray:
@@ -64,7 +53,8 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
         "plain_grain": plain_grain(records, tokens_of, data, batch_size, seed, threads),
     }
     if data.source not in ("tokens", "mixture") and data.loss_on == "all":  # Grain knows no chat
-        works |= _text_methods(load_source(data), corpus.tokenizer, data, batch_size, seed)
+        encoder = TextEncoder(corpus.tokenizer)
+        works["tokenising"] = _tokenise_over_and_over(load_source(data).train, encoder)
     for work in works.values():
         for _ in range(_WARM_UP_BATCHES):
             next(work)
@@ -120,34 +110,6 @@ def plain_grain(
     rows = read.map(shift).to_iter_dataset(options)
     packed = grain.experimental.ConcatThenSplitIterDataset(rows, length_struct=lengths)
     return _count_tokens(iter(packed.batch(batch_size)))
-
-
-def _text_methods(
-    source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
-) -> dict[str, Work]:
-    """The methods that tokenise documents: alone, in the loop, and in Grain's read threads."""
-    encoder = TextEncoder(tokenizer)
-    works = {"tokenising": _tokenise_over_and_over(source.train, encoder)}
-    if source.one_by_one and len(source.train) >= batch_size:
-        streams = RowStreams(source.train, encoder, data.sequence_length, batch_size, seed)
-        in_loop = streams.batches(np.arange(batch_size), 0, None)
-        works["in_loop"] = _count_tokens(batch for batch, _ in in_loop)
-        works["grain_tokenising"] = _tokenise_with_grain(source, tokenizer, data, batch_size, seed)
-    return works
-
-
-def _tokenise_with_grain(
-    source: Source, tokenizer: Tokenizer, data: DataKeys, batch_size: int, seed: int
-) -> Work:
-    """Documents tokenised and packed by Grain alone, on all cores."""
-    each = copy(tokenizer)
-    each.threads = 1  # there are many read threads already
-
-    def tokens_of(text: str) -> np.ndarray:
-        return np.append(each.encode([text])[0], tokenizer.end_of_text)
-
-    documents = grain.MapDataset.source(source.train).filter(lambda text: not find_text_fault(text))
-    return plain_grain(documents, tokens_of, data, batch_size, seed, os.cpu_count() or 1)
 
 
 def _tokenise_over_and_over(documents: Documents, encoder: TextEncoder) -> Work:

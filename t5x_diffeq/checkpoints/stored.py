@@ -8,18 +8,6 @@ from t5x_diffeq.training.state import TrainState
 ITEMS = ("state", "data")
 
 
-class DataPosition(NamedTuple):
-    """How far a run has gone through its data.
-
-    Attributes:
-      drawn: batches that were drawn: one per optimizer step, and those that a rollback left behind.
-      streams: the position of each batch row in its documents, if batches are made in the loop.
-    """
-
-    drawn: int = 0
-    streams: list | None = None
-
-
 class RunFacts(NamedTuple):
     """What a checkpoint holds beside the train state; to store one more fact, add it here.
 
@@ -28,27 +16,26 @@ class RunFacts(NamedTuple):
 
     Attributes:
       fingerprint: the data's.
-      position: the position in the data; None: after a batch per optimizer step.
-      reports: how many lines `metrics.jsonl` had; None if there was none.
+      drawn: batches that were drawn: one per optimizer step, and those that a rollback left behind;
+        None: one per step.
+      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
       eval_loss: the evaluation's loss at this step, if it was evaluated.
       hooks: what hooks keep, by their names: a value of each process.
     """
 
     fingerprint: str
-    position: DataPosition | None = None
+    drawn: int | None = None
     reports: int | None = None
     eval_loss: float | None = None
     hooks: dict[str, list] = {}  # noqa: RUF012  # never changed
 
     def as_json(self, step: int) -> dict:
         """As the checkpoint of `step` stores them."""
-        drawn, streams = self.position or DataPosition(step)
         finite = self.eval_loss is not None and isfinite(self.eval_loss)
         return {
             "step": step,
             "fingerprint": self.fingerprint,
-            "drawn": drawn,
-            "places": streams,
+            "drawn": step if self.drawn is None else self.drawn,
             "reports": self.reports,
             "eval_loss": self.eval_loss if finite else None,
             "hooks": self.hooks,
@@ -56,13 +43,13 @@ class RunFacts(NamedTuple):
 
     @classmethod
     def of(cls, data: dict) -> "RunFacts":
-        """Those that a checkpoint stored."""
+        """Those that a checkpoint stored; older ones lack some of them."""
         return cls(
             data["fingerprint"],
-            DataPosition(data["drawn"], data["places"]),
-            data["reports"],
-            data["eval_loss"],
-            data["hooks"],
+            data.get("drawn", data["step"]),
+            data.get("reports"),
+            data.get("eval_loss"),
+            data.get("hooks", {}),
         )
 
 
@@ -77,12 +64,12 @@ class RestoredCheckpoint(NamedTuple):
 
     state: TrainState
     step: int = 0
-    facts: RunFacts = RunFacts("", DataPosition())
+    facts: RunFacts = RunFacts("")
 
     @property
-    def position(self) -> DataPosition:
-        """The position in the data."""
-        return self.facts.position or DataPosition(self.step)
+    def drawn(self) -> int:
+        """The batches that were drawn."""
+        return self.step if self.facts.drawn is None else self.facts.drawn
 
 
 def parts_of(state: TrainState) -> dict[str, Any]:

@@ -31,20 +31,11 @@ _WORKERS = flags.DEFINE_integer(
 )
 
 
-def _check_ahead(data: DataKeys) -> None:
-    if data.tokenize != "ahead":
-        raise InputError(
-            f"data.tokenize={data.tokenize} is for training without shards, and prepare_data makes "
-            "shards; leave it out"
-        )
-
-
 def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     data = DataKeys(**CONFIG.value.data)  # the rest of the config may be incomplete
-    _check_ahead(data)
     folder, part = (
         command_line.parse_folder(_OUTPUT, "prepare_data"),
         command_line.parse_part(_SHARD),

@@ -3,8 +3,7 @@
 Row r of global batch s is example s*B + r of a shuffled, endlessly repeated epoch. Each process
 reads the rows that its devices hold; on a TPU pod these are not contiguous, because a mesh follows
 the torus of chips. So the data state is one number, the step, for any number of processes and any
-order of devices. (When documents are tokenised in the loop, the state is
-`streams.StreamPositions`.)
+order of devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
-from t5x_diffeq.data.streams import RowStreams, StreamPositions
 from t5x_diffeq.runtime.console import track
 
 _PREFETCHED_BATCHES = 8
@@ -105,38 +103,26 @@ def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> It
 
 
 def train_batches(
-    examples: Mixture | RowStreams,
+    examples: Mixture,
     batch_size: int,
     seed: int,
     start_step: int,
     sharding: NamedSharding,
     threads: int = 1,
-    positions: list | None = None,
-) -> Iterator[tuple[dict[str, jax.Array], StreamPositions | None]]:
+) -> Iterator[dict[str, jax.Array]]:
     """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead.
 
     Args:
       examples: the examples that the batches are made from.
       batch_size: rows in the global batch.
-      seed: determines the order of a mixture's examples.
+      seed: determines the order of the examples.
       start_step: the first step.
       sharding: the batches' sharding.
-      threads: number of threads that read a mixture.
-      positions: the positions of row streams after step `start_step` - 1.
-
-    Yields:
-      A batch, and the positions of the streams after it.
+      threads: number of threads that read.
     """
     rows = own_rows(sharding, batch_size)
-    local: Iterator[tuple[Example, StreamPositions | None]]
-    if isinstance(examples, RowStreams):
-        local = examples.batches(rows, start_step, positions)
-    else:
-        dataset = train_dataset(examples, batch_size, seed, rows)
-        local = ((batch, None) for batch in host_batches(dataset, start_step, threads))
-    return _prefetch(
-        (put_on_devices(batch, rows, batch_size, sharding), after) for batch, after in local
-    )
+    local = host_batches(train_dataset(examples, batch_size, seed, rows), start_step, threads)
+    return _prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
 
 
 def eval_batches(

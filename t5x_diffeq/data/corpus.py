@@ -1,23 +1,14 @@
-"""The data of a workdir: tokenised once, or read from shards, and checked on every run.
-
-With data.tokenize=in_loop, only the validation split is tokenised, and the train split stays text.
-"""
+"""The data of a workdir: tokenised once, or read from shards, and checked on every run."""
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, damage_error, read_manifest
+from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.mixture import ConcatenatedDocuments, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
-from t5x_diffeq.data.recipe import (
-    discard_other_tokenizer,
-    fingerprints,
-    put_tokenizer,
-    tokenizer_in,
-)
+from t5x_diffeq.data.recipe import fingerprints, put_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
@@ -46,14 +37,14 @@ class CorpusPart:
     Attributes:
       name: the name of the source.
       weight: its share of the examples, relative to the other parts' weights.
-      train: documents; texts if they are tokenised in the loop, or none if nothing trains.
+      train: documents.
       validation: documents.
       fingerprint: a hash of everything that determines the tokens.
     """
 
     name: str
     weight: float
-    train: Documents | ShardedDocuments
+    train: ShardedDocuments
     validation: ShardedDocuments
     fingerprint: str
 
@@ -88,15 +79,12 @@ class Corpus:
             return None
 
     def amount(self, split: str) -> str:
-        """The size of all parts: `1.23M tokens`, or `12.3k documents` for texts."""
+        """The size of all parts: `1.23M tokens`, with how many of them have a loss if not all."""
         documents = [getattr(part, split) for part in self.parts]
-        sharded = [each for each in documents if isinstance(each, ShardedDocuments)]
-        if len(sharded) == len(documents):
-            tokens = sum(int(each.lengths.sum()) for each in sharded)
-            trained = sum(each.trained_tokens for each in sharded)
-            note = f" ({format_count(trained)} with a loss)" if trained < tokens else ""
-            return f"{format_count(tokens)} tokens{note}"
-        return f"{format_count(sum(map(len, documents)))} documents"
+        tokens = sum(int(each.lengths.sum()) for each in documents)
+        trained = sum(each.trained_tokens for each in documents)
+        note = f" ({format_count(trained)} with a loss)" if trained < tokens else ""
+        return f"{format_count(tokens)} tokens{note}"
 
 
 def prepare_corpus(
@@ -116,9 +104,6 @@ def prepare_corpus(
     """
     configs = part_configs(data)
     sources = [None if part.source == "tokens" else load_source(part) for part in configs]
-    in_loop = sources[0] if data.tokenize == "in_loop" else None
-    if in_loop:
-        _check_one_by_one(in_loop)
     if new:
         _make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
@@ -127,7 +112,7 @@ def prepare_corpus(
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
             folder = _shard_folder(config)
-            name, fingerprint = str(folder), _fingerprint_of_shards(_read_shards(folder))
+            name, fingerprint = str(folder), _fingerprint_of_shards(read_manifest(folder))
         else:
             name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
         if part.fingerprint != fingerprint:
@@ -136,8 +121,6 @@ def prepare_corpus(
                 f"{part.fingerprint[:12]}), but the data is now {name} ({fingerprint[:12]}); "
                 "restore that data or choose a new --workdir"
             )
-    if in_loop:
-        return replace(corpus, parts=(replace(corpus.parts[0], train=in_loop.train),))
     return corpus
 
 
@@ -150,20 +133,9 @@ def _say_trained(corpus: Corpus) -> None:
         "tokens have a loss"
         for part in corpus.parts
         for split, documents in (("train", part.train), ("validation", part.validation))
-        if isinstance(documents, ShardedDocuments)
     ]
     template = chat.origin if chat.template is not None else "none"
     say("data.loss_on=completion", *(f"  {line}" for line in splits), f"  template: {template}")
-
-
-def _check_one_by_one(source: Source) -> None:
-    """Checks that the source's documents can be read in any order."""
-    if not source.one_by_one:
-        raise InputError(
-            f"data.tokenize=in_loop reads documents in random order, and those of {source.name} "
-            "lie in several large pieces (parquet row groups, compressed files) that are read "
-            "whole; set data.tokenize=ahead, or give .jsonl files as they are"
-        )
 
 
 def _make_corpus(
@@ -177,16 +149,15 @@ def _make_corpus(
     folders = [
         _shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
     ]
-    given = [_tokenizer_of_shards(folder) for folder in folders if folder]
-    if given and data.chat_template is not None:
+    tokenizers = [_tokenizer_of_shards(folder) for folder in folders if folder]
+    if tokenizers and data.chat_template is not None:
         raise InputError(
             f"data.chat_template={data.chat_template}: prepare_data has already written the "
             "conversations of data.source=tokens with a template; leave it out"
         )
-    documents = ConcatenatedDocuments([source.train for source in sources if source])
-    if given:
-        tokenizer = given[0]
-        if any(fingerprints(other) != fingerprints(tokenizer) for other in given):
+    if tokenizers:
+        tokenizer = tokenizers[0]
+        if any(fingerprints(other) != fingerprints(tokenizer) for other in tokenizers):
             raise InputError(
                 "data.mixture: its shards were made with different tokenizers; prepare them with "
                 "the same one (--config.data.tokenizer=FILE)"
@@ -198,49 +169,45 @@ def _make_corpus(
         put_tokenizer(tokenizer, workdir / "tokenizer")
     else:
         text = digest(source.fingerprint.encode() for source in sources if source)
-        discard_other_tokenizer(workdir / "tokenizer", data, text)
-        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents, text)
+        documents = ConcatenatedDocuments([source.train for source in sources if source])
+        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents, text, discard=True)
     check_vocab_size(vocab_size, tokenizer.vocab_size)
     weights = [entry[0] for entry in data.mixture] or [1]
-    splits = ("validation",) if data.tokenize == "in_loop" else SPLITS
     parts = []
     for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
-        made = f"data/{number}"
-        if folder:
-            manifest = _read_shards(folder)
-            _check_masks(folder, manifest, data.loss_on)
+        shards = str(folder or f"data/{number}")
+        if source:
+            manifest = _tokenise(source, tokenizer, workdir / shards)
+            fingerprint = manifest["fingerprint"]
         else:
-            assert source  # a part without shards has documents
-            manifest = _tokenise(source, tokenizer, workdir / made, splits)
-        fingerprint = _fingerprint_of_shards(manifest) if folder else manifest["fingerprint"]
+            assert folder is not None  # a part without documents has shards
+            manifest = read_manifest(folder)
+            _check_masks(folder, manifest, data.loss_on)
+            fingerprint = _fingerprint_of_shards(manifest)
         parts.append(
             {
                 "source": manifest["source"],
                 "weight": weights[number],
                 "fingerprint": fingerprint,
-                "shards": str(folder or made),
+                "shards": shards,
             }
         )
     write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def _tokenise(
-    source: Source, tokenizer: Tokenizer, folder: AnyPath, splits: tuple[str, ...]
-) -> dict:
+def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     _discard_other_shards(folder, fingerprint_of(source, tokenizer))
     tokenizer.save(folder / "tokenizer")
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
-    manifest = prepare_shards(source, tokenizer, folder, shards, workers, splits=splits)
+    manifest = prepare_shards(source, tokenizer, folder, shards, workers)
     assert manifest is not None  # all shards were made here, so there is one
     return manifest
 
 
 def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
     """Removes tokens left by a refused run, if they are from other data."""
-    facts = (
-        read_shard_facts(folder, path.name.removesuffix(".json")) for path in folder.glob("*.json")
-    )
-    if any(found and found["fingerprint"] != fingerprint for found in facts):
+    shards = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
+    if any(facts and facts["fingerprint"] != fingerprint for facts in shards):
         say(f"{folder} is left of a run that never started, on other data; it is made again")
         remove_folder(folder)
 
@@ -255,14 +222,6 @@ def _shard_folder(data: DataKeys) -> AnyPath:
     return absolute_path(parse_path(data.path, "data.path"))
 
 
-def _read_shards(folder: AnyPath) -> dict:
-    manifest = read_manifest(folder)
-    for split in SPLITS:
-        if split not in manifest:
-            raise InputError(damage_error(folder, f"it has no {split}"))
-    return manifest
-
-
 def _check_masks(folder: AnyPath, manifest: dict, loss_on: str) -> None:
     """Checks that shards say which tokens are trained on where the config asks for it."""
     made_with = "completion" if manifest.get(MASKS) else "all"
@@ -274,7 +233,7 @@ def _check_masks(folder: AnyPath, manifest: dict, loss_on: str) -> None:
 
 
 def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
-    manifest = _read_shards(folder)
+    manifest = read_manifest(folder)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer is None or tokenizer.fingerprint != manifest["tokenizer"]:
         raise InputError(
@@ -307,26 +266,21 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     Raises:
       InputError: if no run prepared it, or it can no longer be read.
     """
-    tokenizer = load_tokenizer(workdir / "tokenizer")
-    if tokenizer is None and (workdir / _FACTS_FILE).exists():
+    facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
+    if not facts_file.exists() and not (workdir / _CONFIG_FILE).exists():
+        raise InputError(f"workdir {workdir} holds no run; train there first")
+    if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        facts = json.loads((workdir / _FACTS_FILE).read_text())["parts"]
-        assert tokenizer is not None  # else FACTS_FILE doesn't exist either
+        facts = json.loads(facts_file.read_text())["parts"]
+        assert tokenizer is not None  # else the file doesn't exist either
         parts = tuple(_load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if not (workdir / _FACTS_FILE).exists():
-            if not (workdir / _CONFIG_FILE).exists():
-                raise InputError(f"workdir {workdir} holds no run; train there first") from error
-            raise InputError(
-                f"workdir {workdir} has lost {_FACTS_FILE}, which says where its tokens are; "
-                "restore it or train in a new --workdir"
-            ) from error
         raise InputError(
-            f"{workdir / _FACTS_FILE} can't be read: {type(error).__name__}: {error}; restore it "
-            "or train in a new --workdir"
+            f"{facts_file}, which says where the tokens are, can't be read: "
+            f"{type(error).__name__}: {error}; restore it or train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
 
@@ -354,9 +308,8 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
                 f"{folder} was tokenised with {key} {manifest[key]!r}, and the tokenizer of "
                 f"workdir {workdir} has {value!r}; restore the one or the other"
             )
-    train = ShardedDocuments(folder, "train") if "train" in manifest else ()
-    validation = ShardedDocuments(folder, "validation")
-    return CorpusPart(facts["source"], facts["weight"], train, validation, facts["fingerprint"])
+    splits = (ShardedDocuments(folder, split) for split in SPLITS)
+    return CorpusPart(facts["source"], facts["weight"], *splits, facts["fingerprint"])
 
 
 def _fingerprint_of_shards(manifest: dict) -> str:

@@ -1,4 +1,4 @@
-"""Random access to the documents in files, with no more than a few chunks of them in memory.
+"""The documents in files, with no more than a few chunks of them in memory.
 
 A document is a whole file (txt, md), a line (jsonl) or a row (parquet). A chunk is what is read at
 once: a file, about 16 MiB of lines, or a row group; a compressed file is one chunk.
@@ -6,10 +6,11 @@ once: a file, about 16 MiB of lines, or a row group; a compressed file is one ch
 
 import gzip
 import importlib
+import json
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +18,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
-from t5x_diffeq.data.lines import line_starts, read_line, read_line_documents
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import digest, file_digest
 
@@ -50,22 +50,19 @@ class Chunk:
     """The part of a file from `start` to `stop`: bytes of its lines, or indices of row groups."""
 
     path: Path
-    start: int
-    stop: int | None
+    start: int = 0
+    stop: int | None = None
     documents: int = 0
     characters: int = 0
 
 
 class FileDocuments(Documents):
-    """The documents in files, in the order of the files.
+    """The documents in files, in the order of the files; fast if they are read in order.
 
     Args:
       paths: the files.
       field: the field of a line or row that holds the text; None: each is a conversation, and its
         document is that of `conversations.conversation_of`.
-
-    Attributes:
-      one_by_one: whether a document can be read, in any order, by reading only its own bytes.
 
     Raises:
       InputError: if a file can't be read; names it, and where.
@@ -73,16 +70,16 @@ class FileDocuments(Documents):
 
     def __init__(self, paths: Sequence[Path], field: str | None):
         self.field = field
-        if field is None:
-            _check_records(paths)
+        for path in paths:
+            if field is None and _kind_of(path) in _TEXT:
+                raise InputError(
+                    f"data.path: {path} holds text; data.loss_on=completion needs records with "
+                    "messages, or with prompt and completion, as .jsonl or .parquet"
+                )
         if len(paths) == 1 and _kind_of(paths[0]) in _TEXT:  # among several, such a file is skipped
             _check_text(paths[0])
         self.chunks = [_count_contents(c, field) for path in paths for c in _chunks_of(path)]
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
-        self.starts = [line_starts(read_bytes(c)) if _is_by_line(c) else None for c in self.chunks]
-        self.expected = 0  # the next document if they are read in order
-        whole = [c for c in self.chunks if not _is_by_line(c) and _kind_of(c.path) not in _TEXT]
-        self.one_by_one = len(whole) <= _RECENT_CHUNKS
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = digest(file_digest(path).encode() for path in paths)
 
@@ -94,18 +91,13 @@ class FileDocuments(Documents):
         if not 0 <= number < len(self):
             raise IndexError(number)
         index = bisect_right(self.firsts, number) - 1
-        chunk, starts = self.chunks[index], self.starts[index]
-        in_order, self.expected = number == self.expected, number + 1
-        number -= self.firsts[index]
-        if starts is None or in_order:
-            return read_recent_chunk(chunk, self.field)[number]
-        return read_line(chunk.path, chunk.start + int(starts[number]), self.field)
+        return _read_recent_chunk(self.chunks[index], self.field)[number - self.firsts[index]]
 
     def character(self, number: int) -> tuple[int, int]:
         """The document that holds character `number` of all text, and the offset in it."""
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
-                for offset, text in enumerate(read_recent_chunk(chunk, self.field)):
+                for offset, text in enumerate(_read_recent_chunk(chunk, self.field)):
                     if number < len(text):
                         return first + offset, number
                     number -= len(text)
@@ -138,19 +130,14 @@ def _kind_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
-def _is_by_line(chunk: Chunk) -> bool:
-    """Whether each of its documents is a line of the file."""
-    return _kind_of(chunk.path) in _LINES and chunk.path.suffix not in DECOMPRESSORS
-
-
 def _chunks_of(path: Path) -> Iterator[Chunk]:
     if _kind_of(path) in _ROWS:
         groups = _open_parquet(path).num_row_groups
         yield from (Chunk(path, group, group + 1) for group in range(groups))
-    elif _kind_of(path) in _LINES and path.suffix not in DECOMPRESSORS:
+    elif path.suffix in _LINES:  # not compressed
         yield from _line_chunks(path)
     else:
-        yield Chunk(path, 0, None)
+        yield Chunk(path)
 
 
 def _line_chunks(path: Path) -> Iterator[Chunk]:
@@ -167,13 +154,7 @@ def _line_chunks(path: Path) -> Iterator[Chunk]:
 
 def _count_contents(chunk: Chunk, field: str | None) -> Chunk:
     texts = _read_chunk(chunk, field)
-    return Chunk(chunk.path, chunk.start, chunk.stop, len(texts), sum(map(len, texts)))
-
-
-@lru_cache(_RECENT_CHUNKS)
-def read_recent_chunk(chunk: Chunk, field: str | None) -> list[str]:
-    """`_read_chunk`, cached for the documents that are read next."""
-    return _read_chunk(chunk, field)
+    return replace(chunk, documents=len(texts), characters=sum(map(len, texts)))
 
 
 def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
@@ -185,13 +166,42 @@ def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     kind = _kind_of(chunk.path)
     if kind in _ROWS:
         return _read_rows(chunk, field)
-    content = read_bytes(chunk)
-    if kind in _LINES:
-        return read_line_documents(chunk.path, chunk.start, content, field)
-    return [content.decode("utf-8", "surrogateescape")]
+    content = _read_bytes(chunk)
+    if kind not in _LINES:
+        return [content.decode("utf-8", "surrogateescape")]
+    texts, offset = [], chunk.start
+    for line in content.split(b"\n"):
+        if line.strip():
+            texts.append(_text_of_line(line, field, f"{chunk.path}, line at byte {offset}"))
+        offset += len(line) + 1
+    return texts
 
 
-def read_bytes(chunk: Chunk) -> bytes:
+_read_recent_chunk = lru_cache(_RECENT_CHUNKS)(_read_chunk)
+
+
+def _text_of_line(line: bytes, field: str | None, where: str) -> str:
+    """The field of a JSON object, of which null is an empty text; or its conversation."""
+    try:
+        record = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"data.path: {where} is not JSON: {error}; mend or delete it") from error
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise InputError(f"data.path: {where} is no JSON object, but {kind}; mend or delete it")
+    if field is None:
+        return conversation_of(record, f"data.path: {where}")
+    if field not in record:
+        keys = ", ".join(record)[:200] or "nothing at all"
+        raise InputError(
+            f"data.path: {where} has no {field!r}, but {keys}; set --config.data.text_field"
+        )
+    if not isinstance(record[field], str | None):
+        raise InputError(f"data.path: {where}: its {field!r} is {record[field]!r:.60}, not text")
+    return record[field] or ""
+
+
+def _read_bytes(chunk: Chunk) -> bytes:
     """The chunk's bytes, decompressed.
 
     Raises:
@@ -209,19 +219,10 @@ def read_bytes(chunk: Chunk) -> bytes:
 
 
 def _decompress_zstd(content: bytes) -> bytes:
-    """The content of all frames; a truncated one, which the library ignores, is an EOFError."""
-    zstandard = _import_optional("zstandard", ".zst files")
-    parts = []
-    while content:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            parts.append(frame.decompress(content))
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from error
-        if not frame.eof:
-            raise EOFError("it is cut off")
-        content = frame.unused_data
-    return b"".join(parts)
+    """The content of all frames; a truncated one is an OSError."""
+    pyarrow = _import_optional("pyarrow", ".zst files")
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd") as stream:
+        return stream.read()
 
 
 DECOMPRESSORS = {".gz": gzip.decompress, ".zst": _decompress_zstd}
@@ -236,38 +237,25 @@ def _import_optional(package: str, kind: str) -> ModuleType:
         ) from error
 
 
-def _check_records(paths: Sequence[Path]) -> None:
-    """Checks that no file is a text without records."""
-    for path in paths:
-        if _kind_of(path) not in (*_LINES, *_ROWS):
-            raise InputError(
-                f"data.path: {path} holds text; data.loss_on=completion needs records with "
-                "messages, or with prompt and completion, as .jsonl or .parquet"
-            )
-
-
 def _check_text(path: Path) -> None:
-    content = read_bytes(Chunk(path, 0, None))
+    content = _read_bytes(Chunk(path))
     try:
         content.decode("utf-8")
+        offset = content.find(b"\0")
     except UnicodeDecodeError as error:
+        offset = error.start
+    if offset >= 0:
         raise InputError(
-            f"data.path: {path} is not text: byte 0x{content[error.start]:02x} at offset "
-            f"{error.start} is not UTF-8; convert the file or leave it out"
-        ) from error
-    if b"\0" in content:
-        raise InputError(
-            f"data.path: {path} is not text: byte 0x00 at offset {content.index(0)}; leave the "
-            "file out"
+            f"data.path: {path} is not text: byte 0x{content[offset]:02x} at offset {offset} is "
+            "not UTF-8 or NUL; convert the file or leave it out"
         )
 
 
 def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
-    _import_optional("pyarrow", ".parquet files")
-    import pyarrow.parquet
-
+    pyarrow = _import_optional("pyarrow", ".parquet files")
+    parquet = importlib.import_module("pyarrow.parquet")
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
 
@@ -275,32 +263,22 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
     """One document per row of a row group; null is an empty text."""
     file = _open_parquet(chunk.path)
+    names, where = file.schema_arrow.names, f"data.path: {chunk.path}"
     if field is None:
-        return _read_conversations(file, chunk)
-    if field not in file.schema_arrow.names:
+        columns = keys_of_conversations(names, where)
+    elif field in names:
+        columns = [field]
+    else:
         raise InputError(
-            f"data.path: {chunk.path} has no column {field!r}, but "
-            f"{', '.join(file.schema_arrow.names)}; set --config.data.text_field"
+            f"{where} has no column {field!r}, but {', '.join(names)}; set --config.data.text_field"
         )
-    column = [row[field] for row in _row_group(file, chunk, [field])]
-    if any(not isinstance(text, str | None) for text in column):
-        raise InputError(f"data.path: {chunk.path}: its column {field!r} is not text")
-    return [text or "" for text in column]
-
-
-def _row_group(file: "pyarrow.parquet.ParquetFile", chunk: Chunk, columns: list[str]) -> list[dict]:
-    """The rows of a row group, as mappings of these columns."""
     try:
-        return file.read_row_group(chunk.start, columns=columns).to_pylist()
+        rows = file.read_row_group(chunk.start, columns=columns).to_pylist()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"data.path: {chunk.path}: row group {chunk.start} can't be read: {error}"
-        ) from error
-
-
-def _read_conversations(file: "pyarrow.parquet.ParquetFile", chunk: Chunk) -> list[str]:
-    """One conversation per row of a row group."""
-    columns = keys_of_conversations(file.schema_arrow.names, f"data.path: {chunk.path}")
-    where = f"data.path: {chunk.path}, row group {chunk.start}, row"
-    rows = enumerate(_row_group(file, chunk, columns))
-    return [conversation_of(row, f"{where} {number}") for number, row in rows]
+        raise InputError(f"{where}: row group {chunk.start} can't be read: {error}") from error
+    if field is None:
+        places = (f"{where}, row group {chunk.start}, row {number}" for number in range(len(rows)))
+        return list(map(conversation_of, rows, places))
+    if any(not isinstance(row[field], str | None) for row in rows):
+        raise InputError(f"{where}: its column {field!r} is not text")
+    return [row[field] or "" for row in rows]

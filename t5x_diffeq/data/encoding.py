@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
@@ -28,50 +28,14 @@ _REASON_CHARACTERS = 100  # of what a template says, in the count of skipped doc
 Codes = Integer[np.ndarray, " length"]
 
 
-@runtime_checkable
-class Piece(Protocol):
-    """A piece of a document: a text, or a rendered conversation."""
-
-    def __len__(self) -> int:
-        """The number of characters."""
-
-
-@runtime_checkable
-class Encoder(Protocol):
-    """The interface of an encoder.
+class TextEncoder:
+    """Plain texts, of which every token is trained on.
 
     Attributes:
       tokenizer: the tokenizer.
       end_of_text: the token that closes each document.
       dtype: of the codes in files.
-      fingerprint: a hash of everything that determines the codes of a document.
     """
-
-    tokenizer: Tokenizer
-    end_of_text: int
-    dtype: np.dtype
-
-    @property
-    def fingerprint(self) -> str:
-        """See above."""
-
-    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
-        """The documents in pieces, each with whether it is its document's last.
-
-        Documents that can't be trained on are counted in `skipped`, by reason.
-        """
-
-    def encode(self, pieces: Sequence[Any]) -> list[Codes]:
-        """The codes of each piece."""
-
-
-def encoder_of(tokenizer: Tokenizer, conversations: bool) -> Encoder:
-    """The encoder of conversations, or of plain texts."""
-    return ConversationEncoder(tokenizer) if conversations else TextEncoder(tokenizer)
-
-
-class TextEncoder:
-    """Plain texts, of which every token is trained on."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer, self.end_of_text = tokenizer, tokenizer.end_of_text
@@ -79,11 +43,14 @@ class TextEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """The tokenizer's."""
+        """A hash of everything that determines the codes of a document."""
         return self.tokenizer.fingerprint
 
-    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[str, bool]]:
-        """The documents in pieces of bounded length."""
+    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
+        """The documents in pieces, each with whether it is its document's last.
+
+        Documents that can't be trained on are counted in `skipped`, by reason.
+        """
         for text in documents:
             reason = find_text_fault(text)
             if reason:
@@ -97,8 +64,8 @@ class TextEncoder:
                 start = cut or stop
             yield text[start:], True
 
-    def encode(self, pieces: Sequence[str]) -> list[Codes]:
-        """The tokens of each piece."""
+    def encode(self, pieces: Sequence[Any]) -> list[Codes]:
+        """The codes of each piece."""
         return self.tokenizer.encode(pieces)
 
 
@@ -113,14 +80,14 @@ class RenderedConversation:
         return len(self.text)
 
 
-class ConversationEncoder:
+class ConversationEncoder(TextEncoder):
     """Conversations, of which only what the assistant wrote is trained on.
 
     What follows the last token that is trained on is left out: nothing is learned from it.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.end_of_text = tokenizer, tokenizer.end_of_text
+        super().__init__(tokenizer)
         self.dtype = CODE_DTYPE
 
     @property
@@ -143,9 +110,7 @@ class ConversationEncoder:
             )
         return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
 
-    def cut(
-        self, documents: Iterable[str], skipped: Counter
-    ) -> Iterator[tuple[RenderedConversation, bool]]:
+    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
         """The rendered conversations."""
         for document in documents:
             conversation = json.loads(document)
@@ -168,14 +133,18 @@ class ConversationEncoder:
             raise TemplateError(f"it writes nothing of the {ANSWERER}")
         return RenderedConversation(text, spans)
 
-    def encode(self, pieces: Sequence[RenderedConversation]) -> list[Codes]:
+    def encode(self, pieces: Sequence[Any]) -> list[Codes]:
         """The codes of each conversation up to the last token that is trained on."""
-        found = encode_with_offsets(self.tokenizer, [piece.text for piece in pieces])
-        codes = []
-        for placed, piece in zip(found, pieces, strict=True):
+        codes, texts = [], [piece.text for piece in pieces]
+        for placed, piece in zip(encode_with_offsets(self.tokenizer, texts), pieces, strict=True):
             trained = placed.overlap(piece.spans, len(piece.text))
             stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
             if stop and placed.tokens[stop - 1] == self.end_of_text:
                 stop -= 1  # the template wrote the one that closes the document
             codes.append(encode_tokens(placed.tokens[:stop], trained[:stop], self.end_of_text))
         return codes
+
+
+def encoder_of(tokenizer: Tokenizer, conversations: bool) -> TextEncoder:
+    """The encoder of conversations, or of plain texts."""
+    return ConversationEncoder(tokenizer) if conversations else TextEncoder(tokenizer)

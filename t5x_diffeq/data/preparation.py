@@ -3,16 +3,16 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
-from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.encoding import Encoder, encoder_of
+from t5x_diffeq.data.encoding import TextEncoder, encoder_of
 from t5x_diffeq.data.manifest import MASKS, SPLITS
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
@@ -40,7 +40,6 @@ def prepare_shards(
     shards: int,
     workers: int,
     part: tuple[int, int] = (0, 1),
-    splits: tuple[str, ...] = SPLITS,
 ) -> dict | None:
     """Makes the shards of one part; if it is the only part, checks them and writes the manifest.
 
@@ -53,7 +52,6 @@ def prepare_shards(
       shards: number of shards per split.
       workers: number of processes.
       part: (i, n), the i-th of n parts; (0, 1) is everything.
-      splits: the splits to make; without "train", only the validation split.
 
     Returns:
       The manifest, if there is only one part.
@@ -70,7 +68,7 @@ def prepare_shards(
         "record_tokens": RECORD_TOKENS,
         **({MASKS: True} if source.conversations else {}),
     }
-    mine = [(split, n) for split in splits for n in range(shards)][part[0] :: part[1]]
+    mine = [(split, n) for split in SPLITS for n in range(shards)][part[0] :: part[1]]
     missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
         say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
@@ -78,7 +76,7 @@ def prepare_shards(
     if part[1] > 1:
         say("this part is made; when all are, the command without --shard finishes")
         return None
-    manifest = merge_shards(folder, shards, facts, splits)
+    manifest = merge_shards(folder, shards, facts)
     if manifest["skipped"]:
         say(f"{source.name}: skipped documents: {format_reasons(manifest['skipped'])}")
     return manifest
@@ -92,139 +90,121 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
     """Whether the shard is complete."""
-    found = read_shard_facts(folder, name)
-    if found is not None and found["fingerprint"] != facts["fingerprint"]:
+    there = read_shard_facts(folder, name)
+    if there and there["fingerprint"] != facts["fingerprint"]:
         raise InputError(
-            f"{folder} holds shard {name} of {found['source']}, not of {facts['source']} as it is "
+            f"{folder} holds shard {name} of {there['source']}, not of {facts['source']} as it is "
             "now; choose another folder, or delete this one"
         )
-    return found is not None
+    return there is not None
 
 
 def _make_shards(
     source: Source, folder: AnyPath, shards: int, missing: list[_Job], facts: dict, workers: int
 ) -> None:
     """Makes the missing shards, several at a time, and shows progress."""
-    total = sum(len(_own_documents(source, job, shards)) for job in missing)
+    total = sum(len(_documents_of(source, job, shards)) for job in missing)
     context = get_context("spawn")
-    done = context.Value("q", 0)
-    common = (source, folder, shards, facts, done, max(1, (os.cpu_count() or 1) // workers))
+    done, threads = context.Value("q", 0), max(1, (os.cpu_count() or 1) // workers)
+    worker = _Worker(source, folder, shards, facts, done, threads)
     with Progress(f"tokenising {source.name}", total, "documents") as progress:
         if workers == 1:
-            worker = _Worker(*common)
             for job in missing:
                 worker.make(job, progress.update)
             return
-        with ProcessPoolExecutor(workers, context, _start_worker, common) as pool:
+        with ProcessPoolExecutor(workers, context, _start_worker, (worker,)) as pool:
             pending = {pool.submit(_run_job, job) for job in missing}
             while pending:
                 finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
                 progress.update(done.value)
-                for future in finished:
-                    _check_worker(future, pool)
+                for error in (future.exception() for future in finished):
+                    if error:
+                        pool.shutdown(wait=False, cancel_futures=True)  # of those not yet begun
+                    if isinstance(error, RunError | InputError):
+                        raise error
+                    if error:
+                        raise RunError(
+                            f"a worker failed: {type(error).__name__}: {error}; the finished "
+                            "shards are kept: start again, with fewer --workers if memory was short"
+                        ) from error
 
 
-def _check_worker(future: Future, pool: ProcessPoolExecutor) -> None:
-    """Raises what a worker raised, after cancelling the shards not yet started."""
-    try:
-        future.result()
-    except (RunError, InputError):
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    except Exception as error:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise RunError(
-            f"a worker failed: {type(error).__name__}: {error}; the finished shards are kept: "
-            "start again, with fewer --workers if memory was short"
-        ) from error
-
-
+@dataclass
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
     Attributes:
       done: number of documents taken so far, by all workers.
+      threads: number of threads that tokenise.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        folder: AnyPath,
-        shards: int,
-        facts: dict,
-        done: Synchronized,
-        threads: int,
-    ):
-        self.source, self.folder, self.shards, self.facts = source, folder, shards, facts
-        self.done = done
-        tokenizer = load_tokenizer(folder / "tokenizer")
-        assert tokenizer is not None  # the caller of `prepare_shards` has saved it
-        tokenizer.threads = threads
-        self.encoder = encoder_of(tokenizer, source.conversations)
+    source: Source
+    folder: AnyPath
+    shards: int
+    facts: dict
+    done: Synchronized
+    threads: int
 
-    def make(self, job: _Job, tell: _Tell | None = None) -> None:
+    @cached_property
+    def encoder(self) -> TextEncoder:
+        """The encoder, with the tokenizer in the folder."""
+        tokenizer = load_tokenizer(self.folder / "tokenizer")
+        assert tokenizer is not None  # the caller of `prepare_shards` has saved it
+        tokenizer.threads = self.threads
+        return encoder_of(tokenizer, self.source.conversations)
+
+    def make(self, job: _Job, tell: _Tell = lambda _: None) -> None:
         """Tokenises and writes one shard; calls `tell` with the number of documents taken."""
         skipped: Counter[str] = Counter()
-        numbers = _own_documents(self.source, job, self.shards)
-        documents = self._count_taken(getattr(self.source, job[0]), numbers, tell)
-        write_shard(
-            self.folder,
-            stem(*job, self.shards),
-            tokenise_documents(documents, self.encoder, skipped),
-            self.facts,
-            skipped,
-        )
+        codes = tokenise_documents(self._take(job, tell), self.encoder, skipped)
+        write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
 
-    def _count_taken(
-        self, documents: Documents, numbers: range, tell: _Tell | None
-    ) -> Iterator[str]:
-        """Yields the documents, counting each when it is taken."""
-        for number in numbers:
-            yield documents[number]
+    def _take(self, job: _Job, tell: _Tell) -> Iterator[str]:
+        """Yields the shard's documents, counting each when it is taken."""
+        for number in _documents_of(self.source, job, self.shards):
+            yield getattr(self.source, job[0])[number]
             with self.done.get_lock():
                 self.done.value += 1
-            if tell:
-                tell(self.done.value)
+            tell(self.done.value)
 
 
 _WORKER: _Worker  # this process's worker
 
 
-def _start_worker(*common: Any) -> None:
+def _start_worker(worker: _Worker) -> None:
     global _WORKER
-    _WORKER = _Worker(*common)
+    _WORKER = worker
 
 
 def _run_job(job: _Job) -> None:
     _WORKER.make(job)
 
 
-def _own_documents(source: Source, job: _Job, shards: int) -> range:
+def _documents_of(source: Source, job: _Job, shards: int) -> range:
     split, n = job
     count = len(getattr(source, split))
     return range(count * n // shards, count * (n + 1) // shards)
 
 
 def tokenise_documents(
-    documents: Iterable[str], encoder: Encoder, skipped: Counter
+    documents: Iterable[str], encoder: TextEncoder, skipped: Counter
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The codes of each document with `end_of_text`, in the dtype of the files.
 
     Documents that can't be trained on are counted in `skipped`, by reason.
     """
     end, parts = np.array([encoder.end_of_text], encoder.dtype), []
-    for batch in group_pieces(encoder.cut(documents, skipped)):
-        for codes, (_, is_last) in zip(
-            encoder.encode([piece for piece, _ in batch]), batch, strict=True
-        ):
+    for batch in _batches(encoder.cut(documents, skipped)):
+        encoded = encoder.encode([piece for piece, _ in batch])
+        for codes, (_, is_last) in zip(encoded, batch, strict=True):
             parts.append(codes.astype(encoder.dtype))
             if is_last:
                 yield np.concatenate([*parts, end])
                 parts = []
 
 
-def group_pieces(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    """Groups of tuples that begin with a piece, of about `BATCH_CHARACTERS` each."""
+def _batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
+    """Groups of pieces, of about `BATCH_CHARACTERS` each."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

@@ -63,7 +63,11 @@ def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str
 
 
 def tokenizer_in(
-    folder: AnyPath, data: DataKeys, documents: Documents, text: str | None = None
+    folder: AnyPath,
+    data: DataKeys,
+    documents: Documents,
+    text: str | None = None,
+    discard: bool = False,
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
@@ -72,28 +76,23 @@ def tokenizer_in(
       data: `config.data`.
       documents: the documents to train it on.
       text: their fingerprint.
+      discard: whether to remove one made by another config, which a refused run has left.
 
     Raises:
       InputError: if `folder` holds one made by another config, or trained on other text.
     """
     there = load_tokenizer(folder)
-    if there is None:
-        tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
-        write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())
-        tokenizer.save(folder)
-        return tokenizer
-    if fault := _recipe_difference(folder, data, text):
+    fault = _recipe_difference(folder, data, text) if there else None
+    if there and not fault:
+        return there
+    if fault and not discard:
         raise InputError(
             f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
         )
-    return there
-
-
-def discard_other_tokenizer(folder: AnyPath, data: DataKeys, text: str) -> None:
-    """Removes a tokenizer left by a refused run, if it is for other data."""
-    if load_tokenizer(folder) is not None and _recipe_difference(folder, data, text):
-        say(
-            f"{folder} is left of a run that never started, with another tokenizer; "
-            "it is made again"
-        )
+    if fault:
+        say(f"{folder} is left of a run that never started: it {fault}; it is made again")
         remove_folder(folder)
+    tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
+    write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())
+    tokenizer.save(folder)
+    return tokenizer

@@ -36,8 +36,8 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath, atomic_file, file_digest, write_whole
 from t5x_diffeq.runtime.staging import NoRoomError, stage
 
+_OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256", "lengths_sha256")
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this size is read at once, in less than a second
-_OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256")
 RECORD_TOKENS = 4096  # per record: a window of a long document reads little more than it needs
 TokenArray = Integer[np.ndarray, " length"]
 
@@ -49,7 +49,7 @@ def stem(split: str, index: int, count: int) -> str:
 
 def write_shard(
     folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Counter
-) -> dict:
+) -> None:
     """Writes one shard; if killed at any moment, the shard is either complete or made again.
 
     Args:
@@ -59,15 +59,12 @@ def write_shard(
       facts: what determines the shard's content, stored with it.
       skipped: how many documents were left out, by reason; filled as `documents` are taken.
 
-    Returns:
-      The shard's facts.
-
     Raises:
       RunError: if it can't be written; existing files are kept.
     """
     try:
         with atomic_file(folder / f"{name}.array_record") as partial:
-            lengths, counts = write_records(partial, documents)
+            lengths, largest, trained = _write_records(partial, documents)
             sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
         raise RunError(
@@ -83,21 +80,16 @@ def write_shard(
         "skipped": dict(sorted(skipped.items())),
         "documents": len(lengths),
         "tokens": sum(lengths),
-        "largest_token": counts["largest_token"],
-        **({TRAINED: counts[TRAINED]} if facts.get(MASKS) else {}),
+        "largest_token": largest,
+        **({TRAINED: trained} if facts.get(MASKS) else {}),
         "sha256": sha256,
         "lengths_sha256": file_digest(lengths_file),
     }
     write_whole(folder / f"{name}.json", json.dumps(facts, indent=2).encode())
-    return facts
 
 
-def write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], dict[str, int]]:
-    """Writes each document's records.
-
-    Returns:
-      The documents' lengths, the largest token, and how many tokens are trained on.
-    """
+def _write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], int, int]:
+    """Writes the records; the documents' lengths, the largest token, and the number trained on."""
     writer = ArrayRecordWriter(str(path), "group_size:1")
     lengths, largest, trained = [], 0, 0
     try:
@@ -109,7 +101,7 @@ def write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int
             trained += int(is_trained(tokens).sum())
     finally:
         writer.close()
-    return lengths, {"largest_token": largest, TRAINED: trained}
+    return lengths, largest, trained
 
 
 def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
@@ -124,14 +116,13 @@ def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None
 
 
-def merge_shards(folder: AnyPath, count: int, facts: dict, splits: Sequence[str] = SPLITS) -> dict:
+def merge_shards(folder: AnyPath, count: int, facts: dict) -> dict:
     """Checks every shard against its facts and writes the manifest.
 
     Args:
       folder: the folder of the shards.
       count: number of shards per split.
       facts: what every shard must have been made from.
-      splits: the splits that exist.
 
     Returns:
       The manifest.
@@ -140,23 +131,21 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, splits: Sequence[str]
       InputError: if a shard is missing, damaged, or made from other data; names it.
     """
     manifest, skipped = {**facts, "shards": count}, Counter[str]()
-    for split in splits:
+    for split in SPLITS:
         names = [stem(split, index, count) for index in range(count)]
-        found = [_read_checked_facts(folder, name, facts) for name in names]
-        skipped.update(reason for s in found for reason in Counter(s["skipped"]).elements())
+        shards = [_read_checked_facts(folder, name, facts) for name in names]
+        for shard in shards:
+            skipped.update(shard["skipped"])
+        summed = ("documents", "tokens", *([TRAINED] if facts.get(MASKS) else []))
         manifest[split] = {
             "names": names,
-            "sha256": [shard["sha256"] for shard in found],
-            "documents": sum(shard["documents"] for shard in found),
-            "tokens": sum(shard["tokens"] for shard in found),
+            "sha256": [shard["sha256"] for shard in shards],
+            **{key: sum(shard[key] for shard in shards) for key in summed},
+            "largest_token": [shard["largest_token"] for shard in shards],
+            "lengths_sha256": [shard["lengths_sha256"] for shard in shards],
         }
-        if facts.get(MASKS):
-            manifest[split][TRAINED] = sum(shard[TRAINED] for shard in found)
-        for key in ("largest_token", "lengths_sha256"):
-            if all(key in shard for shard in found):  # earlier versions did not write them
-                manifest[split][key] = [shard[key] for shard in found]
     manifest["skipped"] = dict(sorted(skipped.items()))
-    if "train" in splits and not manifest["train"]["documents"]:
+    if not manifest["train"]["documents"]:
         raise InputError(
             f"{facts['source']} has no document to train on; skipped: "
             f"{format_reasons(skipped)}; give text"
@@ -164,7 +153,7 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, splits: Sequence[str]
     for left_over in folder.glob(".*.partial"):  # from killed processes
         left_over.unlink()
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
-    for split in splits:
+    for split in SPLITS:
         remember(folder, split, manifest)
     return manifest
 
@@ -175,22 +164,22 @@ def format_reasons(skipped: Mapping[str, int]) -> str:
 
 
 def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
-    found = read_shard_facts(folder, name)
-    if found is None:
+    shard = read_shard_facts(folder, name)
+    if shard is None:
         raise InputError(f"shard {name} of {folder} is missing or not whole; prepare it again")
     for key, value in facts.items():
-        if found.get(key) != value:
+        if shard.get(key) != value:
             raise InputError(
-                f"shard {name} of {folder} was made with {key} {found.get(key)!r}, not {value!r}; "
+                f"shard {name} of {folder} was made with {key} {shard.get(key)!r}, not {value!r}; "
                 "delete it, or choose another --output"
             )
-    hashes = {"array_record": found["sha256"], "lengths.npy": found.get("lengths_sha256")}
-    if any(hash and file_digest(folder / f"{name}.{end}") != hash for end, hash in hashes.items()):
+    hashes = {"array_record": shard["sha256"], "lengths.npy": shard["lengths_sha256"]}
+    if any(file_digest(folder / f"{name}.{end}") != hash for end, hash in hashes.items()):
         raise InputError(
             f"shard {name} of {folder} is damaged: its content is not what was written; delete "
             f"{name}.json and prepare it again"
         )
-    return found
+    return shard
 
 
 class ShardedDocuments:
@@ -229,7 +218,8 @@ class ShardedDocuments:
         self.records = grain.sources.ArrayRecordDataSource([str(path) for path in self.paths])
         self.ends = np.cumsum(self.lengths, dtype=np.int64)
         small = len(self.lengths) > 0 and self.ends[-1] <= IN_MEMORY_TOKENS
-        self.row = self._all_tokens() if small else None
+        numbers = range(self.first_records[-1])
+        self.row = np.concatenate(list(map(self._record, numbers))) if small else None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -246,15 +236,10 @@ class ShardedDocuments:
         first = start // self.record_tokens
         last = (min(stop, int(self.lengths[number])) - 1) // self.record_tokens
         base = int(self.first_records[number])
-        if first == last:
-            tokens = self._record(base + first)
-        else:
-            tokens = np.concatenate([self._record(base + n) for n in range(first, last + 1)])
+        records = [self._record(base + n) for n in range(first, last + 1)]
+        tokens = records[0] if len(records) == 1 else np.concatenate(records)
         skipped = first * self.record_tokens
         return tokens[start - skipped : stop - skipped]
-
-    def _all_tokens(self) -> TokenArray:
-        return np.concatenate([self._record(number) for number in range(self.first_records[-1])])
 
     def _record(self, number: int) -> TokenArray:
         """The tokens of a record."""

@@ -6,10 +6,10 @@ depends only on the data; and a fingerprint, by which a resumed run recognises i
 
 import platform
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.data.documents import (
@@ -22,7 +22,7 @@ from t5x_diffeq.data.documents import (
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import digest, files_in, files_matching, parse_path
+from t5x_diffeq.runtime.files import describe_error, digest, files_in, files_matching, parse_path
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 from t5x_diffeq.runtime.staging import stage
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
 _VALIDATION_PART = 0.1  # the last fraction of text files is for validation
 _PLAIN = ("stdlib", "wikitext103", "openwebtext")  # sources without records
+_NEED_PATH = ("text_files", "tfds", "huggingface")
 _NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -45,7 +46,6 @@ class Source:
       validation: the documents of the validation split.
       fingerprint: a hash of everything that determines them.
       large: whether it is better to tokenise them with many processes.
-      one_by_one: whether any document can be read, in any order, without reading many others.
       conversations: whether each document is a conversation (see `conversations`).
     """
 
@@ -54,32 +54,20 @@ class Source:
     validation: Documents
     fingerprint: str
     large: bool = False
-    one_by_one: bool = True
     conversations: bool = False
-
-
-@runtime_checkable
-class _Records(Protocol):
-    """A sequence of mappings, such as a library's dataset."""
-
-    def __len__(self) -> int:
-        """The number of records."""
-
-    def __getitem__(self, number: int) -> Mapping[str, Any]:
-        """Record `number`."""
 
 
 class _RecordTexts(Documents):
     """The texts of a library's records.
 
     Args:
-      records: the records, each a mapping.
+      records: the records, a sequence of mappings.
       field: the key of the text, which is a string or the bytes of one; None: each record is a
         conversation.
       name: the name of the dataset and split, for messages.
     """
 
-    def __init__(self, records: _Records, field: str | None, name: str):
+    def __init__(self, records: Any, field: str | None, name: str):
         self.records, self.field, self.name = records, field, name
 
     def __len__(self) -> int:
@@ -113,42 +101,41 @@ def load_source(data: DataKeys) -> Source:
             f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, or in training also "
             "tokens or mixture"
         )
+    if data.source in _NEED_PATH and not data.path:
+        raise InputError(f"data.path is not set; data.source={data.source} needs it")
     return SOURCES[data.source](data)
 
 
 def _from_function(data: DataKeys) -> Source:
     """The source that a function of another package returns: a `Source`, or both splits."""
-    found = load_plugin("data.source", data.source)(data)
-    if isinstance(found, Source):
-        if found.conversations != (data.loss_on == "completion"):
-            kind = "conversations" if found.conversations else "texts"
+    source = load_plugin("data.source", data.source)(data)
+    if not isinstance(source, Source):
+        pair = isinstance(source, tuple | list) and len(source) == 2
+        if not pair or any(isinstance(split, str | bytes) or not len(split) for split in source):
             raise InputError(
-                f"data.loss_on={data.loss_on} with data.source={data.source}, which returns {kind}"
+                f"data.source={data.source} returns a {type(source).__name__}; it must return a "
+                "t5x_diffeq.data.sources.Source, or two sequences of texts that aren't empty: for "
+                "training and for validation"
             )
-        return found
-    pair = isinstance(found, tuple | list) and len(found) == 2
-    if not pair or any(isinstance(split, str | bytes) or not len(split) for split in found):
+        kinds = {type(text) for split in source for text in split}
+        if kinds != {str}:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds - {str}))
+            raise InputError(
+                f"data.source={data.source}: its documents are of type {names}, not str"
+            )
+        source = _source_of_texts(data.source, *source)
+    if source.conversations != (data.loss_on == "completion"):
+        kind = "conversations" if source.conversations else "texts"
         raise InputError(
-            f"data.source={data.source} returns a {type(found).__name__}; it must return a "
-            "t5x_diffeq.data.sources.Source, or two sequences of texts that aren't empty: for "
-            "training and for validation"
+            f"data.loss_on={data.loss_on} with data.source={data.source}, which returns {kind}"
         )
-    train, validation = found
-    others = {type(text).__name__ for split in found for text in split} - {"str"}
-    if others:
-        names = ", ".join(sorted(others))
-        raise InputError(f"data.source={data.source}: its documents are of type {names}, not str")
-    if data.loss_on == "completion":
-        raise InputError(
-            f"data.loss_on=completion with data.source={data.source}, which returns texts; return "
-            "a t5x_diffeq.data.sources.Source of conversations, or set data.loss_on=all"
-        )
-    texts = (b"train", *map(_utf8, train), b"validation", *map(_utf8, validation))
-    return Source(data.source, train, validation, digest(texts))
+    return source
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def _source_of_texts(name: str, train: Documents, validation: Documents) -> Source:
+    splits = [[text.encode("utf-8", "surrogateescape") for text in s] for s in (train, validation)]
+    fingerprint = digest([b"train", *splits[0], b"validation", *splits[1]])
+    return Source(name, train, validation, fingerprint)
 
 
 def stdlib(data: DataKeys) -> Source:
@@ -159,18 +146,10 @@ def stdlib(data: DataKeys) -> Source:
         for path in root.rglob("*.py")
         if not _NOT_CORPUS.intersection(path.relative_to(root).parts)
     )
-    documents = [_read_if_text(path) for path in files]
-    documents = [text for text in documents if text.strip()]
-    if len(documents) < _VALIDATION_EVERY:
-        raise InputError(
-            f"data.source=stdlib: {root} holds {len(documents)} source files of this Python's "
-            f"standard library, fewer than {_VALIDATION_EVERY}; use data.source=text_files"
-        )
+    documents = [text for path in files if (text := _read_if_text(path)).strip()]
     train = [text for i, text in enumerate(documents) if i % _VALIDATION_EVERY]
-    validation = documents[::_VALIDATION_EVERY]
-    splits = (b"train", *map(str.encode, train), b"validation", *map(str.encode, validation))
     name = f"the standard library of Python {platform.python_version()}"
-    return Source(name, train, validation, digest(splits))
+    return _source_of_texts(name, train, documents[::_VALIDATION_EVERY])
 
 
 def _read_if_text(path: Path) -> str:
@@ -186,23 +165,23 @@ def text_files(data: DataKeys) -> Source:
 
     `data.validation_path` names other files for validation.
     """
-    chat = data.loss_on == "completion"
-    field = _field_of(data)
-    documents = FileDocuments(find_text_files("path", data.path), field)
-    assert data.path  # or it would have been refused
-    large = documents.characters > 64e6
-    if data.validation_path:
-        found = find_text_files("validation_path", data.validation_path)
-        others = FileDocuments(found, field)
-        fingerprint = digest([documents.fingerprint.encode(), others.fingerprint.encode()])
-        return Source(data.path, documents, others, fingerprint, large, documents.one_by_one, chat)
-    cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
-    if chat:
-        cut = cut[0], 0  # a conversation stays whole
-    train = DocumentRange(documents, (0, 0), cut)
-    validation = DocumentRange(documents, cut, (len(documents), 0))
+    documents = FileDocuments(find_text_files("path", str(data.path)), _field_of(data))
     fingerprint = documents.fingerprint
-    return Source(data.path, train, validation, fingerprint, large, documents.one_by_one, chat)
+    train: Documents = documents
+    validation: Documents
+    if data.validation_path:
+        validation = FileDocuments(
+            find_text_files("validation_path", data.validation_path), _field_of(data)
+        )
+        fingerprint = digest([fingerprint.encode(), validation.fingerprint.encode()])
+    else:
+        cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
+        if data.loss_on == "completion":
+            cut = cut[0], 0  # a conversation stays whole
+        train = DocumentRange(documents, (0, 0), cut)
+        validation = DocumentRange(documents, cut, (len(documents), 0))
+    large, chat = documents.characters > 64e6, data.loss_on == "completion"
+    return Source(str(data.path), train, validation, fingerprint, large, chat)
 
 
 def _field_of(data: DataKeys) -> str | None:
@@ -210,17 +189,12 @@ def _field_of(data: DataKeys) -> str | None:
     return None if data.loss_on == "completion" else data.text_field
 
 
-def find_text_files(key: str, path: str | None) -> list[Path]:
+def find_text_files(key: str, path: str) -> list[Path]:
     """The files that `data.{key}={path}` names, sorted; local copies of those in a bucket.
 
     Raises:
-      InputError: if the key is not set or names no file.
+      InputError: if there is none.
     """
-    if not path:
-        raise InputError(
-            f"data.{key} is not set; data.source=text_files needs --config.data.{key}=FILE, "
-            "a folder, or a glob"
-        )
     root = parse_path(path, f"data.{key}")
     if root.is_file():
         return stage([root])
@@ -228,10 +202,6 @@ def find_text_files(key: str, path: str | None) -> list[Path]:
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
         files = [file for file in files_in(root) if file.name.endswith(endings)]
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
-    elif isinstance(root, Path) and root.exists():
-        raise InputError(
-            f"data.{key}={path} is a pipe or a device; give a file, a folder or a glob"
-        )
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
@@ -247,11 +217,10 @@ def tfds_source(data: DataKeys) -> Source:
     """
     import tensorflow_datasets as tfds
 
-    if not data.path:
-        raise InputError("data.path is not set; data.source=tfds needs --config.data.path=NAME")
+    folder = Path(str(data.path)).expanduser()
     try:
-        if Path(data.path).expanduser().is_dir():
-            builder = tfds.builder_from_directory(Path(data.path).expanduser())
+        if folder.is_dir():
+            builder = tfds.builder_from_directory(folder)
         else:
             builder = tfds.builder(data.path, data_dir=data.data_dir, file_format="array_record")
         if not builder.info.splits:
@@ -260,7 +229,7 @@ def tfds_source(data: DataKeys) -> Source:
     except Exception as error:  # builders raise errors of any class
         raise InputError(
             f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
-            f"open or build it: {str(error).splitlines()[0] if str(error) else type(error)}"
+            f"open or build it: {describe_error(error)}"
         ) from error
     return _from_builder(builder, data)
 
@@ -297,11 +266,9 @@ def huggingface(data: DataKeys) -> Source:
             "data.source=huggingface needs the package datasets; "
             'pip install "t5x_diffeq[huggingface]"'
         ) from error
-    if not data.path:
-        raise InputError("data.path is not set; data.source=huggingface needs its name or folder")
-    name, _, config = data.path.partition(":")
+    name, _, config = str(data.path).partition(":")
     local = Path(name).expanduser()
-    facts = []
+    facts: list[str] = []
 
     def split(key: str) -> _RecordTexts:
         named = getattr(data, key)
@@ -320,7 +287,7 @@ def huggingface(data: DataKeys) -> Source:
         facts.append(part._fingerprint)
         return _RecordTexts(part, _field_of(data), f"{name}, {named}")
 
-    return _library_source(data.path, split, data, facts)
+    return _library_source(str(data.path), split, data, facts)
 
 
 def _check_fields(data: DataKeys, names: list[str], dataset: str) -> None:
@@ -339,7 +306,7 @@ def _library_source(
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
     fingerprint = digest(fact.encode() for fact in facts)
     large, chat = len(train) > 10_000, data.loss_on == "completion"
-    return Source(name, train, validation, fingerprint, large, conversations=chat)
+    return Source(name, train, validation, fingerprint, large, chat)
 
 
 SOURCES = {

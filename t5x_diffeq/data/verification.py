@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from tokenize import TokenError
 
 import grain
 import numpy as np
@@ -33,9 +32,8 @@ from t5x_diffeq.runtime.files import (
 from t5x_diffeq.runtime.staging import cache_folder
 
 _THREADS = 8
-_RECORDS_AT_ONCE = 1024
 _SAID_FROM = 10**9  # bytes; fewer are hashed in a second or two
-_CheckedFiles = dict[str, list]  # by file: its size, time of change, hash, and the vocabulary
+_CheckedFiles = dict[str, list]  # by file: its size, time of change, and hash
 
 
 def verify(folder: AnyPath, split: str, manifest: dict) -> None:
@@ -46,34 +44,33 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     Raises:
       InputError: if a shard is missing, changed, or holds a token beyond the vocabulary; names it.
     """
-    largest = manifest[split].get("largest_token") or [None] * len(manifest[split]["names"])
-    for name, token in zip(manifest[split]["names"], largest, strict=True):
-        _check_largest(folder, name, token or 0, manifest["vocab_size"])
+    vocab_size = manifest["vocab_size"]
+    for name, token in zip(manifest[split]["names"], manifest[split]["largest_token"], strict=True):
+        if token >= vocab_size:
+            raise InputError(
+                f"shard {name} of {folder} holds token {token}, and its tokenizer has "
+                f"{vocab_size}; prepare the shards again with the tokenizer that they are to have"
+            )
     if is_in_bucket(folder):
         return
-    with _open_record(folder, split) as stamp:
-        now, before = _facts_now(folder, split, manifest), _read_stamp(stamp)
-        names = [
-            name
-            for name in manifest[split]["names"]
-            if any(before.get(file) != now[file] for file in _shard_files(name))
-        ]
-        if not names:
+    with _open_record(folder, split) as record:
+        now, before = _files_now(folder, manifest[split]), _read_record(record)
+        changed = [file for file in now if before.get(file) != now[file]]
+        if not changed:
             return
-        size = sum(now[file][0] for name in names for file in _shard_files(name))
+        size = sum(now[file][0] for file in changed)
         if size >= _SAID_FROM:
             say(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda name: _check_shard(folder, split, name, manifest), names))
-        _write_stamp(stamp, now)
+            list(pool.map(lambda file: _check_hash(folder / file, now[file][-1]), changed))
+        _write_record(record, now)
 
 
 def remember(folder: AnyPath, split: str, manifest: dict) -> None:
     """Records that the shards of a split have just been checked."""
-    if is_in_bucket(folder):
-        return
-    with _open_record(folder, split) as stamp:
-        _write_stamp(stamp, _facts_now(folder, split, manifest))
+    if not is_in_bucket(folder):
+        with _open_record(folder, split) as record:
+            _write_record(record, _files_now(folder, manifest[split]))
 
 
 @contextmanager
@@ -95,93 +92,45 @@ def _open_record(folder: AnyPath, split: str) -> Iterator[Path | None]:
         yield cache_folder() / f"{name}.json"
 
 
-def _read_stamp(stamp: Path | None) -> _CheckedFiles:
+def _read_record(record: Path | None) -> _CheckedFiles:
     try:
-        found = json.loads(stamp.read_text()) if stamp else {}
+        checked = json.loads(record.read_text()) if record else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return checked if isinstance(checked, dict) else {}
 
 
-def _write_stamp(stamp: Path | None, checked: _CheckedFiles) -> None:
-    if stamp is None:
-        return
+def _write_record(record: Path | None, checked: _CheckedFiles) -> None:
     try:
-        write_whole(stamp, json.dumps(checked).encode())
+        if record:
+            write_whole(record, json.dumps(checked).encode())
     except RunError as error:
         say(f"warning: {error}; shards are checked anew at the next start")
 
 
-def _shard_files(name: str) -> tuple[str, str]:
-    return f"{name}.array_record", f"{name}.lengths.npy"
-
-
-def _facts_now(folder: AnyPath, split: str, manifest: dict) -> _CheckedFiles:
-    """Each file's size and modification time, and what the manifest says about it."""
-    facts, made = {}, manifest[split]
-    of_lengths = made.get("lengths_sha256") or [None] * len(made["names"])
-    for name, *hashes in zip(made["names"], made["sha256"], of_lengths, strict=True):
-        for file, sha256 in zip(_shard_files(name), hashes, strict=True):
+def _files_now(folder: AnyPath, facts: dict) -> _CheckedFiles:
+    """Each file's size and modification time, and the hash that the manifest gives it."""
+    files = {}
+    for end, key in ((".array_record", "sha256"), (".lengths.npy", "lengths_sha256")):
+        for name, sha256 in zip(facts["names"], facts[key], strict=True):
+            path = folder / f"{name}{end}"
             try:
-                stat = (folder / file).stat()
+                stat = path.stat()
             except OSError as error:
                 raise InputError(
-                    f"shard {folder / file} can't be read: {describe_error(error)}; restore it, or "
-                    "prepare it again"
+                    f"shard {path} can't be read: {describe_error(error)}; restore it, or prepare "
+                    "it again"
                 ) from error
-            facts[file] = [stat.st_size, stat.st_mtime_ns, sha256, manifest["vocab_size"]]
-    return facts
+            files[path.name] = [stat.st_size, stat.st_mtime_ns, sha256]
+    return files
 
 
-def _check_shard(folder: Path, split: str, name: str, manifest: dict) -> None:
-    """Checks that a shard's files have the manifest's hashes, and were made with its tokenizer."""
-    made = manifest[split]
-    number = made["names"].index(name)
-    hashes = made["sha256"][number], (made.get("lengths_sha256") or {number: None})[number]
-    for file, expected in zip(_shard_files(name), hashes, strict=True):
-        found = expected and file_digest(folder / file)
-        if found != expected:
-            raise InputError(
-                f"shard {folder / file} is not the one that {MANIFEST} names: its sha256 is "
-                f"{found[:12]}..., not {expected[:12]}...; restore it, or prepare it again"
-            )
-    _check_facts(folder, name, manifest)
-    if not made.get("largest_token"):
-        token = _largest_token(folder / _shard_files(name)[0], manifest["vocab_size"])
-        _check_largest(folder, name, token, manifest["vocab_size"])
-
-
-def _check_facts(folder: Path, name: str, manifest: dict) -> None:
-    """Checks that the facts beside a shard, if they exist, agree with the manifest."""
-    try:
-        facts = json.loads((folder / f"{name}.json").read_text())
-    except (OSError, ValueError):
-        return  # only making shards needs them
-    for key in ("tokenizer", "vocab_size", "record_tokens"):
-        if facts.get(key) != manifest[key]:
-            raise InputError(
-                f"{folder / MANIFEST} says that {key} is {manifest[key]!r}, and shard {name} was "
-                f"made with {facts.get(key)!r}; restore the manifest, or prepare the shards again"
-            )
-
-
-def _largest_token(path: Path, vocab_size: int) -> int:
-    """The largest token of a shard from before this was written beside it."""
-    records = grain.sources.ArrayRecordDataSource([str(path)])
-    dtype, largest = np.dtype("<u2" if vocab_size <= 2**16 else "<u4"), 0
-    for start in range(0, len(records), _RECORDS_AT_ONCE):
-        numbers = range(start, min(start + _RECORDS_AT_ONCE, len(records)))
-        tokens = np.frombuffer(b"".join(records.__getitems__(numbers)), dtype)
-        largest = max(largest, int(tokens.max(initial=0)))
-    return largest
-
-
-def _check_largest(folder: AnyPath, name: str, token: int, vocab_size: int) -> None:
-    """Checks that no token of a shard is beyond the vocabulary."""
-    if token >= vocab_size:
+def _check_hash(file: AnyPath, expected: str) -> None:
+    sha256 = file_digest(file)
+    if sha256 != expected:
         raise InputError(
-            f"shard {name} of {folder} holds token {token}, and its tokenizer has {vocab_size}; "
-            "prepare the shards again with the tokenizer that they are to have"
+            f"shard {file} is not the one that {MANIFEST} names: its sha256 is {sha256[:12]}..., "
+            f"not {expected[:12]}...; restore it, or prepare it again"
         )
 
 
@@ -193,7 +142,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
     """
     try:
         lengths = np.load(io.BytesIO(path.read_bytes()))
-    except (OSError, ValueError, EOFError, TokenError) as error:  # TokenError: NumPy's header
+    except Exception as error:  # NumPy raises errors of many classes
         raise InputError(
             f"{path} can't be read: {describe_error(error)}; prepare that shard again"
         ) from error
@@ -208,10 +157,10 @@ def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray)
     Raises:
       InputError: if they are wrong; gives both numbers.
     """
-    found = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
-    for key, number in found.items():
-        if facts[key] != number:
-            fault = f"it says {facts[key]} {key} of {split}, and its shards hold {number}"
+    amounts = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
+    for key, amount in amounts.items():
+        if facts[key] != amount:
+            fault = f"it says {facts[key]} {key} of {split}, and its shards hold {amount}"
             raise InputError(damage_error(folder, fault))
 
 
@@ -222,12 +171,12 @@ def check_records(path: AnyPath, expected: int) -> None:
       InputError: if it can't be opened, or the number of records differs.
     """
     try:
-        found = len(grain.sources.ArrayRecordDataSource([str(path)]))
+        records = len(grain.sources.ArrayRecordDataSource([str(path)]))
     except (RuntimeError, OSError) as error:
         raise InputError(f"shard {path} can't be read: {cause(error)}; prepare it again") from error
-    if found != expected:
+    if records != expected:
         raise InputError(
-            f"shard {path} holds {found} records, and its lengths are of {expected}; prepare it "
+            f"shard {path} holds {records} records, and its lengths are of {expected}; prepare it "
             "again"
         )
 

@@ -4,8 +4,7 @@ stops.
 
 from typing import ClassVar
 
-from t5x_diffeq.checkpoints.stored import DataPosition, RunFacts
-from t5x_diffeq.data.streams import gather_positions
+from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runs.goodput import CHECKPOINT
 from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runs.workdir import save_config
@@ -53,7 +52,7 @@ class Saves(Hook):
         training.writer.try_flush() if locally else training.writer.flush()
         facts = RunFacts(
             training.corpus.fingerprint,
-            DataPosition(position.drawn, gather_positions(position.streams)),
+            position.drawn,
             training.writer.reports,
             position.values.get("eval/loss"),
             training.hooks.states(),

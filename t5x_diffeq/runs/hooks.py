@@ -19,7 +19,6 @@ import jax
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.streams import StreamPositions
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.history import History, Stopwatch
@@ -87,14 +86,12 @@ class DoneStep(NamedTuple):
       batch: its batch.
       metrics: what the train step returned: scalars and curves, by name.
       drawn: the batches that were drawn, its own included.
-      streams: where this process's streams of documents are after it, if there are streams.
     """
 
     step: int
     batch: Batch
     metrics: Mapping[str, jax.Array]
     drawn: int
-    streams: StreamPositions | None
 
 
 @dataclass
@@ -105,14 +102,12 @@ class LoopPosition:
       step: the optimizer steps that are done.
       state: the train state after them.
       drawn: the batches that were drawn.
-      streams: where this process's streams of documents are, if there are streams.
       values: what hooks have reported at this step so far, by name.
     """
 
     step: int
     state: TrainState
     drawn: int
-    streams: StreamPositions | None = None
     values: dict[str, float] = field(default_factory=dict)
 
 

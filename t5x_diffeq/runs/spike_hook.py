@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import jax
 
-from t5x_diffeq.checkpoints.stored import DataPosition, RestoredCheckpoint
-from t5x_diffeq.data.streams import gather_positions
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
 from t5x_diffeq.diagnostics.diagnosis import find_cause, not_finite_error
 from t5x_diffeq.runs.goodput import OTHER, ROLLBACK
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Hooks, Training
@@ -135,6 +134,5 @@ def go_back(
     hooks.restore(restored.facts.hooks)
     history.write_time(spike.step, at_once=True)
     history.write("rollback", spike.step, to=restored.step, count=int(count))
-    position = DataPosition(spike.drawn, gather_positions(spike.streams))
     counted = setup.complete(restored.state.with_spikes(count))
-    return restored._replace(state=counted, facts=restored.facts._replace(position=position))
+    return restored._replace(state=counted, facts=restored.facts._replace(drawn=spike.drawn))

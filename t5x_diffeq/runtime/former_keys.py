@@ -15,6 +15,7 @@ _RENAMED = {
 _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "common"}}
 # By key: the value with which a run made no use of it. Such a run goes on as before.
 _REMOVED: dict[str, object] = {
+    "data.tokenize": "ahead",
     "model.quantization": "none",
     "model.time_table": "normal",
     "optimizer.cooldown_shape": "linear",

@@ -11,7 +11,6 @@ from t5x_diffeq.data.batches import Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.streams import RowStreams, StreamPositions
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.planner.device_memory import check_fits
@@ -74,7 +73,7 @@ class _Inputs:
 
     setup: Setup
     corpus: Corpus
-    examples: Mixture | RowStreams
+    examples: Mixture
     eval_parts: list[Windows]
     hooks: list[HookClass]
 
@@ -188,7 +187,7 @@ def train(
         hooks.restore(first.facts.hooks)
         if at_start and setup.mesh.devices.flat[0].platform == "gpu":
             wait([compiling])  # XLA chooses a GPU's kernels by their times
-        step, drawn, batches = start, first.position.drawn, _draw(training, examples, first)
+        step, drawn, batches = start, first.drawn, _draw(training, examples, first)
         stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
             train_steps = _wait_for_steps(compiling, depths, training, cache)
@@ -201,12 +200,12 @@ def train(
             step, drawn = step + 1, drawn + 1
             hooks.before_batch(step, state)
             with training.clock.waiting_for_data(in_flight and in_flight.metrics):
-                batch, streams = next(batches)
+                batch = next(batches)
             hooks.before_step(step, state, batch)
             train_step = train_steps[depths_of(config, step)]
             state, metrics = train_step(state, batch, *teacher_params)
             hooks.after_step(step, state, metrics)
-            done, in_flight = [in_flight], DoneStep(step, batch, metrics, drawn, streams)
+            done, in_flight = [in_flight], DoneStep(step, batch, metrics, drawn)
             stopping = stop.should_stop()
             due = [] if stopping else hooks.due(step)
             # The step before is reported while this one runs; this one, before its state is used.
@@ -217,10 +216,10 @@ def train(
                     hooks.report(each)
             except GoBack as error:
                 first, in_flight = go_back(training, hooks, error.spike, state), None
-                step, state, drawn = first.step, first.state, first.position.drawn
+                step, state, drawn = first.step, first.state, first.drawn
                 batches = _draw(training, examples, first)
                 continue
-            position = LoopPosition(step, state, drawn, streams)
+            position = LoopPosition(step, state, drawn)
             stopping = not hooks.run(due, position) or stopping
             if stopping:
                 hooks.stop(position)
@@ -239,19 +238,16 @@ def train(
     return 0
 
 
-def _draw(
-    training: Training, examples: Mixture | RowStreams, at: RestoredCheckpoint
-) -> Iterator[tuple[Batch, StreamPositions | None]]:
+def _draw(training: Training, examples: Mixture, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
-    config, position = training.config, at.position
+    config = training.config
     return train_batches(
         examples,
         config.train.batch_size,
         config.seed,
-        position.drawn,
+        at.drawn,
         training.setup.batch_sharding,
         config.data.read_threads,
-        position.streams,
     )
 
 

@@ -34,7 +34,7 @@ class DataKeys(Section):
     path: TextOrNone = _key(
         None,
         """text_files: a file, a folder or a glob; tokens: the folder; tfds, huggingface: a name or
-        folder; wikitext103, openwebtext: the raw archive or its URL""",
+        folder; wikitext103, openwebtext: the raw archive or its folder""",
     )
     validation_path: TextOrNone = _key(
         None, "text_files: the validation text; None: the last tenth"
@@ -69,17 +69,9 @@ class DataKeys(Section):
         None, "the token that ends a document; None: the tokenizer's own", finetune=False
     )
     sequence_length: Size = _key(256, "tokens of an example", finetune="if set")
-    tokenize: Annotated[str, one_of("ahead", "in_loop")] = _key(
-        "ahead",
-        """all documents before the first step, into the workdir | in_loop: when they are needed.
-        Training then starts at once and stores no tokens, but it is no faster than the tokenizer,
-        and windows are not shuffled over all text: each row of a batch reads its own documents in
-        order. Not with first_fit, mixtures, or fewer documents than rows""",
-    )
     packing: Annotated[str, one_of("concat_then_split", "first_fit")] = _key(
         "concat_then_split",
-        """no padding | first_fit: documents stay whole where they fit, and the rest is padded; not
-        with data.tokenize=in_loop""",
+        "no padding | first_fit: documents stay whole where they fit, and the rest is padded",
     )
     cross_documents: Switch = _key(False, "whether attention reaches into earlier documents")
     read_threads: Annotated[int, Values(int, 1, THREADS)] = _key(
