@@ -1,14 +1,15 @@
-"""Writing in threads of their own, so that a slow or failing tracker costs the run nothing."""
+"""Work in threads of their own, so that a slow or failing tracker costs the run nothing."""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import describe_error
-from t5x_diffeq.tracking.interface import Array, MetricWriter, Scalar
+from t5x_diffeq.tracking.interface import Tracker
+
+_MOST_CALLS = 10_000  # of a tracker that can wait
 
 
 class Worker:
@@ -67,61 +68,23 @@ class Worker:
             say(f"warning: {self.name} was not done in time; some of what it should show is lost")
 
 
-class BackgroundWriter:
-    """A writer whose work is done in a thread of its own, its creation included.
+class BackgroundTracker(Worker):
+    """A tracker whose work is done in a thread of its own, its creation included.
 
     Args:
       name: the tracker's name, for warnings.
-      make: makes the writer.
-      most: how many calls can wait.
+      make: makes the tracker.
     """
 
-    def __init__(self, name: str, make: Callable[[], MetricWriter], most: int = 10_000):
-        self.worker = Worker(name, most)
-        self.writer: MetricWriter | None = None
+    def __init__(self, name: str, make: Callable[[], Tracker]):
+        super().__init__(name, _MOST_CALLS)
+        self.tracker: Tracker
 
         def create() -> None:
-            self.writer = make()
+            self.tracker = make()
 
-        self.worker.do(create)
+        self.do(create)
 
-    def _do(self, method: str, *arguments: Any) -> None:
-        self.worker.do(lambda: getattr(self.writer, method)(*arguments))
-
-    def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
-        """Has the writer write numbers."""
-        self._do("write_scalars", step, dict(scalars))
-
-    def write_summaries(
-        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Has the writer write arrays."""
-        self._do("write_summaries", step, dict(values), metadata)
-
-    def write_images(self, step: int, images: Mapping[str, Array]) -> None:
-        """Has the writer write images."""
-        self._do("write_images", step, dict(images))
-
-    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Has the writer write texts."""
-        self._do("write_texts", step, dict(texts))
-
-    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Has the writer write what describes the run."""
-        self._do("write_hparams", dict(hparams))
-
-    def rewind(self, step: int) -> None:
-        """Tells a writer that has a `rewind` that the steps after `step` will be written again."""
-        self.worker.do(lambda: getattr(self.writer, "rewind", lambda _: None)(step))
-
-    def flush(self) -> None:
-        """Has the writer flush; doesn't wait for it."""
-        self._do("flush")
-
-    def close(self) -> None:
-        """Has the writer close; doesn't wait for it, as `stop` does."""
-        self._do("close")
-
-    def stop(self, deadline: float) -> None:
-        """Waits until all is written, but no longer than `deadline` (`time.monotonic`)."""
-        self.worker.stop(deadline)
+    def call(self, write: Callable[[Tracker], None]) -> None:
+        """Has `write` called with the tracker; returns at once."""
+        self.do(lambda: write(self.tracker))

@@ -1,11 +1,11 @@
-"""What every writer can do: a part of the interface of clu's metric writers.
+"""What a tracker can do: a part of the interface of clu's metric writers.
 
 The names and parameters are those of `clu.metric_writers.interface.MetricWriter`, which can't be
 imported without TensorFlow; a test compares the two.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,20 +13,11 @@ Array: TypeAlias = np.ndarray
 Scalar: TypeAlias = float | int | np.number
 
 
-@runtime_checkable
-class MetricWriter(Protocol):
-    """Writes what a run reports at an optimizer step.
-
-    A writer does nothing in the methods whose values it has no place for.
-    """
+class Tracker:
+    """Shows what a run reports at an optimizer step; does nothing in the methods it leaves out."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers by name."""
-
-    def write_summaries(
-        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Writes arrays of any shape by name; `metadata` is ignored."""
 
     def write_images(self, step: int, images: Mapping[str, Array]) -> None:
         """Writes images by name: uint8 arrays `[H, W, C]` with C = 1, 3 or 4."""
@@ -37,11 +28,11 @@ class MetricWriter(Protocol):
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Writes what describes the run as a whole, once per start: flat names with values."""
 
-    def flush(self) -> None:
-        """Stores what was written so far."""
+    def rewind(self, step: int) -> None:
+        """Prepares for the steps after `step` being written again."""
 
     def close(self) -> None:
-        """Stores everything; the writer can't be used afterwards."""
+        """Stores everything; the tracker can't be used afterwards."""
 
 
 def code_block(text: str) -> str:

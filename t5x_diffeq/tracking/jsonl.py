@@ -74,9 +74,6 @@ class JsonlWriter:
         arrays = {name: np.asarray(value).tolist() for name, value in values.items()}
         self._append(_CURVES, {"step": step, **arrays})
 
-    def write_images(self, step: int, images: Mapping[str, Array]) -> None:
-        """Does nothing."""
-
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         """Appends to `samples.jsonl`."""
         self._append(_SAMPLES, {"step": step, **texts})

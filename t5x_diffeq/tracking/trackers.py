@@ -13,17 +13,18 @@ import jax
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.files import AnyPath, write_whole
-from t5x_diffeq.tracking.background import BackgroundWriter
-from t5x_diffeq.tracking.figures import FigureWorker
-from t5x_diffeq.tracking.interface import Array, MetricWriter, Scalar
+from t5x_diffeq.tracking.background import BackgroundTracker, Worker
+from t5x_diffeq.tracking.figures import DRAWING, render
+from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 from t5x_diffeq.tracking.jsonl import JsonlWriter
-from t5x_diffeq.tracking.tensorboard import TensorBoardWriter
+from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FILE = "trackers.json"  # the run's id in each tracker
 _SECONDS_TO_CLOSE = 30.0  # for all trackers together, at the end of a run
+_MOST_FIGURES = 32  # that can wait to be drawn
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
@@ -55,49 +56,55 @@ class RunWriter:
       trackers: the trackers.
     """
 
-    def __init__(self, files: JsonlWriter | None, trackers: Sequence[BackgroundWriter]):
-        self.files, self.trackers = files, list(trackers)
-        self.writers: list[MetricWriter] = [*([files] if files else []), *self.trackers]
-        self.figures = FigureWorker([*self.trackers]) if trackers else None
+    def __init__(self, files: JsonlWriter | None, trackers: Sequence[BackgroundTracker]):
+        self.files, self.trackers = files, trackers
+        if trackers:
+            self.drawing = Worker("the drawing of figures", _MOST_FIGURES, tolerant=True)
 
     @property
     def reports(self) -> int:
         """The number of lines in `metrics.jsonl`."""
         return self.files.reports if self.files else 0
 
+    def _show(self, write: Callable[[Tracker], None]) -> None:
+        for tracker in self.trackers:
+            tracker.call(write)
+
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers: a line of `metrics.jsonl`."""
-        for writer in self.writers:
-            writer.write_scalars(step, scalars)
+        numbers = dict(scalars)  # as they are now
+        if self.files:
+            self.files.write_scalars(step, numbers)
+        self._show(lambda tracker: tracker.write_scalars(step, numbers))
 
     def write_summaries(
         self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
     ) -> None:
         """Writes arrays: a line of `curves.jsonl`. Trackers show arrays as figures (`draw`)."""
-        for writer in self.writers:
-            writer.write_summaries(step, values, metadata)
+        if self.files:
+            self.files.write_summaries(step, values, metadata)
 
     def write_images(self, step: int, images: Mapping[str, Array]) -> None:
         """Writes images, to trackers only."""
-        for writer in self.writers:
-            writer.write_images(step, images)
+        self._show(lambda tracker: tracker.write_images(step, images))
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         """Writes texts: a line of `samples.jsonl`."""
-        for writer in self.writers:
-            writer.write_texts(step, texts)
+        if self.files:
+            self.files.write_texts(step, texts)
+        self._show(lambda tracker: tracker.write_texts(step, texts))
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Writes what describes the run: `hyperparameters.json`."""
-        for writer in self.writers:
-            writer.write_hparams(hparams)
+        if self.files:
+            self.files.write_hparams(hparams)
+        self._show(lambda tracker: tracker.write_hparams(hparams))
 
     def rewind(self, step: int) -> None:
         """Goes back to `step`: the files lose later lines, and trackers get them once more."""
         if self.files:
             self.files.rewind(step)
-        for tracker in self.trackers:
-            tracker.rewind(step)
+        self._show(lambda tracker: tracker.rewind(step))
 
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
         """Has a figure drawn and written as an image, if there are trackers; returns at once.
@@ -106,15 +113,21 @@ class RunWriter:
           step: the optimizer step that it shows.
           name: the name of the image.
           make: makes the figure from arrays on the host; called in another thread, which is where
-            matplotlib should be imported.
+            matplotlib should be imported. If too many figures wait, it isn't called.
         """
-        if self.figures:
-            self.figures.draw(step, name, make)
+
+        def task() -> None:
+            with DRAWING:
+                image = render(make())
+            self.write_images(step, {name: image})
+
+        if self.trackers:
+            self.drawing.do(task)
 
     def flush(self) -> None:
-        """Returns when every line of the files is stored; doesn't wait for the trackers."""
-        for writer in self.writers:
-            writer.flush()
+        """Returns when every line of the files is stored."""
+        if self.files:
+            self.files.flush()
 
     def try_flush(self) -> None:
         """Flushes; if a bucket doesn't take the files, that is a warning, and they are kept."""
@@ -130,10 +143,9 @@ class RunWriter:
             if self.files:
                 self.files.close()
         finally:
-            if self.figures:
-                self.figures.stop(deadline)
-            for tracker in self.trackers:
-                tracker.close()
+            if self.trackers:
+                self.drawing.stop(deadline)
+            self._show(lambda tracker: tracker.close())
             for tracker in self.trackers:
                 tracker.stop(deadline)
 
@@ -156,30 +168,29 @@ def open_writer(workdir: AnyPath, step: int, trackers: Sequence[str]) -> Iterato
         return
     files = JsonlWriter(workdir, step)
     ids = _run_ids(workdir, trackers)
-    writer = RunWriter(
-        files, [_tracker(name, workdir, step, ids) for name in dict.fromkeys(trackers)]
-    )
+    named = [_tracker(name, workdir, step, ids) for name in dict.fromkeys(trackers)]
+    writer = RunWriter(files, named)
     try:
         yield writer
     finally:
         writer.close()
 
 
-def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> BackgroundWriter:
+def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> BackgroundTracker:
     """A tracker; its library is imported in its thread, because that takes seconds."""
 
-    def make() -> MetricWriter:
+    def make() -> Tracker:
         if name == "wandb":
-            from t5x_diffeq.tracking.wandb import WandbWriter
+            from t5x_diffeq.tracking.wandb import WandbTracker
 
-            return WandbWriter(workdir, ids[name], _SECONDS_TO_CLOSE)
+            return WandbTracker(workdir, ids[name], _SECONDS_TO_CLOSE)
         if name == "trackio":
-            from t5x_diffeq.tracking.trackio import TrackioWriter
+            from t5x_diffeq.tracking.trackio import TrackioTracker
 
-            return TrackioWriter(f"{workdir.name}-{ids[name]}")
-        return TensorBoardWriter(workdir, step)
+            return TrackioTracker(f"{workdir.name}-{ids[name]}")
+        return TensorBoardTracker(workdir, step)
 
-    return BackgroundWriter(name, make)
+    return BackgroundTracker(name, make)
 
 
 def _run_ids(workdir: AnyPath, trackers: Sequence[str]) -> dict[str, str]:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.tracking.interface import Array, Scalar, code_block, plain_values
+from t5x_diffeq.tracking.interface import Array, Scalar, Tracker, code_block, plain_values
 
 
-class TrackioWriter:
+class TrackioTracker(Tracker):
     """Writes to a Trackio run, which is continued if it exists.
 
     Rows keep their optimizer step. Steps that are taken again, after a resume from an older
@@ -45,11 +45,6 @@ class TrackioWriter:
         """Writes numbers."""
         self.run.log(dict(scalars), step=step)
 
-    def write_summaries(
-        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Does nothing: figures show the arrays."""
-
     def write_images(self, step: int, images: Mapping[str, Array]) -> None:
         """Writes images."""
         self.run.log({name: self.trackio.Image(each) for name, each in images.items()}, step=step)
@@ -62,9 +57,6 @@ class TrackioWriter:
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Sets the run's config, which the library sends with the first row."""
         self.run.config.update(plain_values(hparams))
-
-    def flush(self) -> None:
-        """Does nothing: the library writes rows by itself."""
 
     def close(self) -> None:
         """Ends the run."""

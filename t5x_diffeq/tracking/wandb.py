@@ -9,7 +9,7 @@ from typing import Any
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, is_in_bucket
-from t5x_diffeq.tracking.interface import Array, Scalar
+from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 
 _STEP = "step"  # the optimizer step: the horizontal axis of every chart
 _OFFLINE = ("offline", "disabled", "dryrun")
@@ -33,7 +33,7 @@ def check_login() -> None:
     )
 
 
-class WandbWriter:
+class WandbTracker(Tracker):
     """Writes to a W&B run, which is continued if it exists.
 
     The library's own settings apply (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, `wandb offline`).
@@ -69,18 +69,13 @@ class WandbWriter:
         )
         self.run.define_metric(_STEP, hidden=True)
         self.run.define_metric("*", step_metric=_STEP)
-        own = self.run.dir.removesuffix("/files")
-        where = f"offline; `wandb sync {own}` uploads it" if self.run.offline else self.run.url
+        folder = self.run.dir.removesuffix("/files")
+        where = f"offline; `wandb sync {folder}` uploads it" if self.run.offline else self.run.url
         say(f"Weights & Biases: {where}")
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers."""
         self.run.log({_STEP: step, **scalars})
-
-    def write_summaries(
-        self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Does nothing: figures show the arrays."""
 
     def write_images(self, step: int, images: Mapping[str, Array]) -> None:
         """Writes images."""
@@ -98,9 +93,6 @@ class WandbWriter:
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Sets the run's config; a continued run gets the present values."""
         self.run.config.update(dict(hparams), allow_val_change=True)
-
-    def flush(self) -> None:
-        """Does nothing: the library sends rows by itself."""
 
     def close(self) -> None:
         """Ends the run."""
