@@ -10,7 +10,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from t5x_diffeq.data.text_faults import find_text_fault
 from t5x_diffeq.runtime.errors import InputError
 
 ANSWERER = "assistant"  # the role whose messages are trained on
@@ -98,6 +97,19 @@ def _fault_of(message: object) -> str | None:
         return f"has no role, but {', '.join(message)[:200] or 'nothing at all'}"
     if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
         return f"has the content {message.get('content')!r:.60}, not text"
+    return None
+
+
+def find_text_fault(text: str) -> str | None:
+    """Why a text can't be trained on (it is then skipped and counted), or None if it can."""
+    if not text or text.isspace():
+        return "empty"
+    if "\0" in text:
+        return "with a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate stands for an undecodable byte
+        return "not UTF-8"
     return None
 
 

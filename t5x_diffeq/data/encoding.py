@@ -15,9 +15,12 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import ChatTemplate, Span, TemplateError
-from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault
+from t5x_diffeq.data.conversations import (
+    ANSWERER,
+    find_conversation_fault,
+    find_text_fault,
+)
 from t5x_diffeq.data.offsets import encode_with_offsets
-from t5x_diffeq.data.text_faults import find_text_fault
 from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.runtime.errors import InputError

@@ -1,20 +1,20 @@
-"""Tokenizers, from text to integers and back, behind one protocol."""
+"""Tokenizers, from text to integers and back, with one base class."""
 
 import io
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
-from t5x_diffeq.data.conversations import text_of_conversation
+from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.text_faults import find_text_fault
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
@@ -31,9 +31,12 @@ _LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 byte
 TokenSequence = list[int] | Integer[np.ndarray, " length"]
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """The interface of a tokenizer.
+class Tokenizer(ABC):
+    """What all tokenizers have.
+
+    Args:
+      model: the content of its file.
+      end: the name of `end_of_text`; None: it has none.
 
     Attributes:
       vocab_size: number of tokens.
@@ -47,31 +50,40 @@ class Tokenizer(Protocol):
     vocab_size: int
     end_of_text: int
     fingerprint: str
-    threads: int
-    special_tokens: Mapping[str, str]
-    chat: ChatFormat
+    _file: ClassVar[str]
 
+    def __init__(self, model: bytes, end: str | None):
+        self.model, self._end = model, end
+        self.threads = os.cpu_count() or 1
+        self.special_tokens: Mapping[str, str] = {} if end is None else {"eos_token": end}
+        self.chat = ChatFormat()
+
+    @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text, without `end_of_text`."""
 
+    @abstractmethod
     def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens."""
 
     def save(self, folder: AnyPath) -> None:
-        """Writes what `load` needs into `folder`."""
+        """Writes what `load_tokenizer` needs into `folder`."""
+        self.chat.save(folder)
+        if self._end is not None:
+            write_whole(folder / _END_FILE, json.dumps(self._end).encode())
+        write_whole(folder / self._file, self.model)
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8. Byte 0, which no text contains, ends a document."""
 
     vocab_size = 256
     end_of_text = 0
     fingerprint = "bytes"
-    threads = 1
+    _file = _BYTES_FILE
 
     def __init__(self) -> None:
-        self.special_tokens: Mapping[str, str] = {}
-        self.chat = ChatFormat()
+        super().__init__(b"", None)
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The bytes of each text."""
@@ -81,13 +93,8 @@ class ByteTokenizer:
         """The text; bytes that are not UTF-8 become the replacement character."""
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
-    def save(self, folder: AnyPath) -> None:
-        """Writes a marker file, and the chat template if there is one."""
-        self.chat.save(folder)
-        write_whole(folder / _BYTES_FILE, b"")
 
-
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
 
     Args:
@@ -99,8 +106,9 @@ class SentencePieceTokenizer:
       RuntimeError: if the content isn't a sentencepiece model.
     """
 
+    _file = _MODEL_FILE
+
     def __init__(self, model: bytes, end_of_text: str | None = None):
-        self.model = model
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.vocab_size = self.processor.get_piece_size()
         self.end_of_text = self.processor.eos_id()
@@ -112,13 +120,11 @@ class SentencePieceTokenizer:
                 f"the tokenizer has no token {end_of_text or 'of its own'} to end a document; "
                 "name one that it has with --config.data.end_of_text"
             )
+        super().__init__(model, self.processor.id_to_piece(self.end_of_text))
+        if (start := self.processor.bos_id()) >= 0:
+            named = {"bos_token": self.processor.id_to_piece(start)}
+            self.special_tokens = {**named, **self.special_tokens}
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
-        self.threads = os.cpu_count() or 1
-        ids = {"bos_token": self.processor.bos_id(), "eos_token": self.end_of_text}
-        self.special_tokens: Mapping[str, str] = {
-            name: self.processor.id_to_piece(i) for name, i in ids.items() if i >= 0
-        }
-        self.chat = ChatFormat()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
@@ -172,15 +178,8 @@ class SentencePieceTokenizer:
         """The text of the tokens."""
         return self.processor.decode([int(token) for token in tokens])
 
-    def save(self, folder: AnyPath) -> None:
-        """Writes the model, which token ends a document, and how conversations are written."""
-        self.chat.save(folder)
-        end = self.processor.id_to_piece(self.end_of_text)
-        write_whole(folder / _END_FILE, json.dumps(end).encode())
-        write_whole(folder / _MODEL_FILE, self.model)
 
-
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
     Args:
@@ -191,6 +190,8 @@ class HuggingFaceTokenizer:
       InputError: if it has no such token, or the library isn't installed.
       ValueError: if the content isn't a `tokenizer.json`.
     """
+
+    _file = _JSON_FILE
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
         try:
@@ -207,22 +208,18 @@ class HuggingFaceTokenizer:
         self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
         self.processor.no_truncation()
-        self.model = model
         self.vocab_size = self.processor.get_vocab_size(with_added_tokens=True)
         candidates = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
-        ids = [self.processor.token_to_id(token) for token in candidates]
-        if all(i is None for i in ids):
+        ids = {token: self.processor.token_to_id(token) for token in candidates}
+        end = next((token for token, i in ids.items() if i is not None), None)
+        if end is None:
             raise InputError(
                 f"the tokenizer has none of the tokens {', '.join(candidates)} to end a document; "
                 "name one that it has with --config.data.end_of_text"
             )
-        self.end_of_text, end = next(
-            (i, token) for i, token in zip(ids, candidates, strict=True) if i is not None
-        )
+        super().__init__(model, end)
+        self.end_of_text = ids[end]
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
-        self.threads = os.cpu_count() or 1
-        self.special_tokens: Mapping[str, str] = {"eos_token": end}
-        self.chat = ChatFormat()
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
@@ -235,13 +232,6 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens, including special tokens."""
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
-
-    def save(self, folder: AnyPath) -> None:
-        """Writes the file, which token ends a document, and how conversations are written."""
-        self.chat.save(folder)
-        end = self.processor.id_to_token(self.end_of_text)
-        write_whole(folder / _END_FILE, json.dumps(end).encode())
-        write_whole(folder / _JSON_FILE, self.model)
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
