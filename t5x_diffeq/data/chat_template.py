@@ -131,24 +131,22 @@ class ChatTemplate:
         self._plain = _compile(chat, now, lambda text: text)
         self._marked = _compile(chat, now, lambda text: _START + text + _STOP)
 
-    def render(self, messages: list[dict], prompting: bool = False, tools: Any = None) -> str:
+    def render(
+        self, messages: list[dict], prompting: bool = False, tools: Any = None, marked: bool = False
+    ) -> str:
         """The text of a conversation.
 
         Args:
           messages: its messages.
           prompting: whether to add what precedes the assistant's next message.
           tools: the tools that the assistant can call, in transformers' form.
+          marked: whether marks stand around what `{% generation %}` blocks hold.
 
         Raises:
           TemplateError: if the template refuses the conversation.
         """
-        return self._render(self._plain, messages, prompting, tools)
-
-    def _render(
-        self, template: Any, messages: list[dict], prompting: bool = False, tools: Any = None
-    ) -> str:
         try:
-            return template.render(
+            return (self._marked if marked else self._plain).render(
                 messages=messages,
                 tools=tools,
                 documents=None,
@@ -199,7 +197,7 @@ class ChatTemplate:
 
     def _generated(self, text: str, messages: list[dict], tools: Any) -> list[Span]:
         """The spans of the text that its `{% generation %}` blocks wrote."""
-        parts = re.split(r"\0([()])", self._render(self._marked, messages, tools=tools))
+        parts = re.split(r"\0([()])", self.render(messages, tools=tools, marked=True))
         if "".join(parts[::2]) != text:
             raise InputError(
                 f"the chat template of {self.origin} changes what its {{% generation %}} blocks "
@@ -218,7 +216,6 @@ class ChatTemplate:
 def _compile(chat: ChatFormat, now: datetime, mark: Callable[[str], str]) -> Any:
     """The template in transformers' environment; `mark` is applied to `{% generation %}` blocks."""
     try:
-        import jinja2
         import jinja2.ext
         import jinja2.sandbox
     except ImportError as error:

@@ -15,9 +15,6 @@ from t5x_diffeq.runtime.errors import InputError
 ANSWERER = "assistant"  # the role whose messages are trained on
 _ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names
 _KEYS = ("messages", "conversations", "prompt", "completion", "tools")
-_WAY_OUT = (
-    "data.loss_on=completion needs messages (a list of role and content) or prompt and completion"
-)
 
 
 def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
@@ -26,11 +23,14 @@ def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
     Raises:
       InputError: if they make no conversation.
     """
-    found = [key for key in _KEYS if key in names]
-    if {"messages", "conversations"}.isdisjoint(found) and not {"prompt", "completion"} <= {*found}:
+    keys = [key for key in _KEYS if key in names]
+    if {"messages", "conversations"}.isdisjoint(keys) and not {"prompt", "completion"} <= {*keys}:
         has = ", ".join(names)[:200] or "nothing at all"
-        raise InputError(f"{where} has {has}; {_WAY_OUT}")
-    return found
+        raise InputError(
+            f"{where} has {has}; data.loss_on=completion needs messages (a list of role and "
+            "content) or prompt and completion"
+        )
+    return keys
 
 
 def conversation_of(record: Mapping[str, Any], where: str) -> str:
@@ -47,17 +47,17 @@ def conversation_of(record: Mapping[str, Any], where: str) -> str:
     keys = keys_of_conversations([key for key in record if record[key] is not None], where)
     fields = {key: _plain(record[key]) for key in keys}
     if "messages" in fields or "conversations" in fields:
-        made = {"messages": _messages_of(fields, where)}
-        made |= {"tools": fields["tools"]} if fields.get("tools") else {}
+        conversation = {"messages": _messages_of(fields, where)}
+        conversation |= {"tools": fields["tools"]} if fields.get("tools") else {}
     else:
-        made = {key: fields[key] for key in ("prompt", "completion")}
-        for key, text in made.items():
+        conversation = {key: fields[key] for key in ("prompt", "completion")}
+        for key, text in conversation.items():
             if not isinstance(text, str):
                 raise InputError(
                     f"{where}: its {key!r} is {text!r:.60}, not text; give lists of messages as "
                     "messages"
                 )
-    return json.dumps(made, ensure_ascii=False)
+    return json.dumps(conversation, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

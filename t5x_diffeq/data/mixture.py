@@ -24,24 +24,16 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
                 f"data.mixture is set, and data.source is {data.source!r}; set data.source=mixture"
             )
         return [data]
-    parts = []
-    for entry in data.mixture:
-        if not _is_part(entry):
-            raise InputError(
-                f"data.mixture has {entry!r}; each part is (weight > 0, source, path), such as "
-                "(0.7, 'tokens', '/shards/web')"
-            )
-        share = entry[0] / fsum(weight for weight, *_ in filter(_is_part, data.mixture))
-        if share < _LEAST_SHARE:
-            raise InputError(
-                f"data.mixture has {entry!r}, whose share of the examples is {share:.3g}; it must "
-                f"be at least {_LEAST_SHARE:g}: raise its weight, or leave the part out"
-            )
-        _, source, path = entry
-        parts.append(replace(data, source=source, path=path))
-    if not parts:
+    if not data.mixture:
         raise InputError("data.source=mixture needs data.mixture, its parts")
-    return parts
+    total = fsum(weight for weight, *_ in filter(_is_part, data.mixture))
+    for entry in data.mixture:
+        if not _is_part(entry) or entry[0] < total * _LEAST_SHARE:
+            raise InputError(
+                f"data.mixture has {entry!r}; each part is (weight, source, path), such as (0.7, "
+                f"'tokens', '/shards/web'), with at least {_LEAST_SHARE:g} of the sum of weights"
+            )
+    return [replace(data, source=source, path=path) for _, source, path in data.mixture]
 
 
 def _is_part(entry: object) -> bool:
@@ -49,13 +41,8 @@ def _is_part(entry: object) -> bool:
     if not (isinstance(entry, list | tuple) and len(entry) == 3):
         return False
     weight, source, path = entry
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    return (
-        is_number
-        and 0 < weight < float("inf")
-        and isinstance(source, str)
-        and isinstance(path, str | None)
-    )
+    named = isinstance(source, str) and isinstance(path, str | None)
+    return named and type(weight) in (int, float) and 0 < weight < float("inf")
 
 
 class ConcatenatedDocuments(Documents):

@@ -51,11 +51,9 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[PlacedTo
 
 @encode_with_offsets.register
 def _(tokenizer: ByteTokenizer, texts: list[str]) -> list[PlacedTokens]:
-    found = []
-    for text, tokens in zip(texts, tokenizer.encode(texts), strict=True):
-        characters = _characters_of_bytes(text)
-        found.append(PlacedTokens(tokens, characters[:-1], characters[:-1] + 1))
-    return found
+    places = [_characters_of_bytes(text)[:-1] for text in texts]
+    encoded = zip(tokenizer.encode(texts), places, strict=True)
+    return [PlacedTokens(tokens, starts, starts + 1) for tokens, starts in encoded]
 
 
 @encode_with_offsets.register
@@ -72,14 +70,9 @@ def _(tokenizer: HuggingFaceTokenizer, texts: list[str]) -> list[PlacedTokens]:
 def _(tokenizer: SentencePieceTokenizer, texts: list[str]) -> list[PlacedTokens]:
     """The library knows no special tokens in text, so the text between them is encoded."""
     processor = tokenizer.processor
-    control = {
-        processor.id_to_piece(i): i
-        for i in range(processor.get_piece_size())
-        if processor.is_control(i)
-    }
-    if not control:
-        return [_place_pieces(tokenizer, [text], {}) for text in texts]
-    special = re.compile(f"({'|'.join(map(re.escape, control))})")
+    tokens = filter(processor.is_control, range(processor.get_piece_size()))
+    control = {processor.id_to_piece(i): i for i in tokens}
+    special = re.compile(f"({'|'.join(map(re.escape, control)) or '(?!)'})")
     return [_place_pieces(tokenizer, special.split(text), control) for text in texts]
 
 
@@ -97,9 +90,9 @@ def _place_pieces(
             ids.append(control[part])
             offsets.append((first, first + len(part)))
             continue
-        found = tokenizer.processor.encode(part, out_type="serialized_proto")
+        encoded = tokenizer.processor.encode(part, out_type="serialized_proto")
         character = first + _characters_of_bytes(part)
-        for piece in pb2.SentencePieceText.FromString(found).pieces:  # type: ignore[attr-defined]
+        for piece in pb2.SentencePieceText.FromString(encoded).pieces:  # type: ignore[attr-defined]
             ids.append(piece.id)
             offsets.append((int(character[piece.begin]), int(character[piece.end])))
     return _placed(ids, offsets)
