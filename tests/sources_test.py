@@ -132,7 +132,7 @@ def test_any_tfds_builder(tfds_folder):
     assert list(by_folder.train) == list(source.train)
     with pytest.raises(InputError, match=r"data.validation_split=validation: haiku has train"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder))
-    with pytest.raises(InputError, match=r"data.text_field=body: haiku has text"):
+    with pytest.raises(InputError, match=r"data.text_field=body: haiku/1.0.0 has text"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder), text_field="body")
     with pytest.raises(InputError, match=r"data.path=nosuch .* Dataset nosuch not found"):
         source_of("nosuch", "tfds")

@@ -7,7 +7,6 @@ order of devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from sys import maxsize
 from typing import Any, TypeVar
@@ -46,28 +45,6 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
     return np.flatnonzero(ours)
 
 
-@dataclass(frozen=True)
-class _RowsOfBatches:
-    """Element s is the given rows of global batch s, stacked.
-
-    Attributes:
-      examples: the endless sequence of examples.
-      batch_size: B, rows in the global batch.
-      rows: the row numbers.
-    """
-
-    examples: grain.MapDataset
-    batch_size: int
-    rows: Rows
-
-    def __len__(self) -> int:
-        return maxsize // self.batch_size
-
-    def __getitem__(self, step: int) -> Example:
-        numbers = step * self.batch_size + self.rows
-        return _stack([self.examples[number] for number in numbers.tolist()])
-
-
 def _stack(examples: Sequence[Example]) -> Example:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
 
@@ -87,7 +64,11 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     ]
     weights = [weight for weight, _ in mixture]
     examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
-    return grain.MapDataset.source(_RowsOfBatches(examples, batch_size, rows))
+
+    def rows_of(step: int) -> Example:
+        return _stack([examples[number] for number in (step * batch_size + rows).tolist()])
+
+    return grain.MapDataset.range(maxsize // batch_size).map(rows_of)
 
 
 def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> Iterator[Example]:

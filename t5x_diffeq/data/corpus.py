@@ -107,8 +107,9 @@ def prepare_corpus(
     if new:
         _make_corpus(data, configs, sources, workdir, vocab_size)
     corpus = load_corpus(workdir)
+    chat = corpus.tokenizer.chat
     if data.loss_on == "completion":
-        _say_trained(corpus)
+        say(f"chat template: {chat.origin if chat.template is not None else 'none'}")
     for config, source, part in zip(configs, sources, corpus.parts, strict=True):
         if source is None:
             folder = _shard_folder(config)
@@ -122,20 +123,6 @@ def prepare_corpus(
                 "restore that data or choose a new --workdir"
             )
     return corpus
-
-
-def _say_trained(corpus: Corpus) -> None:
-    """Prints how many tokens have a loss, and where the chat template comes from."""
-    chat = corpus.tokenizer.chat
-    splits = [
-        f"{split}: {format_count(len(documents))} conversations, "
-        f"{format_count(documents.trained_tokens)} of {format_count(int(documents.lengths.sum()))} "
-        "tokens have a loss"
-        for part in corpus.parts
-        for split, documents in (("train", part.train), ("validation", part.validation))
-    ]
-    template = chat.origin if chat.template is not None else "none"
-    say("data.loss_on=completion", *(f"  {line}" for line in splits), f"  template: {template}")
 
 
 def _make_corpus(

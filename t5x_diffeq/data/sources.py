@@ -244,17 +244,14 @@ def own_builder(data: DataKeys) -> Source:
 def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
     """The splits of a built dataset."""
     info = builder.info
-    _check_fields(data, list(info.features), info.name)
 
-    def split(key: str) -> _RecordTexts:
-        name = getattr(data, key)
-        if name.split("[")[0] not in info.splits:
-            raise InputError(f"data.{key}={name}: {info.name} has {', '.join(info.splits)}")
-        records = builder.as_data_source(name)
-        return _RecordTexts(records, _field_of(data), f"{info.name}, {name}")
+    def read(key: str, split: str) -> tuple[Any, list[str]]:
+        if split.split("[")[0] not in info.splits:
+            raise InputError(f"data.{key}={split}: {info.name} has {', '.join(info.splits)}")
+        return builder.as_data_source(split), list(info.features)
 
     facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
-    return _library_source(info.full_name, split, data, facts)
+    return _library_source(info.full_name, read, data, facts)
 
 
 def huggingface(data: DataKeys) -> Source:
@@ -270,39 +267,49 @@ def huggingface(data: DataKeys) -> Source:
     local = Path(name).expanduser()
     facts: list[str] = []
 
-    def split(key: str) -> _RecordTexts:
-        named = getattr(data, key)
+    def read(key: str, split: str) -> tuple[Any, list[str]]:
         try:
             if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
-                part = datasets.load_from_disk(str(local))[named]
+                part = datasets.load_from_disk(str(local))[split]
             else:
                 part = datasets.load_dataset(
-                    name, config or None, split=named, cache_dir=data.data_dir
+                    name, config or None, split=split, cache_dir=data.data_dir
                 )
         except Exception as error:  # the library raises errors of any class
             raise InputError(
-                f"data.path={data.path}, data.{key}={named} can't be loaded: {error}"
+                f"data.path={data.path}, data.{key}={split} can't be loaded: {error}"
             ) from error
-        _check_fields(data, part.column_names, name)
         facts.append(part._fingerprint)
-        return _RecordTexts(part, _field_of(data), f"{name}, {named}")
+        return part, part.column_names
 
-    return _library_source(str(data.path), split, data, facts)
-
-
-def _check_fields(data: DataKeys, names: list[str], dataset: str) -> None:
-    """Checks that a library's records have the fields that are read."""
-    if data.loss_on == "completion":
-        keys_of_conversations(names, f"data.path={data.path}: {dataset}")
-    elif data.text_field not in names:
-        raise InputError(f"data.text_field={data.text_field}: {dataset} has {', '.join(names)}")
+    return _library_source(str(data.path), read, data, facts)
 
 
 def _library_source(
-    name: str, split: Callable[[str], _RecordTexts], data: DataKeys, facts: list[str]
+    name: str,
+    read: Callable[[str, str], tuple[Any, list[str]]],
+    data: DataKeys,
+    facts: list[str],
 ) -> Source:
-    """The source whose splits a library opens: `data.train_split` and `data.validation_split`."""
-    train, validation = split("train_split"), split("validation_split")
+    """The source whose splits a library reads: `data.train_split` and `data.validation_split`.
+
+    Args:
+      name: the dataset's name.
+      read: returns the records, and the names of their fields, of a key and the split it names.
+      data: `config.data`.
+      facts: what determines the records; completed by `read`.
+    """
+
+    def texts(key: str) -> _RecordTexts:
+        split = getattr(data, key)
+        records, fields = read(key, split)
+        if data.loss_on == "completion":
+            keys_of_conversations(fields, f"data.path={data.path}")
+        elif data.text_field not in fields:
+            raise InputError(f"data.text_field={data.text_field}: {name} has {', '.join(fields)}")
+        return _RecordTexts(records, _field_of(data), f"{name}, {split}")
+
+    train, validation = texts("train_split"), texts("validation_split")
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
     fingerprint = digest(fact.encode() for fact in facts)
     large, chat = len(train) > 10_000, data.loss_on == "completion"

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -18,7 +17,7 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, digest, parse_path, write_whole
+from t5x_diffeq.runtime.files import AnyPath, describe_error, digest, parse_path, write_whole
 
 _MODEL_FILE = "sentencepiece.model"
 _BYTES_FILE = "bytes"
@@ -158,14 +157,9 @@ class SentencePieceTokenizer(Tokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            said = " ".join(str(error).split())
-            if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
-                way_out = f"choose at least {least[1]}, a token for each of its characters"
-            else:
-                way_out = f"it says: {said}; choose a smaller one"
             raise InputError(
                 f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "
-                f"text; {way_out}, or data.tokenizer=bytes"
+                f"text: {describe_error(error)}; choose another, or data.tokenizer=bytes"
             ) from error
         return cls(model.getvalue())
 
@@ -294,7 +288,7 @@ def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(
             f"{path} is neither a sentencepiece model nor a tokenizer.json "
-            f"({' '.join(str(error).split())[:200]}); restore it or name another"
+            f"({describe_error(error)}); restore it or name another"
         ) from error
     tokenizer.chat = read_chat_format(path.parent)
     return tokenizer
