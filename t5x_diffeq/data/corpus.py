@@ -102,20 +102,19 @@ def prepare_corpus(
       InputError: if the data can't be used, or isn't what the workdir was started with.
       RunError: if the workdir can't be written to.
     """
-    configs = part_configs(data)
-    sources = [None if part.source == "tokens" else load_source(part) for part in configs]
+    origins = [
+        _shard_folder(part) if part.source == "tokens" else load_source(part)
+        for part in part_configs(data)
+    ]
     if new:
-        _make_corpus(data, configs, sources, workdir, vocab_size)
+        _make_corpus(data, origins, workdir, vocab_size)
     corpus = load_corpus(workdir)
     chat = corpus.tokenizer.chat
     if data.loss_on == "completion":
         say(f"chat template: {chat.origin if chat.template is not None else 'none'}")
-    for config, source, part in zip(configs, sources, corpus.parts, strict=True):
-        if source is None:
-            folder = _shard_folder(config)
-            name, fingerprint = str(folder), _fingerprint_of_shards(read_manifest(folder))
-        else:
-            name, fingerprint = source.name, fingerprint_of(source, corpus.tokenizer)
+    for origin, part in zip(origins, corpus.parts, strict=True):
+        name = origin.name if isinstance(origin, Source) else origin
+        fingerprint = _fingerprint_of(origin, corpus.tokenizer)
         if part.fingerprint != fingerprint:
             raise InputError(
                 f"workdir {workdir} was started on {part.name} (fingerprint "
@@ -126,60 +125,54 @@ def prepare_corpus(
 
 
 def _make_corpus(
-    data: DataKeys,
-    configs: list[DataKeys],
-    sources: list[Source | None],
-    workdir: AnyPath,
-    vocab_size: int | None,
+    data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPath, vocab_size: int | None
 ) -> None:
     """Makes the tokenizer, unless shards come with one, and tokenises what isn't in shards."""
-    folders = [
-        _shard_folder(c) if s is None else None for c, s in zip(configs, sources, strict=True)
-    ]
-    tokenizers = [_tokenizer_of_shards(folder) for folder in folders if folder]
+    sources = [origin for origin in origins if isinstance(origin, Source)]
+    tokenizers = [_tokenizer_of_shards(each) for each in origins if not isinstance(each, Source)]
     if tokenizers and data.chat_template is not None:
         raise InputError(
             f"data.chat_template={data.chat_template}: prepare_data has already written the "
             "conversations of data.source=tokens with a template; leave it out"
         )
+    if len(set(map(fingerprints, tokenizers))) > 1:
+        raise InputError(
+            "data.mixture: its shards were made with different tokenizers; prepare them with the "
+            "same one (--config.data.tokenizer=FILE)"
+        )
+    folder = workdir / "tokenizer"
     if tokenizers:
-        tokenizer = tokenizers[0]
-        if any(fingerprints(other) != fingerprints(tokenizer) for other in tokenizers):
-            raise InputError(
-                "data.mixture: its shards were made with different tokenizers; prepare them with "
-                "the same one (--config.data.tokenizer=FILE)"
-            )
-        there = load_tokenizer(workdir / "tokenizer")
+        tokenizer, there = tokenizers[0], load_tokenizer(folder)
         same = there is not None and there.fingerprint == tokenizer.fingerprint
         if there and same and tokenizer.chat.template is None:
             tokenizer.chat = there.chat  # of the run in init_from, which can have a template
-        put_tokenizer(tokenizer, workdir / "tokenizer")
+        put_tokenizer(tokenizer, folder)
     else:
-        text = digest(source.fingerprint.encode() for source in sources if source)
-        documents = ConcatenatedDocuments([source.train for source in sources if source])
-        tokenizer = tokenizer_in(workdir / "tokenizer", data, documents, text, discard=True)
+        text = digest(source.fingerprint.encode() for source in sources)
+        documents = ConcatenatedDocuments([source.train for source in sources])
+        tokenizer = tokenizer_in(folder, data, documents, text, discard=True)
     check_vocab_size(vocab_size, tokenizer.vocab_size)
     weights = [entry[0] for entry in data.mixture] or [1]
     parts = []
-    for number, (source, folder) in enumerate(zip(sources, folders, strict=True)):
-        shards = str(folder or f"data/{number}")
-        if source:
-            manifest = _tokenise(source, tokenizer, workdir / shards)
-            fingerprint = manifest["fingerprint"]
+    for number, (origin, weight) in enumerate(zip(origins, weights, strict=True)):
+        if isinstance(origin, Source):
+            shards = f"data/{number}"
+            manifest = _tokenise(origin, tokenizer, workdir / shards)
         else:
-            assert folder is not None  # a part without documents has shards
-            manifest = read_manifest(folder)
-            _check_masks(folder, manifest, data.loss_on)
-            fingerprint = _fingerprint_of_shards(manifest)
-        parts.append(
-            {
-                "source": manifest["source"],
-                "weight": weights[number],
-                "fingerprint": fingerprint,
-                "shards": shards,
-            }
-        )
+            shards, manifest = str(origin), read_manifest(origin)
+            _check_masks(origin, manifest, data.loss_on)
+        fingerprint = _fingerprint_of(origin, tokenizer)
+        facts = {"source": manifest["source"], "weight": weight, "fingerprint": fingerprint}
+        parts.append({**facts, "shards": shards})
     write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+
+
+def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
+    """A hash of everything that determines the tokens of documents, or of shards in a folder."""
+    if isinstance(origin, Source):
+        return fingerprint_of(origin, tokenizer)
+    manifest = read_manifest(origin)
+    return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
@@ -297,7 +290,3 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
             )
     splits = (ShardedDocuments(folder, split) for split in SPLITS)
     return CorpusPart(facts["source"], facts["weight"], *splits, facts["fingerprint"])
-
-
-def _fingerprint_of_shards(manifest: dict) -> str:
-    return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
