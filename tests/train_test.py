@@ -164,7 +164,7 @@ def test_workdirs_that_lost_a_file(finished, tmp_path):
     config, workdir = finished
     for lost, message in [
         ("config.json", "holds checkpoints but no config.json"),
-        ("data.json", "has lost data.json, which says where its tokens are"),
+        ("data.json", "data.json, which says where the tokens are"),
         ("tokenizer", "has lost its tokenizer"),
         ("data", "has lost its tokens in data/0/; restore them"),
     ]:

@@ -288,5 +288,5 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
                 f"{folder} was tokenised with {key} {manifest[key]!r}, and the tokenizer of "
                 f"workdir {workdir} has {value!r}; restore the one or the other"
             )
-    splits = (ShardedDocuments(folder, split) for split in SPLITS)
-    return CorpusPart(facts["source"], facts["weight"], *splits, facts["fingerprint"])
+    train, validation = (ShardedDocuments(folder, split) for split in SPLITS)
+    return CorpusPart(facts["source"], facts["weight"], train, validation, facts["fingerprint"])

@@ -204,15 +204,15 @@ class HuggingFaceTokenizer(Tokenizer):
         self.processor.no_truncation()
         self.vocab_size = self.processor.get_vocab_size(with_added_tokens=True)
         candidates = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
-        ids = {token: self.processor.token_to_id(token) for token in candidates}
-        end = next((token for token, i in ids.items() if i is not None), None)
+        vocabulary = self.processor.get_vocab(with_added_tokens=True)
+        end = next((token for token in candidates if token in vocabulary), None)
         if end is None:
             raise InputError(
                 f"the tokenizer has none of the tokens {', '.join(candidates)} to end a document; "
                 "name one that it has with --config.data.end_of_text"
             )
         super().__init__(model, end)
-        self.end_of_text = ids[end]
+        self.end_of_text = vocabulary[end]
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
