@@ -5,12 +5,9 @@ in a small file in the user's cache (`staging.cache_folder`): each file's size, 
 and hash. A file for which these are unchanged is not hashed again.
 """
 
-import fcntl
 import io
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grain
@@ -53,59 +50,48 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
             )
     if is_in_bucket(folder):
         return
-    with _open_record(folder, split) as record:
-        now, before = _files_now(folder, manifest[split]), _read_record(record)
-        changed = [file for file in now if before.get(file) != now[file]]
-        if not changed:
-            return
-        size = sum(now[file][0] for file in changed)
-        if size >= _SAID_FROM:
-            say(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda file: _check_hash(folder / file, now[file][-1]), changed))
-        _write_record(record, now)
+    record = _record_of(folder, split)
+    now, before = _files_now(folder, manifest[split]), _read_record(record)
+    changed = [file for file in now if before.get(file) != now[file]]
+    if not changed:
+        return
+    size = sum(now[file][0] for file in changed)
+    if size >= _SAID_FROM:
+        say(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda file: _check_hash(folder / file, now[file][-1]), changed))
+    _write_record(record, now)
 
 
 def remember(folder: AnyPath, split: str, manifest: dict) -> None:
     """Records that the shards of a split have just been checked."""
     if not is_in_bucket(folder):
-        with _open_record(folder, split) as record:
-            _write_record(record, _files_now(folder, manifest[split]))
+        _write_record(_record_of(folder, split), _files_now(folder, manifest[split]))
 
 
-@contextmanager
-def _open_record(folder: AnyPath, split: str) -> Iterator[Path | None]:
-    """A context with the file that records what was checked, locked; None if there is no cache."""
-    name = f"verified-{digest([str(absolute_path(folder)).encode(), split.encode()])[:32]}"
+def _record_of(folder: AnyPath, split: str) -> Path:
+    """The file that records what was checked."""
+    name = digest([str(absolute_path(folder)).encode(), split.encode()])[:32]
+    return cache_folder() / f"verified-{name}.json"
+
+
+def _read_record(record: Path) -> _CheckedFiles:
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (cache_folder() / f"{name}.lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        say(
-            f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
-            f"checked anew"
-        )
-        yield None
-        return
-    with lock:
-        yield cache_folder() / f"{name}.json"
-
-
-def _read_record(record: Path | None) -> _CheckedFiles:
-    try:
-        checked = json.loads(record.read_text()) if record else {}
+        checked = json.loads(record.read_text())
     except (OSError, ValueError):
         return {}
     return checked if isinstance(checked, dict) else {}
 
 
-def _write_record(record: Path | None, checked: _CheckedFiles) -> None:
+def _write_record(record: Path, checked: _CheckedFiles) -> None:
     try:
-        if record:
-            write_whole(record, json.dumps(checked).encode())
-    except RunError as error:
-        say(f"warning: {error}; shards are checked anew at the next start")
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(record, json.dumps(checked).encode())
+    except (OSError, RunError) as error:
+        say(
+            f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
+            "checked anew at the next start"
+        )
 
 
 def _files_now(folder: AnyPath, facts: dict) -> _CheckedFiles:
