@@ -5,7 +5,6 @@ once: a file, about 16 MiB of lines, or a row group; a compressed file is one ch
 """
 
 import gzip
-import importlib
 import json
 import zlib
 from bisect import bisect_right
@@ -220,7 +219,7 @@ def _read_bytes(chunk: Chunk) -> bytes:
 
 def _decompress_zstd(content: bytes) -> bytes:
     """The content of all frames; a truncated one is an OSError."""
-    pyarrow = _import_optional("pyarrow", ".zst files")
+    pyarrow = _import_pyarrow()
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd") as stream:
         return stream.read()
 
@@ -228,13 +227,15 @@ def _decompress_zstd(content: bytes) -> bytes:
 DECOMPRESSORS = {".gz": gzip.decompress, ".zst": _decompress_zstd}
 
 
-def _import_optional(package: str, kind: str) -> ModuleType:
+def _import_pyarrow() -> ModuleType:
     try:
-        return importlib.import_module(package)
+        import pyarrow.parquet
     except ImportError as error:
         raise InputError(
-            f'data.path: {kind} need the package {package}; pip install "t5x_diffeq[data]"'
+            "data.path: .parquet and .zst files need the package pyarrow; "
+            'pip install "t5x_diffeq[data]"'
         ) from error
+    return pyarrow
 
 
 def _check_text(path: Path) -> None:
@@ -252,10 +253,9 @@ def _check_text(path: Path) -> None:
 
 
 def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
-    pyarrow = _import_optional("pyarrow", ".parquet files")
-    parquet = importlib.import_module("pyarrow.parquet")
+    pyarrow = _import_pyarrow()
     try:
-        return parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
 
