@@ -39,10 +39,6 @@ CHANGES = {
     "swapped": (lambda s: swap(s, ".array_record"), f"{NAMES[0]}.array_record is not the one"),
     "swapped lengths": (lambda s: swap(s, ".lengths.npy"), f"{NAMES[0]}.lengths.npy is not the"),
     "one bit": (lambda s: flip(s / f"{NAMES[1]}.array_record"), f"{NAMES[1]}.array_record is not"),
-    "cut off": (
-        lambda s: os.truncate(s / f"{NAMES[0]}.array_record", 40),
-        f"{NAMES[0]}.array_record is not the one",
-    ),
     "missing": (lambda s: (s / f"{NAMES[1]}.array_record").unlink(), "No such file or directory"),
     "hash": (
         lambda s: edit(s, lambda m: m["train"]["sha256"].__setitem__(1, "0" * 64)),
@@ -65,7 +61,6 @@ CHANGES = {
         "it says 3 documents of train, and its shards hold [0-9]+; restore it",
     ),
     "a list": (lambda s: (s / "manifest.json").write_text("[]"), "is damaged: it is a list"),
-    "empty": (lambda s: (s / "manifest.json").write_text("{}"), "is damaged: it lacks 'source'"),
     "no JSON": (lambda s: (s / "manifest.json").write_text("{"), "manifest.json is damaged: Exp"),
     "a number": (lambda s: edit(s, lambda m: m.update(train=7)), "'train' of it is 7"),
     "no names": (
