@@ -1,4 +1,4 @@
-"""What a tracker can do: a part of the interface of clu's metric writers.
+"""What a tracker, or a writer of files, can do: a part of the interface of clu's metric writers.
 
 The names and parameters are those of `clu.metric_writers.interface.MetricWriter`, which can't be
 imported without TensorFlow; a test compares the two.
@@ -14,7 +14,7 @@ Scalar: TypeAlias = float | int | np.number
 
 
 class Tracker:
-    """Shows what a run reports at an optimizer step; does nothing in the methods it leaves out."""
+    """Keeps what a run reports at an optimizer step; does nothing in the methods it leaves out."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers by name."""

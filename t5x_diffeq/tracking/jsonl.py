@@ -15,13 +15,13 @@ import numpy as np
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile, describe_error, write_whole
-from t5x_diffeq.tracking.interface import Array, Scalar
+from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 
 _METRICS, _CURVES, _SAMPLES = "metrics.jsonl", "curves.jsonl", "samples.jsonl"
 _HYPERPARAMETERS = "hyperparameters.json"
 
 
-class JsonlWriter:
+class JsonlWriter(Tracker):
     """Appends reports to the files of a workdir.
 
     Every line is stored before the method returns; in a bucket, before `flush` does. A checkpoint

@@ -66,16 +66,17 @@ class RunWriter:
         """The number of lines in `metrics.jsonl`."""
         return self.files.reports if self.files else 0
 
-    def _show(self, write: Callable[[Tracker], None]) -> None:
+    def _each(self, write: Callable[[Tracker], None]) -> None:
+        """Calls `write` with the files now, and with the trackers in their threads."""
+        if self.files:
+            write(self.files)
         for tracker in self.trackers:
             tracker.call(write)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers: a line of `metrics.jsonl`."""
         numbers = dict(scalars)  # as they are now
-        if self.files:
-            self.files.write_scalars(step, numbers)
-        self._show(lambda tracker: tracker.write_scalars(step, numbers))
+        self._each(lambda writer: writer.write_scalars(step, numbers))
 
     def write_summaries(
         self, step: int, values: Mapping[str, Array], metadata: Mapping[str, Any] | None = None
@@ -86,25 +87,19 @@ class RunWriter:
 
     def write_images(self, step: int, images: Mapping[str, Array]) -> None:
         """Writes images, to trackers only."""
-        self._show(lambda tracker: tracker.write_images(step, images))
+        self._each(lambda writer: writer.write_images(step, images))
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         """Writes texts: a line of `samples.jsonl`."""
-        if self.files:
-            self.files.write_texts(step, texts)
-        self._show(lambda tracker: tracker.write_texts(step, texts))
+        self._each(lambda writer: writer.write_texts(step, texts))
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Writes what describes the run: `hyperparameters.json`."""
-        if self.files:
-            self.files.write_hparams(hparams)
-        self._show(lambda tracker: tracker.write_hparams(hparams))
+        self._each(lambda writer: writer.write_hparams(hparams))
 
     def rewind(self, step: int) -> None:
         """Goes back to `step`: the files lose later lines, and trackers get them once more."""
-        if self.files:
-            self.files.rewind(step)
-        self._show(lambda tracker: tracker.rewind(step))
+        self._each(lambda writer: writer.rewind(step))
 
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
         """Has a figure drawn and written as an image, if there are trackers; returns at once.
@@ -145,7 +140,8 @@ class RunWriter:
         finally:
             if self.trackers:
                 self.drawing.stop(deadline)
-            self._show(lambda tracker: tracker.close())
+            for tracker in self.trackers:
+                tracker.call(lambda writer: writer.close())
             for tracker in self.trackers:
                 tracker.stop(deadline)
 
