@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.experiments.analyses import list_pages
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
-from t5x_diffeq.experiments.paired import compare_pairs
+from t5x_diffeq.experiments.notes import compare_pairs, list_pages, paired_table
 from t5x_diffeq.experiments.present import TableSpec, add_task_scores, cells, format_markdown
 from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
-from t5x_diffeq.experiments.task_scores import TaskScores
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
@@ -109,7 +107,7 @@ def test_tasks_are_tested_by_document(tmp_path):
             json.dumps({"documents": documents})
         )
         outcomes.append({"run": model, "text": "t", "shots": 0, "model": model, "seed": 0})
-    (note,) = TaskScores(variants=()).notes(outcomes, tmp_path)
+    (note,) = paired_table(outcomes, tmp_path)
     rows = note.splitlines()[-2:]
     assert rows[0].startswith("| t, mmlu, 0 | +0.2500 | 0.2500 | 0.32 | 1 | 4 |")
     assert rows[1].startswith("| t, piqa, 0 | +0.2500")

@@ -14,12 +14,10 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.analysis.curves import figure_of_curves
-from t5x_diffeq.experiments.update_sources import UpdateSources
 from t5x_diffeq.models.language_model import in_one_document, nodes
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.runs.watcher import Watcher
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.tracking.jsonl import JsonlWriter
 from t5x_diffeq.training.programs import compile_train_step, lower_train_step
 from t5x_diffeq.verbs.train import train
 
@@ -157,61 +155,6 @@ def test_against_the_definitions(watched):
     np.testing.assert_allclose(f + g, 3 * np.diff(states, axis=0), atol=1e-4)  # Euler's steps
     np.testing.assert_allclose(curves["f"], rms(f, (1, 2, 3)), rtol=1e-4)
     np.testing.assert_allclose(curves["g"], rms(g, (1, 2, 3)), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_where_an_update_comes_from(watched, tmp_path):
-    """The update with one kind of parameters as they were before the step, and with all."""
-    setup, curves, before, after, _ = watched
-
-    def weights_with(**newer):
-        """W(t) where these parts of the parameters are those after the step."""
-
-        def choose(path, old, new):
-            names = [key.key for key in path]
-            base = names[-1].endswith("_base")
-            part = "e" if "time_embedding" in names else "W0" if base else "P"
-            return new if newer.get(part) else old
-
-        source = jax.tree_util.tree_map_with_path(choose, before["source"], after["source"])
-        return weights_of(setup.model, {**before, "source": source})
-
-    def added(to, by):
-        return jax.tree.map(lambda a, b: np.asarray(a - b, np.float64), by, to)
-
-    old, new = weights_with(), weights_with(W0=True, P=True, e=True)
-    with_P, with_both = weights_with(P=True), weights_with(W0=True, P=True)
-    parts = {"P": added(old, with_P), "W0": added(with_P, with_both), "e": added(with_both, new)}
-    whole = added(old, new)
-    of_all = {}
-    for part, change in parts.items():
-        products, squares = {}, {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(whole):
-            layer = ".".join(key.key for key in path[:-1])
-            own = change
-            for key in path:
-                own = own[key.key]
-            axes = tuple(range(1, leaf.ndim))
-            products[layer] = products.get(layer, 0) + (own * leaf).sum(axes)
-            squares[layer] = squares.get(layer, 0) + (leaf * leaf).sum(axes)
-        shares = {layer: products[layer] / squares[layer] for layer in squares}
-        found = {layer: curves[f"update_by/{part}/{layer}"] for layer in LAYERS}
-        for layer, share in shares.items():
-            np.testing.assert_allclose(found[layer], share, atol=2e-3, err_msg=f"{part} {layer}")
-        assert max(abs(share).max() for share in shares.values()) > 0.1
-        of_all[part] = sum(map(np.sum, products.values())) / sum(map(np.sum, squares.values()))
-
-    (tmp_path / "run").mkdir()
-    writer = JsonlWriter(tmp_path / "run", 0)
-    writer.write_summaries(1, {f"watch/{name}": 0 * curve for name, curve in curves.items()})
-    writer.write_summaries(2, {f"watch/{name}": curve for name, curve in curves.items()})
-    writer.flush()
-    outcome = {"run": "run", "text": "stdlib", "time_basis": "table:12"}
-    gone = {**outcome, "run": "gone", "text": "other"}
-    charts = UpdateSources(variants={}).charts([outcome, gone], tmp_path)
-    assert list(charts) == ["stdlib_table"]
-    for part, line in charts["stdlib_table"].panels[""].items():
-        assert line == [(2, pytest.approx(of_all[part], abs=2e-3), None)]
 
 
 def rms(x, axes):

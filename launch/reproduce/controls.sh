@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Where the ODE's lead comes from: models between it and the baseline, each at its best learning rate
-# (t5x_diffeq/experiments/controls.py says which).
+# (`sweep_controls` in t5x_diffeq/experiments/beyond_paper.py says which).
 #
 #   launch/reproduce/controls.sh --text=stdlib [--output=DIR] [--part=0/4]
 #   launch/reproduce/controls.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE

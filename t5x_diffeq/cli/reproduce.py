@@ -16,7 +16,6 @@ EXPERIMENTS = (
     "budgets",
     "equal_time",
     "controls",
-    "update_sources",
     "depth_transfer",
     "table4",
     "table5",

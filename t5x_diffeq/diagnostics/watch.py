@@ -2,8 +2,7 @@
 
     gradient/LAYER   |dL/dW(t_n)|                         at each node t_n of the model's own grid
     weights/LAYER    |W(t_n)|                             before the step
-    update/LAYER     |W(t_n) after - W(t_n) before|       what the step changed
-    update_by/PART/LAYER   its share that comes from W0, P or e(t_n)   (`update_shares`)
+    update/LAYER     |W(t_n) after - W(t_n) before|        what the step changed
     dW_dt/LAYER      |dW/dt(t_n)|                         before the step
     f, g             rms of f(y; W) and of g(y; W)        in each solver step, over its evaluations
     state            rms of y                             at t = 0, dt, ..., 1
@@ -26,17 +25,15 @@ from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from t5x_diffeq.diagnostics.update_shares import Makers, makers_of, update_shares
 from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.layers.context import to_zigzag
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
-from t5x_diffeq.ode.weights import Embeddings
 from t5x_diffeq.training.depth_norms import Curves, named, norms
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
@@ -48,11 +45,10 @@ _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per
 # ------------------------------------------------------------------------------ weights
 
 
-def _exact_weights(model: LanguageModel, params: Params) -> tuple[Weights, Embeddings]:
-    """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding; and e."""
+def _exact_weights(model: LanguageModel, params: Params) -> Weights:
+    """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding."""
     exact = LanguageModel(replace(model.config, dtype="float32", state_dtype="float32"))
-    make = nn.apply(LanguageModel.weights_and_embeddings, exact)
-    return make({"params": params}, jnp.asarray(nodes(model.config)))
+    return nn.apply(LanguageModel.weights, exact)({"params": params})
 
 
 def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
@@ -122,20 +118,17 @@ def _some_rows(batch: Batch, shards: int) -> Batch:
 # ------------------------------------------------------------------------------ the two programs
 
 
-Kept = tuple[Weights, Makers | None]  # the weights; what they came from, if they depend on time
-
-
 class Programs(NamedTuple):
     """The two compiled programs that run around a step.
 
     Attributes:
-      before: from the parameters and the batch to what `after` needs of the parameters, and the
-        curves, but for those of gradient and update.
-      after: from the updated parameters and what `before` kept to the curves of the update.
+      before: from the parameters and the batch to the weights, and the curves, but for those of
+        gradient and update.
+      after: from the updated parameters and the weights before to the curves of the update.
     """
 
-    before: Callable[[Params, Batch], tuple[Kept, Curves]]
-    after: Callable[[Params, Kept], Curves]
+    before: Callable[[Params, Batch], tuple[Weights, Curves]]
+    after: Callable[[Params, Weights], Curves]
 
 
 def compile_programs(setup: Setup, batch_size: int) -> Programs:
@@ -144,32 +137,25 @@ def compile_programs(setup: Setup, batch_size: int) -> Programs:
     params, batch = setup.abstract_state.params, setup.abstract_batch(batch_size)
     shards = batch_shards(setup.mesh.shape)
 
-    def before(params: Params, batch: Batch) -> tuple[Kept, Curves]:
-        weights, e = _exact_weights(model, params)
-        makers = makers_of(model.config, params["source"], e) if e else None
+    def before(params: Params, batch: Batch) -> tuple[Weights, Curves]:
+        weights = _exact_weights(model, params)
         rows = _some_rows(batch, shards)
         places = places_of(rows) or in_one_document(rows["inputs"])
         y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
         used = nn.apply(LanguageModel.weights, model)({"params": params})
         curves = named("weights", norms(weights)) | sizes(model.config, used, y, places)
-        return (weights, makers), curves | named("dW_dt", norms(_rates(model, params, weights)))
+        return weights, curves | named("dW_dt", norms(_rates(model, params, weights)))
 
-    def after(params: Params, kept: Kept) -> Curves:
-        before, makers = kept
-        weights, e = _exact_weights(model, params)
-        change = jax.tree.map(jnp.subtract, weights, before)
-        curves = named("update", norms(change))
-        if makers is None:
-            return curves
-        shares = update_shares(model.config, change, makers, params["source"], e)
-        return curves | named("update_by", shares)
+    def after(params: Params, before: Weights) -> Curves:
+        change = jax.tree.map(jnp.subtract, _exact_weights(model, params), before)
+        return named("update", norms(change))
 
     first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
     shapes, _ = jax.eval_shape(before, params, batch)
-    kept = jax.tree.map(
+    weights = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
         first.output_shardings[0],
     )
-    second = jax.jit(after, out_shardings=whole).lower(params, kept).compile()
+    second = jax.jit(after, out_shardings=whole).lower(params, weights).compile()
     return Programs(first, second)

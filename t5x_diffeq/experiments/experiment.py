@@ -1,16 +1,107 @@
-"""The base class of experiments: the runs, and what is shown of their outcomes."""
+"""Experiments: trainings, what follows each of them, and what is shown of the outcomes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
+from t5x_diffeq.experiments.notes import list_pages, paired_table
 from t5x_diffeq.experiments.present import Chart, TableSpec
-from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
+from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
+from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 
 Keys = Mapping[str, Any]  # values by key of the config
 Texts = Mapping[str, Keys]  # by the text's name, the keys of the config for it
+
+_WIDTH = "model.time_embed_dim"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that is trained on each text with each seed.
+
+    Attributes:
+      variant: the variant of the config.
+      keys: the keys that it sets. A function makes its value of all values of the config.
+      model: its name in tables; None: the variant's.
+      config: the config's file, such as "gpt_small.py"; None: the text's own for a laptop.
+      rates: the learning rates that a sweep begins with.
+    """
+
+    variant: str
+    keys: Keys = field(default_factory=dict)
+    model: str | None = None
+    config: str | None = None
+    rates: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return self.model or self.variant
+
+    def config_for(self, text: str) -> str:
+        """The config's file for a text."""
+        return self.config or ("shakespeare.py" if text == "shakespeare" else "laptop.py")
+
+    def run(self, text: str, of_text: Keys, seed: int) -> ExperimentRun:
+        """Its run, named after everything that sets it apart, so that experiments can share it.
+
+        Its labels are text, size, model, seed, T, and the last part of each key that it sets.
+
+        Args:
+          text: the text's name.
+          of_text: keys of the config for the text.
+          seed: seed of the config.
+        """
+        config = self.config_for(text)
+        own = values_of(config, self.variant)
+        choice = {key: x(own) if callable(x) else x for key, x in self.keys.items()}
+        generated = own["model.weights"] == "time_dependent"
+        chosen = {
+            key: value
+            for key, value in choice.items()
+            if own[key] != value and (generated or key != _WIDTH)
+        }
+        size = config.removesuffix(".py")
+        keys = {**chosen, **fill_in_tokenizer(of_text, own["model.architecture"]), "seed": seed}
+        words = [*dict.fromkeys((size, text)), self.variant, *name_choices(chosen), f"seed={seed}"]
+        return ExperimentRun(
+            "-".join(words),
+            "train",
+            (f"--config=configs/{config}:{self.variant}", *format_flags(keys)),
+            {
+                "text": text,
+                "size": size,
+                "model": self.name,
+                "seed": seed,
+                "T": choice.get(_WIDTH, own[_WIDTH]) if generated else self.variant,
+                **{key.rpartition(".")[2]: value for key, value in choice.items()},
+            },
+        )
+
+
+def trainings(
+    variants: Iterable[str],
+    choices: Mapping[str, Iterable[object]] | None = None,
+    configs: Mapping[str | None, Keys] | None = None,
+) -> tuple[Training, ...]:
+    """Every variant with every choice of values, in every config.
+
+    Args:
+      variants: variants of the config.
+      choices: the values of each key in which the trainings differ.
+      configs: by config file, the keys that all its trainings set; None: the text's own file.
+    """
+    choices = choices or {}
+    return tuple(
+        Training(variant, {**keys, **dict(zip(choices, values, strict=True))}, config=config)
+        for config, keys in (configs or {None: {}}).items()
+        for variant in variants
+        for values in product(*choices.values())
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +109,18 @@ class Experiment:
     """Runs, and the tables and figures made from their outcomes.
 
     Attributes:
+      trainings: its trainings.
+      trainings_on: by the name of a text, its trainings where they differ.
+      follow_up: makes the runs that follow a training, whose outcomes are shown instead of its own.
+      others: runs that need no text and have no seed.
       tables: the tables, each with its figure.
       seeds: number of seeds of each training: the default of --seeds.
     """
 
+    trainings: tuple[Training, ...] = ()
+    trainings_on: Mapping[str, tuple[Training, ...]] = field(default_factory=dict)
+    follow_up: Callable[[ExperimentRun], list[ExperimentRun]] | None = None
+    others: tuple[ExperimentRun, ...] = ()
     tables: tuple[TableSpec, ...] = ()
     seeds: int = 3
 
@@ -29,6 +128,9 @@ class Experiment:
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
     ) -> list[ExperimentRun]:
         """All runs, or those that can be known from the outcomes so far.
+
+        All models are trained with the first seed, then all with the second, so that their times
+        compare, and tables of unfinished experiments too.
 
         Args:
           texts: the texts to train on.
@@ -38,7 +140,18 @@ class Experiment:
         Raises:
           InputError: if there are too few texts, or too many.
         """
-        raise NotImplementedError
+        if self.trainings:
+            need_text(texts)
+        runs: list[ExperimentRun] = []
+        for text, seed in product(texts, seeds):
+            for training in self.trainings_on.get(text, self.trainings):
+                run = training.run(text, texts[text], seed)
+                runs += self._with_follow_up(run) if self.follow_up else [run]
+        return [*runs, *self.others]
+
+    def _with_follow_up(self, run: ExperimentRun) -> list[ExperimentRun]:
+        assert self.follow_up is not None
+        return [replace(run, labels={}), *self.follow_up(run)]
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
         """Further paragraphs in Markdown, shown after the tables.
@@ -47,7 +160,7 @@ class Experiment:
           outcomes: outcomes of the runs that have labels.
           output: the folder of the runs.
         """
-        return []
+        return [*list_pages(outcomes), *paired_table(outcomes, output)]
 
     def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
         """Further figures, by the name of their file; the arguments are those of `notes`."""

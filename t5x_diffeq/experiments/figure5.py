@@ -6,17 +6,21 @@ throughout. Each of the two texts is the first one once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import product
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.experiments.tokenizers import KEY, fill_in_tokenizer
 from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError
 
-_GRIDS = (9, 12, 18, 24)
 _STEPS = {"ode": 18, "baseline": 24}
+_TUNINGS = {  # methods and grids
+    "ode": tuple(product(("lora", "full", "hypernetwork"), (9, 12, 18, 24))),
+    "baseline": (("lora", 24), ("full", 24)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,36 +73,26 @@ class Figure5(Experiment):
         self, source: str, target: str, variant: str, texts: Texts, seed: int
     ) -> list[ExperimentRun]:
         """A training on one text and its tunings on the other."""
-        suffix, own = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
-        keys = {"model.num_steps": _STEPS[variant], **self.base.get(variant, {}), **own}
+        suffix, with_seed = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
+        keys = {"model.num_steps": _STEPS[variant], **self.base.get(variant, {}), **with_seed}
         config = f"--config=configs/{self.config}:{variant}"
-        name = f"{source}-{variant}{suffix}"
-        base = ExperimentRun(name, "train", (config, *format_flags({**keys, **texts[source]})))
-        labels: dict[str, Label] = {"trained on": source, "tuned on": target, "seed": seed}
-        tuned = [
-            self._tune(base, variant, method, steps, {**_tuning_keys(texts[target]), **own})
-            for method in ("lora", "full", *(["hypernetwork"] if variant == "ode" else []))
-            for steps in (_GRIDS if variant == "ode" else (_STEPS[variant],))
-        ]
-        return [base, *(replace(run, labels={**labels, **run.labels}) for run in tuned)]
-
-    def _tune(
-        self, base: ExperimentRun, variant: str, method: str, steps: int, text: Keys
-    ) -> ExperimentRun:
-        keys = {**self.tuning, **self.of_method.get(method, {}), **text}
-        return ExperimentRun(
-            f"{base.name}-{method}-{steps}",
-            "finetune",
-            (
+        trained = f"{source}-{variant}{suffix}"
+        runs = [ExperimentRun(trained, "train", (config, *format_flags({**keys, **texts[source]})))]
+        for method, steps in _TUNINGS[variant]:
+            keys = {**self.tuning, **self.of_method.get(method, {}), **texts[target], **with_seed}
+            keys.pop(KEY, None)  # the tokenizer comes from the run that is tuned
+            arguments = (
                 f"--config=configs/finetune.py:{method}",
-                f"--config.init_from={{output}}/{base.name}",
+                f"--config.init_from={{output}}/{trained}",
                 *format_flags({**keys, "model.num_steps": steps}),
-            ),
-            {"method": f"{variant}, {method}", "steps": steps},
-            needs=base.name,
-        )
-
-
-def _tuning_keys(text: Keys) -> Keys:
-    """A text's keys without the tokenizer, which comes from the run that is tuned."""
-    return {key: value for key, value in text.items() if key != KEY}
+            )
+            labels = {
+                "trained on": source,
+                "tuned on": target,
+                "seed": seed,
+                "method": f"{variant}, {method}",
+                "steps": steps,
+            }
+            name = f"{trained}-{method}-{steps}"
+            runs.append(ExperimentRun(name, "finetune", arguments, labels, trained))
+        return runs

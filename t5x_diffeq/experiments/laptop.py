@@ -4,57 +4,55 @@ The text's name selects the config: configs/shakespeare.py for `shakespeare`, el
 configs/laptop.py.
 """
 
-from t5x_diffeq.experiments.analyses import Analyses, SpectraStudy
-from t5x_diffeq.experiments.budgets import Budgets
-from t5x_diffeq.experiments.comparison import Choices, Comparison
-from t5x_diffeq.experiments.controls import controls
-from t5x_diffeq.experiments.cost import WIDTHS, Cost
-from t5x_diffeq.experiments.depth_transfer import DepthTransfer
-from t5x_diffeq.experiments.equal_time import EqualTime
-from t5x_diffeq.experiments.experiment import Experiment
+from t5x_diffeq.experiments.beyond_paper import (
+    compare_budgets,
+    study_spectra,
+    sweep_controls,
+    transfer_over_depth,
+)
+from t5x_diffeq.experiments.experiment import Experiment, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
-from t5x_diffeq.experiments.learning_rates import Sweep, SweptModel
+from t5x_diffeq.experiments.follow_ups import (
+    CLUSTERING,
+    COSTS,
+    FIGURE_3,
+    PROMPTS,
+    analyse_lyapunov,
+    analyse_spectra,
+    ask_own_tasks,
+    time_steps,
+)
+from t5x_diffeq.experiments.learning_rates import EqualTime, Sweep
 from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
-from t5x_diffeq.experiments.task_scores import TaskScores
-from t5x_diffeq.experiments.update_sources import UpdateSources
 
-_SWEPT = {
-    "baseline": SweptModel("baseline", (4e-3, 8e-3)),
-    "ode": SweptModel("ode", (2e-3, 4e-3, 8e-3)),
-    "shared": SweptModel("shared", (2e-3, 4e-3, 8e-3)),
-}
+_BASELINE = Training("baseline", rates=(4e-3, 8e-3))
+_ODE, _SHARED = (Training(variant, rates=(2e-3, 4e-3, 8e-3)) for variant in ("ode", "shared"))
 _OVER_STEPS = (TableSpec(("text",), "model", "loss", over_steps=True),)
-_OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
+_BOTH = ("ode", "baseline")
 _VARIANTS = ("baseline", "ode", "shared")
+_WORKSTATION = "workstation.py"
 _PENALTY = {"train.velocity_penalty": 0.1}
+_COSTS = tuple(TableSpec(("config",), "T", value) for value in COSTS)
+_TASKS = (TableSpec(("text", "task", "shots"), "model", "score"),)
 
 LAPTOP: dict[str, Experiment] = {
-    "table1": Sweep(models=_SWEPT),
-    "table2": Sweep(models={each: _SWEPT[each] for each in ("baseline", "ode")}),
-    "budgets": Budgets(),
+    "table1": Sweep(trainings=(_BASELINE, _ODE, _SHARED)),
+    "table2": Sweep(trainings=(_BASELINE, _ODE)),
+    "budgets": compare_budgets(),
     "equal_time": EqualTime(
-        config="workstation.py",
-        models={
-            **{
-                variant: SweptModel(variant, (2e-3, 4e-3))
+        config=_WORKSTATION,
+        trainings=(
+            *(
+                Training(variant, config=_WORKSTATION, rates=(2e-3, 4e-3))
                 for variant in (*_VARIANTS, "compact", "smooth")
-            },
-            "baseline with penalty": SweptModel("baseline", (1e-3, 2e-3), _PENALTY),
-            "compact with penalty": SweptModel("compact", (2e-3, 4e-3), _PENALTY),
-        },
+            ),
+            Training("baseline", _PENALTY, "baseline with penalty", _WORKSTATION, (1e-3, 2e-3)),
+            Training("compact", _PENALTY, "compact with penalty", _WORKSTATION, (2e-3, 4e-3)),
+        ),
     ),
-    "controls": Sweep(models=controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3))),
-    "update_sources": UpdateSources(
-        models={"laptop.py": {}},
-        variants={
-            "ode": {"model.time_basis": ("sinusoids", "table:12"), "train.watch_every": (50,)}
-        },
-        tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
-        seeds=1,
-    ),
-    "depth_transfer": DepthTransfer(
-        config="laptop.py",
+    "controls": sweep_controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3)),
+    "depth_transfer": transfer_over_depth(
+        "laptop.py",
         rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         keys={
             "model.embed_dim": 64,
@@ -66,11 +64,23 @@ LAPTOP: dict[str, Experiment] = {
             "train.eval_batches": 16,
         },
     ),
-    "table4": TaskScores(variants=_VARIANTS, keys={"model.architecture": "gpt"}),
-    "table5": TaskScores(variants=_VARIANTS, keys={"model.architecture": "llama"}),
-    "figure2": Analyses(kinds=("spectra", "clustering"), variants={"ode": {}}, seeds=1),
-    "figure3": Analyses(kinds=("lyapunov",), variants={"ode": {}}, prompts=FIGURE_3, seeds=1),
-    "figure4": Comparison(variants=_OWN, tables=_OVER_STEPS),
+    "table4": Experiment(
+        trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
+        follow_up=ask_own_tasks,
+        tables=_TASKS,
+    ),
+    "table5": Experiment(
+        trainings=trainings(_VARIANTS, {"model.architecture": ("llama",)}),
+        follow_up=ask_own_tasks,
+        tables=_TASKS,
+    ),
+    "figure2": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_spectra, others=(CLUSTERING,), seeds=1
+    ),
+    "figure3": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_lyapunov(FIGURE_3), seeds=1
+    ),
+    "figure4": Experiment(trainings=trainings(_BOTH), tables=_OVER_STEPS),
     "figure5": Figure5(
         config="laptop.py",
         tuning={
@@ -81,29 +91,31 @@ LAPTOP: dict[str, Experiment] = {
         },
         of_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
     ),
-    "figure7": Comparison(
-        variants={variant: {"optimizer.beta2": (0.95, 0.999)} for variant in _VARIANTS[:2]},
+    "figure7": Experiment(
+        trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.999)}),
         tables=(TableSpec(("text", "model"), "beta2", "loss", over_steps=True),),
     ),
-    "figure8": Comparison(
-        variants={variant: {"model.architecture": ("llama",)} for variant in _OWN},
-        tables=_OVER_STEPS,
+    "figure8": Experiment(
+        trainings=trainings(_BOTH, {"model.architecture": ("llama",)}), tables=_OVER_STEPS
     ),
-    "figure13": Analyses(kinds=("clustering",), variants={}, seeds=1),
-    "figure14": Comparison(
-        variants={"ode": {"model.time_embed_dim": (20, 48, 96, 144)}, "baseline": {}},
+    "figure13": Experiment(others=(CLUSTERING,), seeds=1),
+    "figure14": Experiment(
+        trainings=(
+            *trainings(["ode"], {"model.time_embed_dim": (20, 48, 96, 144)}),
+            Training("baseline"),
+        ),
         tables=(TableSpec(("text",), "T", "loss", over_steps=True),),
     ),
-    "figure15": Cost(config="laptop.py", widths=WIDTHS),
-    "figure18": Comparison(
-        variants={
-            "ode": {
-                "model.time_embedding": ("separate", "common"),
-                "model.time_embed_dim": (20, 48),
-            }
-        },
+    "figure15": Experiment(others=time_steps("laptop.py"), tables=_COSTS, seeds=1),
+    "figure18": Experiment(
+        trainings=trainings(
+            ["ode"],
+            {"model.time_embedding": ("separate", "common"), "model.time_embed_dim": (20, 48)},
+        ),
         tables=(TableSpec(("text", "time_embedding"), "T", "loss", over_steps=True),),
     ),
-    "appendixE": SpectraStudy(),
-    "appendixF": Analyses(kinds=("lyapunov",), variants={"ode": {}}, prompts=PROMPTS, seeds=1),
+    "appendixE": study_spectra(),
+    "appendixF": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_lyapunov(PROMPTS), seeds=1
+    ),
 }

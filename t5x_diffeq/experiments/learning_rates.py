@@ -1,47 +1,23 @@
-"""Models compared, each at its best learning rate: tables 1 and 2 of the paper, on a laptop."""
+"""Models compared, each at its best learning rate: after equal steps, and in equal time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import NamedTuple
 
-from t5x_diffeq.experiments.comparison import laptop_config, make_training
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts, need_text
-from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.experiments.drawing import losses_over_steps
+from t5x_diffeq.experiments.experiment import Experiment, Texts, Training, need_text
+from t5x_diffeq.experiments.present import Chart, Line, TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.runtime.config_files import values_of
+from t5x_diffeq.runtime.files import AnyPath
 
 RATE = "optimizer.learning_rate"
-RATE_NAME = "learning_rate"  # in tables
+_RATE_NAME = "learning_rate"  # in tables
+_RATIO = "model / baseline: step_ms"
+_EQUAL_STEPS = "equal steps"
+_BY_MODEL = TableSpec((), "model", "loss", _RATE_NAME)
 _Group = tuple[str, str]  # text, model
-
-
-@dataclass(frozen=True)
-class SweptModel:
-    """A model of a sweep.
-
-    Attributes:
-      variant: variant of the config.
-      rates: the learning rates to begin with.
-      keys: further keys of the config that it sets; in a text, `{num_steps}` is the config's own.
-    """
-
-    variant: str
-    rates: tuple[float, ...]
-    keys: Keys = field(default_factory=dict)
-
-
-class Progress(NamedTuple):
-    """How far the outcomes bring a sweep.
-
-    Attributes:
-      runs: the runs that they determine.
-      best: by text and model, the best rate; {} while there are still rates to try.
-    """
-
-    runs: list[ExperimentRun]
-    best: dict[_Group, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +27,11 @@ class Sweep(Experiment):
     The first seed tries each model's rates, then half the smallest or twice the largest while
     that one is the best, so the optimum is interior. A rate at which training diverges is the
     worst. The other seeds run only at the optimum.
-
-    Attributes:
-      models: by the model's name.
-      config: the config's file; None for the text's own laptop config.
     """
 
-    models: dict[str, SweptModel]
-    config: str | None = None
     tables: tuple[TableSpec, ...] = (
-        *(TableSpec(("model",), "text", value, RATE_NAME) for value in ("loss", "perplexity")),
-        TableSpec(("text", "model"), RATE_NAME, "loss", log=True),
+        *(TableSpec(("model",), "text", value, _RATE_NAME) for value in ("loss", "perplexity")),
+        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True),
     )
 
     def runs(
@@ -72,44 +42,37 @@ class Sweep(Experiment):
         Runs come in rounds, each added when the previous round is done. A new round leaves the
         order of earlier runs unchanged, so the jobs of an array agree on which runs are whose.
         """
-        return self.progress(texts, seeds, done).runs
+        return self.progress(texts, seeds, done)[0]
 
-    def progress(self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]) -> Progress:
-        """The runs of `runs`, and the best rates, once they are known."""
+    def progress(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> tuple[list[ExperimentRun], dict[_Group, float]]:
+        """The runs; and each group's best rate, {} while there are still rates to try."""
         need_text(texts)
+        groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
 
         def run(group: _Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
-            return self.training(texts, group, {RATE: rate}, seed)
+            return at_rate(groups[group], rate).run(group[0], texts[group[0]], seed)
 
-        wanted: dict[_Group, Sequence[float]] = {
-            (text, name): self.models[name].rates for text, name in product(texts, self.models)
-        }
-        tried: dict[_Group, dict[float, float]] = {group: {} for group in wanted}
-        made: list[ExperimentRun] = []
+        wanted: dict[_Group, Sequence[float]] = {group: x.rates for group, x in groups.items()}
+        losses: dict[_Group, dict[float, float]] = {group: {} for group in groups}
+        runs: list[ExperimentRun] = []
         while any(wanted.values()):
-            made += [run(group, rate) for group in wanted for rate in wanted[group]]
-            if any(each.name not in done for each in made):
-                return Progress(made, {})
+            runs += [run(group, rate) for group, rates in wanted.items() for rate in rates]
+            if any(each.name not in done for each in runs):
+                return runs, {}
             for group, rates in wanted.items():
-                found = {rate: done[run(group, rate).name] for rate in rates}
-                tried[group] |= {rate: each.get("loss", inf) for rate, each in found.items()}
-            wanted = {group: _next_rates(losses) for group, losses in tried.items()}
-        best = {group: min(losses, key=losses.__getitem__) for group, losses in tried.items()}
-        others = [run(group, best[group], seed) for group in tried for seed in seeds[1:]]
-        return Progress(made + others, best)
+                for rate in rates:
+                    losses[group][rate] = done[run(group, rate).name].get("loss", inf)
+            wanted = {group: _next_rates(tried) for group, tried in losses.items()}
+        best = {group: min(tried, key=tried.__getitem__) for group, tried in losses.items()}
+        others = [run(group, rate, seed) for group, rate in best.items() for seed in seeds[1:]]
+        return runs + others, best
 
-    def training(self, texts: Texts, group: _Group, choice: Keys, seed: int) -> ExperimentRun:
-        """One training of a model on a text."""
-        text, name = group
-        model = self.models[name]
-        config = self.config or laptop_config(text)
-        steps = values_of(config, model.variant)["model.num_steps"]
-        keys = {
-            key: value.format(num_steps=steps) if isinstance(value, str) else value
-            for key, value in model.keys.items()
-        }
-        own = {**keys, **choice}
-        return make_training(config, text, texts[text], model.variant, own, seed, name)
+
+def at_rate(training: Training, rate: float) -> Training:
+    """The training with this learning rate."""
+    return replace(training, keys={**training.keys, RATE: rate})
 
 
 def _next_rates(losses: dict[float, float]) -> list[float]:
@@ -117,3 +80,74 @@ def _next_rates(losses: dict[float, float]) -> list[float]:
     best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualTime(Sweep):
+    """A sweep of the learning rate, then each model at its best in the time of the baseline.
+
+    The steps of each model are timed in turns with those of a baseline that has its keys. A model
+    whose step takes r times as long, r > 1, then trains for 1 / r of the steps, with a schedule of
+    that length. If r is at most 1, equal steps are no more than equal time, and stand for it.
+
+    Attributes:
+      config: the config's file.
+    """
+
+    config: str
+    tables: tuple[TableSpec, ...] = (
+        TableSpec(("text", "budget"), "model", "loss", _RATE_NAME, over_steps=True),
+        TableSpec(("text", "budget"), "model", "perplexity", _RATE_NAME),
+        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True),
+    )
+
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
+        """The runs that the outcomes so far determine."""
+        timings = self._timings()
+        swept, best = self.progress(texts, seeds, done)
+        runs = [*timings.values(), *_with_budget(swept, _EQUAL_STEPS)]
+        if not best or any(run.name not in done for run in timings.values()):
+            return runs
+        steps = values_of(self.config, "baseline")["train.total_steps"]
+        models = {training.name: training for training in self.trainings}
+        for (text, name), rate in best.items():
+            ratio = done[timings[name].name][_RATIO] if name in timings else 1.0
+            fewer = round(steps / max(ratio, 1.0))
+            if fewer != steps:
+                shorter = at_rate(models[name], rate)
+                shorter = replace(shorter, keys={**shorter.keys, "train.total_steps": fewer})
+                again = [shorter.run(text, texts[text], seed) for seed in seeds]
+                runs += _with_budget(again, "equal time")
+        return runs
+
+    def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
+        """The loss of each model at its best rate over time: a panel for each text."""
+        ratios = {each["run"]: each[_RATIO] for each in outcomes if _RATIO in each}
+        times = {name: ratios.get(run.name, 1.0) for name, run in self._timings().items()}
+        equal = [each for each in outcomes if each.get("budget") == _EQUAL_STEPS]
+        panels: dict[str, dict[str, Line]] = {}
+        for text in dict.fromkeys(each["text"] for each in equal):
+            of_text = [each for each in equal if each["text"] == text]
+            panels[text] = {
+                name: [(step * times.get(name, 1.0), *loss) for step, *loss in line if step]
+                for name, line in losses_over_steps(of_text, _BY_MODEL, output).items()
+            }
+        across = "time, in optimizer steps of the baseline"
+        return {"loss_over_time": Chart(across, "validation loss", panels)} if panels else {}
+
+    def _timings(self) -> dict[str, ExperimentRun]:
+        """By model, the times of its steps and of those of the baseline with the same keys."""
+        size, timings = self.config.removesuffix(".py"), {}
+        for training in self.trainings:
+            if training.variant != "baseline":
+                name = "-".join(("timing", size, *training.name.split()))
+                config = f"--config=configs/{self.config}:{training.variant}"
+                arguments = (config, *format_flags(training.keys))
+                timings[training.name] = ExperimentRun(name, "benchmark", arguments)
+        return timings
+
+
+def _with_budget(runs: Sequence[ExperimentRun], budget: str) -> list[ExperimentRun]:
+    return [replace(run, labels={**run.labels, "budget": budget}) for run in runs]

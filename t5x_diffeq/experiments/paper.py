@@ -6,34 +6,43 @@ rate, batch size, steps and T are in the models' own configs unless they are set
 trains each model once; `--seeds=3` gives standard errors.
 """
 
-from t5x_diffeq.experiments.analyses import GROWTH_TABLES, Analyses
-from t5x_diffeq.experiments.budgets import Budgets
-from t5x_diffeq.experiments.comparison import Choices, Comparison
-from t5x_diffeq.experiments.controls import controls
-from t5x_diffeq.experiments.cost import WIDTHS, Cost
-from t5x_diffeq.experiments.depth_transfer import DepthTransfer
-from t5x_diffeq.experiments.equal_time import EqualTime
-from t5x_diffeq.experiments.experiment import Experiment, Keys
+from t5x_diffeq.experiments.beyond_paper import (
+    GROWTH,
+    compare_budgets,
+    sweep_controls,
+    transfer_over_depth,
+)
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
-from t5x_diffeq.experiments.learning_rates import Sweep, SweptModel
+from t5x_diffeq.experiments.follow_ups import (
+    CLUSTERING,
+    COSTS,
+    FIGURE_3,
+    PROMPTS,
+    analyse_lyapunov,
+    analyse_spectra,
+    ask_papers_tasks,
+    time_steps,
+)
+from t5x_diffeq.experiments.learning_rates import EqualTime
 from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.prompts import FIGURE_3, PROMPTS
-from t5x_diffeq.experiments.task_scores import TaskScores
-from t5x_diffeq.experiments.update_sources import UpdateSources
 
-_OWN: dict[str, Choices] = {"ode": {}, "baseline": {}}
-_LARGE: dict[str, Keys] = {"gpt_large.py": {}}
-_LLAMA: dict[str, Keys] = {"llama1b.py": {}}
-_OPENWEBTEXT: dict[str, Keys] = {"gpt_small.py": {}, "gpt_medium.py": {}, **_LARGE, **_LLAMA}
+_BOTH = ("ode", "baseline")
+_SMALL, _MEDIUM, _LARGE, _LLAMA = "gpt_small.py", "gpt_medium.py", "gpt_large.py", "llama1b.py"
+_OPENWEBTEXT: dict[str | None, Keys] = {_SMALL: {}, _MEDIUM: {}, _LARGE: {}, _LLAMA: {}}
 _WIKITEXT_RUN: Keys = {
     "train.batch_size": 256,
     "train.total_steps": 10_000,
     "train.eval_every": 200,
 }
-_WIKITEXT: dict[str, Keys] = {
-    "gpt_small.py": _WIKITEXT_RUN,
-    "gpt_medium.py": {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
+_WIKITEXT: dict[str | None, Keys] = {
+    _SMALL: _WIKITEXT_RUN,
+    _MEDIUM: {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
 }
+_RATES = (3e-4, 6e-4, 1.2e-3)
+_GROWTH = tuple(TableSpec(("text", "size"), "model", value) for value in GROWTH)
+_COSTS = tuple(TableSpec(("config",), "T", value) for value in COSTS)
+_TASKS = (TableSpec(("text", "task", "shots"), "model", "score"),)
 _PERPLEXITY = tuple(TableSpec(("text", "size"), "model", value) for value in ("perplexity", "loss"))
 _OVER_STEPS = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
 # Apart from its method, a tuning has the settings of the training before; every weight decays.
@@ -46,38 +55,27 @@ _TUNING = {
 _EVERY_DECAYS = {"optimizer.weight_decay": 0.1, "optimizer.decay": "all"}
 
 PAPER: dict[str, Experiment] = {
-    "table1": Comparison(
-        models=_WIKITEXT,
-        variants={"baseline": {}, "shared": {}, "ode": {}},
+    "table1": Experiment(
+        trainings=trainings(("baseline", "shared", "ode"), configs=_WIKITEXT),
         tables=_PERPLEXITY,
         seeds=1,
     ),
-    "table2": Comparison(models=_OPENWEBTEXT, variants=_OWN, tables=_PERPLEXITY, seeds=1),
-    "budgets": Budgets(config="gpt_small.py", seeds=1),  # not in the paper
+    "table2": Experiment(
+        trainings=trainings(_BOTH, configs=_OPENWEBTEXT), tables=_PERPLEXITY, seeds=1
+    ),
+    "budgets": compare_budgets(_SMALL, seeds=1),  # not in the paper
     "equal_time": EqualTime(
-        config="gpt_small.py",
-        models={
-            variant: SweptModel(variant, (3e-4, 6e-4, 1.2e-3))
-            for variant in (*_OWN, "compact", "smooth")
-        },
+        config=_SMALL,
+        trainings=tuple(
+            Training(variant, config=_SMALL, rates=_RATES)
+            for variant in (*_BOTH, "compact", "smooth")
+        ),
         seeds=1,
     ),  # not in the paper
-    "controls": Sweep(
-        config="gpt_small.py",
-        models=controls(baseline=(3e-4, 6e-4, 1.2e-3), ode=(3e-4, 6e-4, 1.2e-3)),
-        seeds=1,
-    ),  # not in the paper
-    "update_sources": UpdateSources(
-        models={"gpt_small.py": {}},
-        variants={
-            "ode": {"model.time_basis": ("sinusoids", "table:12"), "train.watch_every": (500,)}
-        },
-        tables=(TableSpec(("text",), "time_basis", "loss", over_steps=True),),
-        seeds=1,
-    ),  # not in the paper
-    "depth_transfer": DepthTransfer(
-        config="gpt_small.py",
-        rates=(3e-4, 6e-4, 1.2e-3, 2.4e-3),
+    "controls": sweep_controls(_RATES, _RATES, _SMALL, seeds=1),  # not in the paper
+    "depth_transfer": transfer_over_depth(
+        _SMALL,
+        rates=(*_RATES, 2.4e-3),
         keys={
             "model.embed_dim": 256,
             "model.num_heads": 4,
@@ -86,25 +84,35 @@ PAPER: dict[str, Experiment] = {
             "train.batch_size": 64,
         },
     ),  # not in the paper
-    "table4": TaskScores(config="gpt_large.py", variants=("baseline", "ode"), seeds=1),
-    "table5": TaskScores(config="llama1b.py", variants=("baseline", "ode"), seeds=1),
-    "figure2": Analyses(
-        models={"gpt_medium.py": {}},
-        kinds=("spectra", "clustering"),
-        variants={"ode": {}},
-        tables=GROWTH_TABLES,
+    "table4": Experiment(
+        trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
+        follow_up=ask_papers_tasks,
+        tables=_TASKS,
         seeds=1,
     ),
-    "figure3": Analyses(
-        models={"gpt_medium.py": {}},
-        kinds=("lyapunov",),
-        variants={"ode": {}},
-        prompts=FIGURE_3,
+    "table5": Experiment(
+        trainings=trainings(("baseline", "ode"), configs={_LLAMA: {}}),
+        follow_up=ask_papers_tasks,
+        tables=_TASKS,
         seeds=1,
     ),
-    "figure4": Comparison(models=_WIKITEXT, variants=_OWN, tables=_OVER_STEPS, seeds=1),
+    "figure2": Experiment(
+        trainings=trainings(["ode"], configs={_MEDIUM: {}}),
+        follow_up=analyse_spectra,
+        others=(CLUSTERING,),
+        tables=_GROWTH,
+        seeds=1,
+    ),
+    "figure3": Experiment(
+        trainings=trainings(["ode"], configs={_MEDIUM: {}}),
+        follow_up=analyse_lyapunov(FIGURE_3),
+        seeds=1,
+    ),
+    "figure4": Experiment(
+        trainings=trainings(_BOTH, configs=_WIKITEXT), tables=_OVER_STEPS, seeds=1
+    ),
     "figure5": Figure5(
-        config="gpt_medium.py",
+        config=_MEDIUM,
         base={
             "ode": {**_WIKITEXT_RUN, "model.time_embed_dim": 100, "model.num_frequencies": 256},
             "baseline": _WIKITEXT_RUN,
@@ -116,41 +124,42 @@ PAPER: dict[str, Experiment] = {
             "hypernetwork": {"optimizer.weight_decay": 0.1},  # not in the paper
         },
     ),
-    "figure7": Comparison(
-        models=_LARGE,
-        variants={variant: {"optimizer.beta2": (0.95, 0.999)} for variant in _OWN},
+    "figure7": Experiment(
+        trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.999)}, {_LARGE: {}}),
         tables=(TableSpec(("text", "model"), "beta2", "perplexity", over_steps=True),),
         seeds=1,
     ),
-    "figure8": Comparison(models=_LLAMA, variants=_OWN, tables=_OVER_STEPS, seeds=1),
-    "figure13": Analyses(kinds=("clustering",), variants={}, seeds=1),
-    "figure14": Comparison(
-        models=_LARGE,
-        variants={"ode": {"model.time_embed_dim": (48, 96, 144)}, "baseline": {}},
+    "figure8": Experiment(
+        trainings=trainings(_BOTH, configs={_LLAMA: {}}), tables=_OVER_STEPS, seeds=1
+    ),
+    "figure13": Experiment(others=(CLUSTERING,), seeds=1),
+    "figure14": Experiment(
+        trainings=(
+            *trainings(["ode"], {"model.time_embed_dim": (48, 96, 144)}, {_LARGE: {}}),
+            Training("baseline", config=_LARGE),
+        ),
         tables=(TableSpec(("text",), "T", "perplexity", over_steps=True),),
         seeds=1,
     ),
-    "figure15": Cost(config="gpt_medium.py", widths=WIDTHS),
-    "figure18": Comparison(
-        models=_LARGE,
-        variants={"ode": {"model.time_embedding": ("separate", "common")}},
+    "figure15": Experiment(others=time_steps(_MEDIUM), tables=_COSTS, seeds=1),
+    "figure18": Experiment(
+        trainings=trainings(
+            ["ode"], {"model.time_embedding": ("separate", "common")}, {_LARGE: {}}
+        ),
         tables=(TableSpec(("text",), "time_embedding", "perplexity", over_steps=True),),
         seeds=1,
     ),
-    "appendixE": Analyses(
-        models=_OPENWEBTEXT,
-        models_of={"wikitext103": _WIKITEXT},
-        kinds=("spectra",),
-        variants=_OWN,
-        tables=GROWTH_TABLES,
+    "appendixE": Experiment(
+        trainings=trainings(_BOTH, configs=_OPENWEBTEXT),
+        trainings_on={"wikitext103": trainings(_BOTH, configs=_WIKITEXT)},
+        follow_up=analyse_spectra,
+        tables=_GROWTH,
         seeds=1,
     ),
-    "appendixF": Analyses(
-        models={"gpt_medium.py": {}},
-        models_of={"wikitext103": {"gpt_small.py": _WIKITEXT_RUN}},
-        kinds=("lyapunov",),
-        variants={"ode": {}},
-        prompts=PROMPTS,
+    "appendixF": Experiment(
+        trainings=trainings(["ode"], configs={_MEDIUM: {}}),
+        trainings_on={"wikitext103": trainings(["ode"], configs={_SMALL: _WIKITEXT_RUN})},
+        follow_up=analyse_lyapunov(PROMPTS),
         seeds=1,
     ),
 }

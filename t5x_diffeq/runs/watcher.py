@@ -1,37 +1,26 @@
 """Looks inside the model of a run every `train.watch_every` steps (`diagnostics/watch.py`)."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import numpy as np
 
-from t5x_diffeq.diagnostics.watch import Curves, Kept, Programs, compile_programs
+from t5x_diffeq.diagnostics.watch import Curves, Programs, compile_programs
+from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import nodes
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Training
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.files import describe_error
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PREFIX = "watch/"  # of the curves' names
-
-
-@runtime_checkable
-class CurveWriter(Protocol):
-    """What curves are written to."""
-
-    def write_summaries(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Writes arrays by name."""
-
-    def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
-        """Has a figure made and written, in the background."""
 
 
 class Watcher(Hook):
@@ -46,7 +35,7 @@ class Watcher(Hook):
         super().__init__(training)
         self.watch_every = training.config.train.watch_every
         self.curves: dict[int, Curves] = {}  # by step, until they are written
-        self.kept: Kept | None = None  # of the step that is under way, if it is watched
+        self.weights: Weights | None = None  # before the step under way, if it is watched
         self.programs: Programs | None = None
         self.failure: Exception | None = None
         self.compiling = threading.Thread(target=self._compile, daemon=True)
@@ -69,7 +58,7 @@ class Watcher(Hook):
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
         """Looks at the parameters and into a forward pass."""
-        self.kept = None
+        self.weights = None
         if not self._is_watched(step):
             return
         self.compiling.join()
@@ -80,7 +69,7 @@ class Watcher(Hook):
             return
         # No other program runs beside these two: CPU devices of several processes pair collectives
         # in the order in which they come (Gloo's), and one program then waits for the other's.
-        self.kept, curves = jax.block_until_ready(self.programs.before(state.params, batch))
+        self.weights, curves = jax.block_until_ready(self.programs.before(state.params, batch))
         self.curves[step] = curves
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
@@ -88,10 +77,10 @@ class Watcher(Hook):
         if not self._is_watched(step):
             return
         curves = {name: x for name, x in metrics.items() if x.ndim}
-        if self.programs and self.kept is not None:
-            kept, self.kept = self.kept, None
+        if self.programs and self.weights is not None:
+            weights, self.weights = self.weights, None
             curves |= self.curves[step]
-            curves |= jax.block_until_ready(self.programs.after(state.params, kept))
+            curves |= jax.block_until_ready(self.programs.after(state.params, weights))
         self.curves[step] = curves
 
     def go_back(self, step: int) -> None:
@@ -99,21 +88,16 @@ class Watcher(Hook):
         self.curves.clear()
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Writes the curves of a step that was watched."""
+        """Writes the curves of a step that was watched, and their figure."""
         curves = self.curves.pop(done.step, None)
-        if curves is not None:
-            write_curves(self.training.setup, done.step, curves, self.training.writer)
-
-
-def write_curves(setup: Setup, step: int, curves: Curves, writer: CurveWriter) -> None:
-    """Writes the curves of a step, and their figure; only process 0 writes."""
-    if jax.process_index() != 0:
-        return
-    named = {f"{_PREFIX}{name}": x for name, x in jax.device_get(curves).items()}
-    writer.write_summaries(step, named)
-    config = setup.model.config
-    depth = None if config.weights == "per_layer" else nodes(config)
-    writer.draw(step, f"{_PREFIX}curves", partial(_draw, step, named, depth))
+        if curves is None or jax.process_index() != 0:
+            return
+        named = {f"{_PREFIX}{name}": x for name, x in jax.device_get(curves).items()}
+        self.training.writer.write_summaries(done.step, named)
+        config = self.training.setup.model.config
+        times = None if config.weights == "per_layer" else nodes(config)
+        draw = partial(_draw, done.step, named, times)
+        self.training.writer.draw(done.step, f"{_PREFIX}curves", draw)
 
 
 def _draw(step: int, curves: Mapping[str, np.ndarray], times: np.ndarray | None) -> "Figure":

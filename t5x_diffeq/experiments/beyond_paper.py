@@ -1,0 +1,170 @@
+"""Experiments that the paper doesn't have, at a laptop's size or the paper's."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
+from t5x_diffeq.experiments.follow_ups import analyse_spectra
+from t5x_diffeq.experiments.learning_rates import RATE, Sweep
+from t5x_diffeq.experiments.present import TableSpec
+
+_T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
+GROWTH = tuple(
+    f"{product}/{number}"
+    for number in ("rank_correlation", "ratio")
+    for product in ("qk", "ov", "mlp")
+)
+
+
+def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
+    """ODE against baseline at equal optimizer steps, equal time and equal parameters.
+
+    The baseline, and four ODEs: the config's own, a narrower one, a narrower one whose depth grows
+    during training, and one with as many parameters as the baseline: W0 and the T matrices of P
+    have as many as N layers if T = N - 1. Trainings of several lengths have a full schedule each.
+    """
+
+    def multiply_steps(factor: float) -> Callable[[Keys], Any]:
+        return lambda own: round(factor * own[_STEPS])
+
+    narrow: Keys = {_T: lambda own: own[_T] // 3}
+    growing: Keys = {"train.depths": lambda own: (own[_N] // 2,), "train.depths_until": 0.5}
+    equal: Keys = {_T: lambda own: own[_N] - 1}
+    contenders: list[tuple[str, tuple[float, ...], Keys]] = [
+        ("baseline", (1, 1.25), {}),
+        ("ode", (1,), {}),
+        ("ode, T / 3", (0.8, 1), narrow),
+        ("ode, T / 3, growing", (1,), {**narrow, **growing}),
+        ("ode, equal parameters", (1,), equal),
+    ]
+    return Experiment(
+        trainings=tuple(
+            Training(name.partition(",")[0], {**keys, _STEPS: multiply_steps(x)}, name, config)
+            for name, factors, keys in contenders
+            for x in factors
+        ),
+        tables=tuple(
+            TableSpec(("text", "model"), "total_steps", x) for x in ("loss", "training_seconds")
+        ),
+        seeds=seeds,
+    )
+
+
+def sweep_controls(
+    baseline: tuple[float, ...],
+    ode: tuple[float, ...],
+    config: str | None = None,
+    seeds: int = 3,
+) -> Sweep:
+    """Where the ODE's lead over the per-layer baseline comes from: models between the two.
+
+        frozen e        the baseline as W0 + P e_n with a free table e, which stays as it is
+        constant e      the ODE with one W, W0 + P e, for all times
+        table           the ODE with a free table e_n in place of sinusoids and their MLP
+        frozen table    the same, which stays as it is
+
+    Args:
+      baseline: the learning rates to begin with for the variants of the baseline.
+      ode: the same for those of the ODE.
+      config: the config's file; None: the text's own for a laptop.
+      seeds: the default of --seeds.
+    """
+    table: Keys = {"model.time_basis": lambda own: f"table:{own[_N]}"}
+    frozen: Keys = {**table, "optimizer.role_multipliers": (("time_embedding", 0.0),)}
+    models: dict[str, tuple[str, Keys]] = {
+        "baseline": ("baseline", {}),
+        "frozen e": ("baseline", {"model.weights": "time_dependent", **frozen}),
+        "ode": ("ode", {}),
+        "constant e": ("ode", {"model.time_basis": "legendre:1"}),
+        "table": ("ode", table),
+        "frozen table": ("ode", frozen),
+    }
+    rates = {"baseline": baseline, "ode": ode}
+    return Sweep(
+        trainings=tuple(
+            Training(variant, keys, name, config, rates[variant])
+            for name, (variant, keys) in models.items()
+        ),
+        seeds=seeds,
+    )
+
+
+def transfer_over_depth(config: str, rates: tuple[float, ...], keys: Keys) -> Experiment:
+    """Loss against learning rate at several numbers of steps or layers: does one rate suit all?
+
+    With `model.step_size=c/N` nothing else of the ODE is scaled with N: P gets the sum of N
+    gradients, each proportional to 1/N. Per-layer weights get gradients proportional to 1/N, so
+    Adam's epsilon is scaled likewise, as in CompleteP (Dey et al. 2025), relative to 4 layers.
+
+    Args:
+      config: the config's file.
+      rates: the learning rates.
+      keys: further keys of the config that all trainings set.
+    """
+    models = [("ode", size) for size in ("1/N", "2/N", "4/N", "1")]
+    models += [("baseline", "4/N"), ("baseline", "1")]
+    names = {"ode": "ODE", "baseline": "per layer"}
+
+    def scale_epsilon(depth: int, own: Keys) -> float:
+        return own["optimizer.epsilon"] * 4 / depth
+
+    def train(variant: str, size: str, depth: int, rate: float) -> Training:
+        choice = {**keys, _N: depth, "model.step_size": size, RATE: rate}
+        if variant == "baseline" and size != "1":
+            choice["optimizer.epsilon"] = partial(scale_epsilon, depth)
+        return Training(variant, choice, f"{names[variant]}, dt = {size}", config)
+
+    return Experiment(
+        trainings=tuple(
+            train(variant, size, depth, rate)
+            for variant, size in models
+            for depth in (4, 8, 16, 32)
+            for rate in rates
+        ),
+        tables=(
+            TableSpec(("text", "model", "num_steps"), "learning_rate", "loss", log=True, panels=2),
+        ),
+        seeds=1,
+    )
+
+
+def study_spectra() -> Experiment:
+    """Whether the spectra of attention and the MLP grow with depth: appendix E on a laptop.
+
+    GPT's and Llama's block, 12 and 16 solver steps, both initialisations, and the baseline.
+    """
+    # Small enough that all of its runs take about two hours on one core.
+    small: Keys = {
+        "model.embed_dim": 64,
+        "model.mlp_dim": 256,
+        "train.total_steps": 600,
+        "train.batch_size": 4,
+    }
+    # With the paper's initialisation W(t) moves faster; only embeddings decay, as in its runs.
+    papers: Keys = {
+        "optimizer.learning_rate": 1e-3,
+        "optimizer.decay": "embeddings",
+        "optimizer.weight_decay": 0.1,
+    }
+    models: list[tuple[str, str, Keys]] = [
+        ("ode", "invariant", small),
+        ("ode", "paper", {**small, **papers}),
+        ("baseline", "invariant", small),
+    ]
+    return Experiment(
+        trainings=tuple(
+            Training(
+                variant,
+                {"model.architecture": block, _N: depth, "model.init": init, **keys},
+                config="laptop.py",
+            )
+            for variant, init, keys in models
+            for depth in (12, 16)
+            for block in ("gpt", "llama")
+        ),
+        follow_up=partial(analyse_spectra, times=25),
+        tables=tuple(
+            TableSpec(("text", "model", "architecture", "init"), "num_steps", x) for x in GROWTH
+        ),
+    )

@@ -1,0 +1,92 @@
+"""Runs of other verbs: analyses of trained models, tasks that they solve, and what they cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
+
+# Prompts for figure 3 and appendix F: in each, the next word depends on an earlier one. The paper
+# shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the noun that an
+# ordinal calls for (`match` after a Go player's fourth). These are sentences of our own of that
+# kind.
+FIGURE_3 = (
+    "BIGBANG was formed in Seoul. In concert BIGBANG and",  # its
+    "Lee Sedol lost three matches of Go to a computer in a row. He won the fourth",  # match
+)
+PROMPTS = (
+    *FIGURE_3,
+    "The ship left the harbour at dawn. Nobody on board knew that the",  # ship
+    "Maria gave the letter to her brother because she trusted",  # him
+    "Sleep changes with age. Children need more of it, and old people often say that they",  # sleep
+    "Paris is the capital of France, and Rome is the capital of",  # Italy
+)
+# It simulates particles, and needs no model.
+CLUSTERING = ExperimentRun("clustering", "analyze", ("clustering", "--output={output}/clustering"))
+COSTS = (
+    *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
+    "model: parameters",
+)
+_TABLE_6 = (20, 48, 72, 96, 120, 144)  # its values of T
+
+
+def _follow(
+    trained: ExperimentRun, verb: str, suffix: str, *arguments: str, **labels: int
+) -> ExperimentRun:
+    """A run of a verb on a trained model, with the labels of its training and others."""
+    name = f"{trained.name}-{suffix}"
+    folders = (f"--workdir={{output}}/{trained.name}", f"--output={{output}}/{name}")
+    labelled = {**trained.labels, **labels}
+    return ExperimentRun(name, verb, (*arguments, *folders), labelled, trained.name)
+
+
+def analyse_spectra(trained: ExperimentRun, times: int = 201) -> list[ExperimentRun]:
+    """The analysis of a model's spectra at so many times."""
+    return [_follow(trained, "analyze", "spectra", "spectra", f"--times={times}")]
+
+
+def analyse_lyapunov(
+    prompts: Sequence[str],
+) -> Callable[[ExperimentRun], list[ExperimentRun]]:
+    """What makes the analysis of a model's Lyapunov exponents on prompts."""
+    given = [f"--prompt={prompt}" for prompt in prompts]
+
+    def analyse(trained: ExperimentRun) -> list[ExperimentRun]:
+        suffix = f"lyapunov-{len(prompts)}-prompts"
+        return [_follow(trained, "analyze", suffix, "lyapunov", *given, "--times=201")]
+
+    return analyse
+
+
+def ask_own_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
+    """The two tasks of a text's own, made and then asked."""
+    made = _follow(trained, "make_tasks", "tasks")
+    arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{made.name}")
+    return [replace(made, labels={}), _follow(trained, "evaluate", "asked", *arguments, shots=0)]
+
+
+def ask_papers_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
+    """The paper's eleven tasks, zero-shot and five-shot."""
+    return [
+        _follow(
+            trained,
+            "evaluate",
+            f"{shots}-shot",
+            "--tasks=paper",
+            f"--num_fewshot={shots}",
+            shots=shots,
+        )
+        for shots in (0, 5)
+    ]
+
+
+def time_steps(config: str) -> tuple[ExperimentRun, ...]:
+    """The ODE model's optimizer step against its baseline's, timed alternately, for each T."""
+    return tuple(
+        ExperimentRun(
+            f"cost-T={T}",
+            "benchmark",
+            (f"--config=configs/{config}", *format_flags({"model.time_embed_dim": T})),
+            {"config": f"configs/{config}", "T": T},
+        )
+        for T in _TABLE_6
+    )
