@@ -1,9 +1,7 @@
 """Figures of outcomes: the table's numbers, and losses over optimizer steps."""
 
-import importlib
 import json
 from collections.abc import Sequence
-from types import ModuleType
 
 from t5x_diffeq.experiments.present import (
     Chart,
@@ -51,20 +49,14 @@ def draw_chart(chart: Chart, path: AnyPath) -> None:
       chart: the chart.
       path: path of its files without suffix.
     """
-    plots = _find_plots()
-    if plots is None:
+    try:
+        from t5x_diffeq.analysis import plots
+    except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
     figure = plots.means_with_errors(chart.panels, chart.across, chart.up, chart.log)
     for kind in ("png", "pdf"):
         write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
-
-
-def _find_plots() -> ModuleType | None:
-    try:
-        return importlib.import_module("t5x_diffeq.analysis.plots")
-    except ImportError:
-        return None
 
 
 def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, dict[str, Line]]:
@@ -75,7 +67,7 @@ def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, di
         named = list(map(_name, table.row, row))
         title, name = ", ".join(named[:first]), ", ".join(named[first:])
         panels.setdefault(title, {})[name] = [
-            (column, of[column].mean, of[column].error) for column in columns if column in of
+            (column, *mean_and_error(of[column].values)) for column in columns if column in of
         ]
     return panels
 

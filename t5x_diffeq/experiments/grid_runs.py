@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.present import TableSpec, format_lines, mean_and_error
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags, name_choices
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.grid import VARIANT, Axis, Point, points
@@ -80,30 +79,24 @@ class PointSummary:
 
     Attributes:
       labels: its value on each axis.
-      done: outcomes of its seeds that ended with a loss.
-      diverged: number of seeds whose loss was no longer finite.
-      failed: number of seeds that failed otherwise.
-      seeds: number of its seeds.
+      outcomes: the outcome of each of its seeds; {} of one that was not run.
     """
 
     labels: tuple[Label, ...]
-    done: tuple[dict, ...]
-    diverged: int
-    failed: int
-    seeds: int
+    outcomes: tuple[dict, ...]
 
     def values(self, key: str) -> list[float]:
-        """A number of every outcome; empty if one has none."""
-        found = [outcome.get(key) for outcome in self.done]
-        return [value for value in found if value is not None] if None not in found else []
+        """A number of every seed that ended with a loss; empty if one has none."""
+        done = [outcome.get(key) for outcome in self.outcomes if "loss" in outcome]
+        return [value for value in done if value is not None] if None not in done else []
 
     @property
     def state(self) -> str:
         """`3 of 3`, and how many diverged, failed or have not been run."""
-        missing = self.seeds - len(self.done) - self.diverged - self.failed
-        others = {"diverged": self.diverged, "failed": self.failed, "not run": missing}
-        notes = [f"{count} {word}" for word, count in others.items() if count]
-        return ", ".join([f"{len(self.done)} of {self.seeds}", *notes])
+        counts = {how: sum(how in each for each in self.outcomes) for how in ("diverged", "failed")}
+        counts["not run"] = self.outcomes.count({})
+        notes = [f"{count} {how}" for how, count in counts.items() if count]
+        return ", ".join([f"{len(self.values('loss'))} of {len(self.outcomes)}", *notes])
 
 
 def summarise(
@@ -114,37 +107,27 @@ def summarise(
     for run in runs:
         labels = tuple(run.labels[axis.key] for axis in axes)
         by_point.setdefault(labels, []).append(outcomes.get(run.name, {}))
-    return [
-        PointSummary(
-            labels,
-            tuple(each for each in found if "loss" in each),
-            sum("diverged" in each for each in found),
-            sum("failed" in each for each in found),
-            len(found),
-        )
-        for labels, found in by_point.items()
-    ]
+    return [PointSummary(labels, tuple(each)) for labels, each in by_point.items()]
 
 
 def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
     """The point with the lowest mean of the last loss, among those with the most seeds done."""
-    seeds = max((len(each.done) for each in summaries), default=0)
-    full = [each for each in summaries if len(each.done) == seeds and seeds]
+    seeds = max((len(each.values("loss")) for each in summaries), default=0)
+    full = [each for each in summaries if seeds and len(each.values("loss")) == seeds]
     return min(full, key=lambda each: mean(each.values("loss")), default=None)
 
 
 def format_table(summaries: Sequence[PointSummary], axes: Sequence[Axis]) -> str:
     """The table in Markdown: means over seeds with their standard errors, the best point bold."""
     columns = [key for key in _COLUMNS if any(each.values(key) for each in summaries)]
-    heads = [*(axis.key for axis in axes), *(_COLUMNS[key] for key in columns), "seeds"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = [[*(axis.key for axis in axes), *(_COLUMNS[key] for key in columns), "seeds"]]
     best = best_of(summaries) if len(summaries) > 1 else None
     for each in summaries:
         cells = [*map(str, each.labels), *(_format_mean(each.values(key), key) for key in columns)]
         if each is best:
             cells = [f"**{cell}**" if cell else "" for cell in cells]
-        lines.append(f"| {' | '.join([*cells, each.state])} |")
-    return "\n".join(lines)
+        lines.append([*cells, each.state])
+    return format_lines(lines)
 
 
 def _format_mean(values: Sequence[float], key: str) -> str:
@@ -152,8 +135,8 @@ def _format_mean(values: Sequence[float], key: str) -> str:
     if not values:
         return ""
     form = ",.0f" if key == "tokens_per_second" else ".4f"
-    error = f" ± {stdev(values) / sqrt(len(values)):{form}}" if len(values) > 1 else ""
-    return f"{mean(values):{form}}{error}"
+    value, error = mean_and_error(values)
+    return f"{value:{form}}" + ("" if error is None else f" ± {error:{form}}")
 
 
 def figure_spec(axes: Sequence[Axis]) -> TableSpec:

@@ -58,33 +58,20 @@ class Cell:
 
     Attributes:
       values: the values, one per seed.
-      within: the mean standard error of a single value, over the documents of a task; or None.
       at: the value of `best_of` at which the mean is lowest.
-      interior: whether the neighbours of `at` on both sides were tried.
+      within: the mean standard error of a single value, over the documents of a task; or None.
     """
 
     values: tuple[float, ...]
     at: Label | None = None
-    interior: bool = True
     within: float | None = None
 
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return mean(self.values)
-
-    @property
-    def error(self) -> float | None:
-        """The standard error of the mean; None for a single seed."""
-        return mean_and_error(self.values)[1]
-
     def __str__(self) -> str:
-        text = f"{self.mean:.4g}" if self.error is None else f"{self.mean:.4f} ± {self.error:.4f}"
+        value, error = mean_and_error(self.values)
+        text = f"{value:.4g}" if error is None else f"{value:.4f} ± {error:.4f}"
         if self.within is not None:
             text += f" ({self.within:.4f})"
-        if self.at is None:
-            return text
-        return f"{text} ({self.at}{'' if self.interior else ', at the edge'})"
+        return text if self.at is None else f"{text} ({self.at})"
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -99,32 +86,38 @@ def add_task_scores(outcomes: Sequence[dict]) -> list[dict]:
     `score` is the accuracy, `score_error` the harness's standard error. Members of a group of
     tasks (`mmlu_anatomy` beside `mmlu`) are left out.
     """
-    found = list(outcomes)
+    scored = list(outcomes)
     for outcome in outcomes:
         keys = [key.split("/") for key in outcome if key.startswith("tasks/")]
         tasks = [key[1] for key in keys if key[2:] == ["acc"]]
         for task in tasks:
-            if any(task.startswith(f"{group}_") for group in tasks):
-                continue
-            score = {"task": task, "score": outcome[f"tasks/{task}/acc"]}
-            error = outcome.get(f"tasks/{task}/acc_stderr")
-            found.append({**outcome, **score, "score_error": error})
-    return found
+            if not any(task.startswith(f"{group}_") for group in tasks):
+                score = outcome[f"tasks/{task}/acc"]
+                error = outcome.get(f"tasks/{task}/acc_stderr")
+                scored.append({**outcome, "task": task, "score": score, "score_error": error})
+    return scored
 
 
-OutcomeGroups = dict[tuple, dict[Label, dict[Label | None, list[dict]]]]
+Tried = dict[Label | None, list[dict]]  # outcomes by the value of `best_of`
 
 
-def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> OutcomeGroups:
+def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label, Tried]]:
     """Outcomes by row, column and `best_of`; rows and columns in the order of the outcomes."""
-    found: OutcomeGroups = {}
+    groups: dict[tuple, dict[Label, Tried]] = {}
     for outcome in outcomes:
         if table.column not in outcome or table.value not in outcome:
             continue  # a run that is only there for others
         row = tuple(outcome[label] for label in table.row)
-        tried = found.setdefault(row, {}).setdefault(outcome[table.column], {})
+        tried = groups.setdefault(row, {}).setdefault(outcome[table.column], {})
         tried.setdefault(outcome[table.best_of] if table.best_of else None, []).append(outcome)
-    return found
+    return groups
+
+
+def best_choice(tried: Tried, value: str) -> Label | None:
+    """The value of `best_of` with the lowest mean, among those with the most seeds."""
+    seeds = max(map(len, tried.values()))
+    most = [at for at, outcomes in tried.items() if len(outcomes) == seeds]
+    return min(most, key=lambda at: mean(each[value] for each in tried[at]))
 
 
 def cells(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label, Cell]]:
@@ -135,21 +128,12 @@ def cells(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label,
     }
 
 
-def best_choice(tried: dict[Label | None, list[dict]], value: str) -> Label | None:
-    """The value of `best_of` with the lowest mean, among those with the most seeds."""
-    seeds = max(map(len, tried.values()))
-    most = [at for at, found in tried.items() if len(found) == seeds]
-    return min(most, key=lambda at: mean(each[value] for each in tried[at]))
-
-
-def _best(tried: dict[Label | None, list[dict]], value: str) -> Cell:
+def _best(tried: Tried, value: str) -> Cell:
     at = best_choice(tried, value)
-    order = sorted(tried, key=lambda each: (each is not None, each))
-    interior = len(order) == 1 or at not in (order[0], order[-1])
-    error = f"{value}_error"
-    given = all(each.get(error) is not None for each in tried[at])
-    within = mean(each[error] for each in tried[at]) if given else None
-    return Cell(tuple(each[value] for each in tried[at]), at, interior, within)
+    errors = [outcome.get(f"{value}_error") for outcome in tried[at]]
+    known = [error for error in errors if error is not None]
+    within = mean(known) if len(known) == len(errors) else None
+    return Cell(tuple(outcome[value] for outcome in tried[at]), at, within)
 
 
 def order_columns(rows: dict[tuple, dict[Label, Cell]]) -> list[Label]:
@@ -163,11 +147,15 @@ def format_markdown(outcomes: Sequence[dict], table: TableSpec) -> str:
     """The table in Markdown."""
     rows = cells(outcomes, table)
     columns = order_columns(rows)
-    lines = [
-        f"| {', '.join(table.row)} | " + " | ".join(f"{table.column} {c}" for c in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+    heads = [", ".join(table.row), *(f"{table.column} {column}" for column in columns)]
+    lines = [heads] + [
+        [", ".join(map(str, row)), *(str(found.get(column, "")) for column in columns)]
+        for row, found in rows.items()
     ]
-    for row, found in rows.items():
-        values = [str(found[column]) if column in found else "" for column in columns]
-        lines.append(f"| {', '.join(map(str, row))} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+    return format_lines(lines)
+
+
+def format_lines(lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, given its cells; the first line is its head."""
+    head, *others = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|---" * len(lines[0]) + "|", *others])

@@ -1,7 +1,6 @@
 """Runs of an experiment: commands, each run once, with its outcome a line of `results.jsonl`."""
 
 import json
-import os
 import re
 import sys
 import time
@@ -14,9 +13,11 @@ from t5x_diffeq.experiments.child import Commands
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import format_duration, say
 from t5x_diffeq.runtime.errors import MachineryError, RunError
+from t5x_diffeq.runtime.files import write_whole
 from t5x_diffeq.runtime.peers import EXIT_MACHINERY
 
 _RESULTS = "results.jsonl"
+_BITS = "eval/bits_per_byte"
 _TRAINING = ("train", "finetune")
 # What a training that diverges ends with.
 _NOT_FINITE = re.compile(r"\bis (nan|-?inf)\b|^error: spike at step")
@@ -43,35 +44,21 @@ class ExperimentRun:
 
     def command(self, output: Path) -> list[str]:
         """The whole command."""
-        given = [argument.replace("{output}", str(output)) for argument in self.arguments]
-        own = [f"--workdir={output / self.name}"] if self.verb in _TRAINING else []
-        return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *own, *given]
-
-
-class _FailedError(RunError):
-    """A run ended with another status than 0; `line` is the last one of its log."""
-
-    def __init__(self, run: ExperimentRun, status: int, line: str):
-        super().__init__(
-            f"run {run.name} failed with status {status}: {line}; the same command again "
-            "continues with it"
-        )
-        self.line = line
+        workdir = [f"--workdir={output / self.name}"] if self.verb in _TRAINING else []
+        arguments = [argument.replace("{output}", str(output)) for argument in self.arguments]
+        return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *workdir, *arguments]
 
 
 def name_choices(values: Mapping[str, object]) -> list[str]:
     """The words for some keys of a config in a run's name: `learning_rate=0.001`."""
     last = {key: key.rpartition(".")[2] for key in values}
     unique = len(set(last.values())) == len(last)
-    return [
-        f"{last[key] if unique else key}={_format_for_name(value)}" for key, value in values.items()
-    ]
-
-
-def _format_for_name(value: object) -> str:
-    """A key's value, in a form that file names can contain."""
-    text = "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    return re.sub(r"[/\s]", "_", text)
+    words = []
+    for key, value in values.items():
+        text = "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        file_name = re.sub(r"[/\s]", "_", text)
+        words.append(f"{last[key] if unique else key}={file_name}")
+    return words
 
 
 def format_flags(values: Mapping[str, object]) -> tuple[str, ...]:
@@ -81,16 +68,11 @@ def format_flags(values: Mapping[str, object]) -> tuple[str, ...]:
 
 def part_of(runs: Sequence[ExperimentRun], part: int, parts: int) -> list[ExperimentRun]:
     """The runs of one of several parts; a run and all runs that need it stay together."""
-    by_name, roots = {run.name: run for run in runs}, []
-
-    def root(run: ExperimentRun) -> str:
-        return root(by_name[run.needs]) if run.needs else run.name
-
+    roots: dict[str, str] = {}  # by a run's name, the first run of its chain
     for run in runs:
-        if root(run) not in roots:
-            roots.append(root(run))
-    mine = roots[part::parts]
-    return [run for run in runs if root(run) in mine]
+        roots[run.name] = roots[run.needs] if run.needs else run.name
+    mine = list(dict.fromkeys(roots.values()))[part::parts]
+    return [run for run in runs if roots[run.name] in mine]
 
 
 def read_results(output: Path) -> dict[str, dict]:
@@ -98,14 +80,14 @@ def read_results(output: Path) -> dict[str, dict]:
 
     A run that failed and was done later counts as done.
     """
-    found: dict[str, dict] = {}
+    outcomes: dict[str, dict] = {}
     for path in sorted(output.glob("results*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
                 outcome = json.loads(line)
-                if "failed" not in outcome or "failed" in found.get(outcome["run"], outcome):
-                    found[outcome["run"]] = outcome
-    return found
+                if "failed" not in outcome or "failed" in outcomes.get(outcome["run"], outcome):
+                    outcomes[outcome["run"]] = outcome
+    return outcomes
 
 
 def carry_out(
@@ -153,17 +135,24 @@ def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
 
 
 def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: bool) -> dict:
-    """Carries out a run; returns its outcome."""
-    began = time.perf_counter()
-    numbers: dict[str, Any] = {}
-    try:
-        said = _run_command(run, output, commands)
+    """Carries out a run, with its messages in a log; returns its outcome."""
+    began, log = time.perf_counter(), output / f"{run.name}.log"
+    status, said = commands.run(run.command(output), log)
+    if status == 0:
         numbers = read_numbers(run, output, said)
-    except _FailedError as error:
-        how = "diverged" if _NOT_FINITE.search(error.line) else "failed"
-        if how == "failed" and not go_on:
-            raise
-        numbers = {how: error.line.removeprefix("error: ")}
+    else:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        line = lines[-1] if lines else f"{log} is empty"
+        reason = line.removeprefix("error: ")
+        if status == EXIT_MACHINERY:
+            raise MachineryError(f"run {run.name}: {reason}")
+        diverged = _NOT_FINITE.search(line) is not None
+        if not (diverged or go_on):
+            raise RunError(
+                f"run {run.name} failed with status {status}: {line}; the same command again "
+                "continues with it"
+            )
+        numbers = {"diverged" if diverged else "failed": reason}
     outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
     seconds = time.perf_counter() - began
     return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
@@ -189,22 +178,6 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     return f", with {' '.join(changed)}" if changed else ""
 
 
-def _run_command(run: ExperimentRun, output: Path, commands: Commands) -> str:
-    """Runs the command, with its messages in a log; returns its standard output."""
-    log = output / f"{run.name}.log"
-    status, said = commands.run(run.command(output), log)
-    if status == EXIT_MACHINERY:
-        raise MachineryError(f"run {run.name}: {_last_line(log).removeprefix('error: ')}")
-    if status != 0:
-        raise _FailedError(run, status, _last_line(log))
-    return said
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{log} is empty"
-
-
 def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
@@ -222,14 +195,15 @@ def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
     config = read_config(output / run.name)
     tokens = config.train.batch_size * config.data.sequence_length
     evaluations = [line for line in metrics if "eval/loss" in line]
-    bits = {"bits_per_byte": evaluations[-1].get("eval/bits_per_byte")}
+    last = evaluations[-1]
+    bits = {"bits_per_byte": last[_BITS]} if _BITS in last else {}
     rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
     return {
         "first": evaluations[0]["eval/loss"],
-        "loss": evaluations[-1]["eval/loss"],
-        "perplexity": evaluations[-1]["eval/perplexity"],
+        "loss": last["eval/loss"],
+        "perplexity": last["eval/perplexity"],
         "lowest": min(line["eval/loss"] for line in evaluations),
-        **{name: value for name, value in bits.items() if value is not None},
+        **bits,
         "tokens_per_second": rates[len(rates) // 2],
         "training_seconds": training_seconds(metrics, tokens),
     }
@@ -260,11 +234,7 @@ def _describe_outcome(outcome: dict) -> str:
 
 
 def _add_line(path: Path, outcome: dict) -> None:
-    """Appends an outcome, so that it is on disk before the next run begins."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("ab") as file:  # drop an incomplete line
-            file.truncate(path.read_bytes().rfind(b"\n") + 1)
-    with path.open("ab") as file:
-        file.write(json.dumps(outcome).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Appends an outcome, which is on disk before the next run begins; drops a line cut short."""
+    content = path.read_bytes() if path.exists() else b""
+    whole_lines = content[: content.rfind(b"\n") + 1]
+    write_whole(path, whole_lines + json.dumps(outcome).encode() + b"\n")
