@@ -199,7 +199,7 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
     with pytest.raises(InputError, match="which has no such part"):
         asked = tuned.placed.model.config
         full = replace(asked, weights="shared")
-        PretrainedRun.of(base, 256).check(full)
+        PretrainedRun(base, 256).check(full)
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_a_state_begun_on_a_mesh_is_sharded(base, text):
     )
     setup = make_setup(config.with_values({"mesh.fsdp": 8}), 256)
     with setup.context():
-        state, step = init_from_pretrained(setup, PretrainedRun.of(base, 256))
+        state, step = init_from_pretrained(setup, PretrainedRun(base, 256))
     assert step == 6
     kernel = state.params["source"]["weights"]["mlp"]["up"]["kernel"]
     assert len({str(shard.index) for shard in kernel.addressable_shards}) == 8

@@ -66,7 +66,7 @@ def names_of_operations(program):
 def traced(finished, tmp_path_factory):
     """The config and workdir of a run that traced its steps 3 to 4."""
     config = finished[0].copy_and_resolve_references()
-    config.train.update(profile="3:4", memory_profile=True)
+    config.train.profile = "3:4"
     workdir = tmp_path_factory.mktemp("traced")
     assert train(Config.of(config), workdir) == 0
     return config, workdir
@@ -81,7 +81,6 @@ def test_the_trace_holds_exactly_the_steps(traced):
     assert len(runs) == 2
     assert len(set(map(frozenset, runs.values()))) == 1  # each of them whole
     assert list((workdir / "profiles").glob("plugins/profile/steps_3-4/*.trace.json.gz"))
-    assert list((workdir / "profiles" / "memory").glob("step_4_*.pprof"))
 
 
 @pytest.mark.slow
@@ -177,7 +176,7 @@ def wait_until(condition):
 def test_a_file_asks_for_steps(tmp_path, monkeypatch, content, last):
     with looking(tmp_path, monkeypatch) as (profiler, step):
         (tmp_path / "profile").write_text(content)
-        wait_until(lambda: profiler.steps_wanted or profiler.asked)
+        wait_until(lambda: profiler.planned)
         wait_until(lambda: not (tmp_path / "profile").exists())
         for n in range(1, 8):
             step(n)
@@ -245,18 +244,6 @@ def test_a_run_that_ends_early_stores_what_it_has(tmp_path, monkeypatch, capsys)
     assert "steps 2-3 were done before they could be traced" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_memory_that_ran_out_is_profiled(tmp_path, monkeypatch, asked):
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"),
-        looking(tmp_path, monkeypatch, memory_profile=asked) as (_, step),
-    ):
-        step(1)
-        jnp.zeros(2**44).block_until_ready()
-    found = list(tmp_path.glob("profiles/memory/step_1_out_of_memory_*.pprof"))
-    assert len(found) == asked
-
-
 def test_a_bucket_gets_the_trace(tmp_path, monkeypatch):
     with serve() as (_, environment):
         for name, value in environment.items():
@@ -264,7 +251,7 @@ def test_a_bucket_gets_the_trace(tmp_path, monkeypatch):
         workdir = files.parse_path("gs://bucket/run", "workdir")
         with looking(workdir, monkeypatch) as (profiler, step):
             files.write_whole(workdir / "profile", b"2")
-            wait_until(lambda: profiler.steps_wanted)
+            wait_until(lambda: profiler.planned)
             for n in (1, 2, 3):
                 step(n)
         names = [path.name for path in files.files_in(workdir / "profiles")]

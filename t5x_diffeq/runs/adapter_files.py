@@ -6,7 +6,7 @@ grid, the rank, and the norms of the base's weights, by which a different base i
 
 import io
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,19 +39,18 @@ def save_adapters(config: Config, params: dict, trained: list[str], workdir: Any
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
     model = {key: getattr(config.model, key) for key in _KEYS}
-    facts = {"model": model, "norms": _norms(params)}
+    facts = AdapterFacts(model, _norms(params))
     if jax.process_index() > 0:
         return
     packed = io.BytesIO()
     np.savez(packed, **arrays)
     write_whole(workdir / _FOLDER / _ARRAYS, packed.getvalue())
-    write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts, indent=2).encode())
+    write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts._asdict(), indent=2).encode())
     size = format_count(sum(array.size for array in arrays.values()))
     say(f"adapters: {size} numbers in {workdir / _FOLDER}, for --adapters with the base's workdir")
 
 
-@dataclass(frozen=True)
-class AdapterFacts:
+class AdapterFacts(NamedTuple):
     """The content of `adapters.json`.
 
     Attributes:

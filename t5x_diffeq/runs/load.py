@@ -66,31 +66,26 @@ def load_run(
     """
     if adapters and averages:
         raise InputError("--averages doesn't go with --adapters, which are of the last weights")
-    pretrained = PretrainedRun.of(workdir, vocab_size, checkpoint)
+    run = PretrainedRun(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
-    config = pretrained.config.with_values(
+    config = run.config.with_values(
         {
             **{f"model.{key}": value for key, value in of_adapters.items()},
             **dict.fromkeys(("mesh.stage", "mesh.expert", "mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
-            "mesh.fsdp": gcd(pretrained.config.model.embed_dim, batch_size),  # as far as possible
+            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
         }
     )
     placed = place_model(config, vocab_size, make_mesh(config.mesh, batch_size))
     need_methods(placed.model.config, methods)
     for num_steps, scheme in grids:
         placed.at_depth(num_steps, scheme)
-    if not adapters:
-        with Progress("reading the checkpoint"):
-            params, step = restore_params(
-                workdir,
-                placed.abstract_params,
-                checkpoint,
-                config.train.verify_checkpoints,
-                averages,
-            )
+    if adapters:
+        with placed.context():
+            params, step = run.params_for(placed)
+            params = load_adapters(adapters, params, placed.abstract_params)
         return Run(placed, params, step)
-    with placed.context():
-        params, step = pretrained.params_for(placed)
-        params = load_adapters(adapters, params, placed.abstract_params)
+    with Progress("reading the checkpoint"):
+        verify = config.train.verify_checkpoints
+        params, step = restore_params(workdir, placed.abstract_params, checkpoint, verify, averages)
     return Run(placed, params, step)

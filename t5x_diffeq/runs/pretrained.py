@@ -5,10 +5,11 @@ layer weights, which exist only on their own grid, stay as they are.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.layers.array_types import Weights
@@ -18,7 +19,7 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.partitioning import shard_shapes
+from t5x_diffeq.training.partitioning import Rules, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState, declared_params
@@ -30,26 +31,40 @@ class PretrainedRun:
 
     Attributes:
       workdir: the run's workdir.
-      config: the run's config.
       vocab_size: the vocabulary size of its tokenizer.
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
     """
 
     workdir: AnyPath
-    config: Config
     vocab_size: int
     checkpoint: int | str | None = None
 
-    @classmethod
-    def of(
-        cls, workdir: AnyPath, vocab_size: int, checkpoint: int | str | None = None
-    ) -> "PretrainedRun":
-        """The run in `workdir`.
+    @cached_property
+    def config(self) -> Config:
+        """The run's config.
 
         Raises:
           InputError: if the workdir holds no run.
         """
-        return cls(workdir, read_config(workdir), vocab_size, checkpoint)
+        return read_config(self.workdir)
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The run's model config, on its own grid."""
+        length = self.config.data.sequence_length
+        return ModelConfig.of(self.config.model, self.vocab_size, length)
+
+    def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
+        """The run's parameters on its own grid, sharded over a mesh; and their step.
+
+        Raises:
+          InputError: if they can't be read, or don't fit on the mesh.
+        """
+        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
+        shapes = shard_shapes(declared, mesh, rules)
+        verify = self.config.train.verify_checkpoints
+        return restore_params(self.workdir, shapes, self.checkpoint, verify)
 
     def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
         """The run's parameters converted to the requested model, without adapters; and its step.
@@ -64,14 +79,7 @@ class PretrainedRun:
         """
         asked = placed.model.config
         self.check(asked)
-        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
-        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
-        params, step = restore_params(
-            self.workdir,
-            shard_shapes(declared, placed.mesh, placed.rules),
-            self.checkpoint,
-            self.config.train.verify_checkpoints,
-        )
+        params, step = self.params(placed.mesh, placed.rules)
         own = self.model.at_depth(asked.num_steps, asked.scheme)
         if asked.weights == own.weights and not own.adapter_rank:
             return params, step
@@ -79,12 +87,6 @@ class PretrainedRun:
         convert = jax.jit(partial(discretise, own), out_shardings=shardings)
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
         return {**kept, "source": {"weights": convert(params)}}, step
-
-    @property
-    def model(self) -> ModelConfig:
-        """The run's model config, on its own grid."""
-        length = self.config.data.sequence_length
-        return ModelConfig.of(self.config.model, self.vocab_size, length)
 
     def check(self, asked: ModelConfig) -> None:
         """Checks that the run's weights can be converted to those of the requested model.

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -26,11 +27,11 @@ import jax
 
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.hooks import Hook, Training
-from t5x_diffeq.runs.traces import how_to_open, process_name, start_trace, store_file, store_trace
+from t5x_diffeq.runs.traces import how_to_open, start_trace, store_trace
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import describe_error, write_whole
+from t5x_diffeq.runtime.files import describe_error, remove_file, write_whole
 from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
@@ -64,13 +65,11 @@ class Profiler(Hook):
     def __init__(self, training: Training):
         super().__init__(training)
         train, workdir = training.config.train, training.workdir
-        self.train, self.folder = train, workdir / FOLDER
+        self.processes, self.folder = train.profile_processes, workdir / FOLDER
         self.request = workdir / REQUEST
-        self.is_chosen = jax.process_index() in train.profile_processes
-        planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
-        self.planned: list[Steps] = planned  # of the loop's thread
-        self.asked: list[Steps] = []  # found by the thread that looks, not yet seen by the loop
-        self.steps_wanted = 0  # from the next step on; set by a signal or the thread that looks
+        self.is_chosen = jax.process_index() in self.processes
+        # Signals and the thread that looks only append to it, and the loop only removes.
+        self.planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
         self.tracing: Steps | None = None
         self.local = Path()  # where the trace is written
         self.annotation: jax.profiler.StepTraceAnnotation | None = None
@@ -78,7 +77,7 @@ class Profiler(Hook):
         self.seconds_per_step, self.begun = 1.0, 0.0
         self.known: set[str] = set()  # the requests and warnings that this process has seen
         self.ended = threading.Event()
-        self.threads: list[threading.Thread] = []
+        self.pool = ThreadPoolExecutor(2, "profiler")  # one looks, the other stores
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
@@ -101,9 +100,9 @@ class Profiler(Hook):
 
     # ------------------------------------------------------------------ called by the loop
     def __enter__(self) -> "Profiler":
-        self.signal_before = signal.signal(signal.SIGUSR2, self._note)
+        self.signal_before = signal.signal(signal.SIGUSR2, self._plan_next_steps)
         if self.is_chosen:
-            self._run_in_thread(self._look_for_requests)
+            self.pool.submit(self._look_for_requests)
         return self
 
     def before_batch(self, step: int, state: Any) -> None:
@@ -136,26 +135,21 @@ class Profiler(Hook):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.ended.set()
         self.go_back(self.step)
-        if self.train.memory_profile and "RESOURCE_EXHAUSTED" in str(error):
-            self._attempt(lambda: self._save_memory_profile(f"step_{self.step}_out_of_memory"))
-        for thread in self.threads:
-            thread.join()
+        self.pool.shutdown()
         signal.signal(signal.SIGUSR2, self.signal_before)
 
     # ------------------------------------------------------------------ tracing
     def _last_step_to_trace(self, step: int) -> int | None:
         """The last step of the trace that begins at `step`; None if none does."""
-        if self.steps_wanted:
-            wanted, self.steps_wanted = self.steps_wanted, 0
-            return step + wanted - 1
-        while self.asked:
-            self.planned.append(self.asked.pop(0))
-        over = [steps for steps in self.planned if steps.last < step]
-        due = [steps for steps in self.planned if steps.first <= step <= steps.last]
-        self.planned = [steps for steps in self.planned if steps not in (*over, *due)]
-        for steps in over:
-            self._say(f"note: steps {steps} were done before they could be traced")
-        return max(steps.last for steps in due) if due else None
+        due = []
+        for steps in list(self.planned):
+            if steps.first <= step:
+                self.planned.remove(steps)
+                if step <= steps.last:
+                    due.append(steps.last)
+                else:
+                    self._say(f"note: steps {steps} were done before they could be traced")
+        return max(due, default=None)
 
     def _start(self, steps: Steps, state: Any) -> None:
         jax.block_until_ready(state)
@@ -168,10 +162,8 @@ class Profiler(Hook):
         steps, self.tracing = self.tracing, None
         assert steps is not None
         jax.profiler.stop_trace()
-        if self.train.memory_profile:
-            self._save_memory_profile(f"step_{steps.last}")
         local = self.local
-        self._run_in_thread(lambda: self._attempt(lambda: self._store(local, steps)))
+        self.pool.submit(lambda: self._attempt(lambda: self._store(local, steps)))
 
     def _store(self, local: Path, steps: Steps) -> None:
         try:
@@ -180,20 +172,9 @@ class Profiler(Hook):
             rmtree(local, ignore_errors=True)
         self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
 
-    def _save_memory_profile(self, name: str) -> None:
-        """Stores what is in the devices' memory, in pprof's format."""
-        folder = Path(mkdtemp(prefix="t5x_diffeq-memory-"))
-        path = self.folder / "memory" / f"{name}_{process_name()}.pprof"
-        try:
-            jax.profiler.save_device_memory_profile(str(folder / path.name))
-            store_file(folder / path.name, path)
-        finally:
-            rmtree(folder, ignore_errors=True)
-        self._say(f"the devices' memory is in {path}; open it with: pprof -http=: FILE")
-
     # ------------------------------------------------------------------ requests
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.steps_wanted = STEPS_ON_DEMAND
+    def _plan_next_steps(self, number: int, frame: FrameType | None) -> None:
+        self.planned.append(Steps(self.step + 1, self.step + STEPS_ON_DEMAND))
 
     def _look_for_requests(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
@@ -209,34 +190,30 @@ class Profiler(Hook):
         if not self.request.exists():
             return
         text = self.request.read_text().strip()
-        leads = jax.process_index() == min(self.train.profile_processes)
-        alone = len(self.train.profile_processes) == 1
-        if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
-            steps = Steps.of(text)
-            if text not in self.known and steps.first <= steps.last:
-                self.known.add(text)
-                self.asked.append(steps)
-            if leads and (alone or self.step > steps.last or steps.first > steps.last):
+        leads = jax.process_index() == min(self.processes)
+        alone = len(self.processes) == 1
+        if not re.fullmatch(r"\d{1,10}:\d{1,10}", text):
+            if not leads:
+                return
+            if text and not (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS):
                 self.request.unlink(missing_ok=True)
-        elif leads and text and not (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS):
+                raise ValueError(
+                    f"{self.request} holds {text[:40]!r}; write a number of steps from 1 to "
+                    f"{_MOST_STEPS} into it, or FIRST:LAST"
+                )
+            until_all_have_looked = round(2.5 * SECONDS_BETWEEN_LOOKS / self.seconds_per_step)
+            first = self.step + (1 if alone else 2 + until_all_have_looked)
+            text = f"{first}:{first + int(text or STEPS_ON_DEMAND) - 1}"
+            if not alone:
+                write_whole(self.request, text.encode())
+        steps = Steps.of(text)
+        if text not in self.known:
+            self.known.add(text)
+            self.planned.append(steps)
+        if leads and (alone or self.step > steps.last):
             self.request.unlink(missing_ok=True)
-            raise ValueError(
-                f"{self.request} holds {text[:40]!r}; write a number of steps from 1 to "
-                f"{_MOST_STEPS} into it, or FIRST:LAST"
-            )
-        elif leads:
-            count = int(text or STEPS_ON_DEMAND)
-            if alone:
-                self.request.unlink(missing_ok=True)
-                self.steps_wanted = count
-            else:
-                first = self.step + self._steps_until_all_have_looked()
-                write_whole(self.request, f"{first}:{first + count - 1}".encode())
 
-    def _steps_until_all_have_looked(self) -> int:
-        return 2 + round(2.5 * SECONDS_BETWEEN_LOOKS / max(self.seconds_per_step, 1e-3))
-
-    # ------------------------------------------------------------------ failures, threads, messages
+    # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
         """Does the work; a failure, from any library below, is reported once."""
         try:
@@ -246,11 +223,6 @@ class Profiler(Hook):
             if line not in self.known:
                 self.known.add(line)
                 self._say(line)
-
-    def _run_in_thread(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name="profiler", daemon=True)
-        self.threads = [each for each in self.threads if each.is_alive()] + [thread]
-        thread.start()
 
     def _say(self, line: str) -> None:
         """Prints a line of this process, which needn't be the first."""

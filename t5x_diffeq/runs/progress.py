@@ -3,13 +3,13 @@
 import os
 import shlex
 import sys
-from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from clu import parameter_overview
 from jax.sharding import Mesh
 
+from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.planner.flops import mfu, step_flops
@@ -22,18 +22,6 @@ from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
-
-
-@runtime_checkable
-class CorpusFacts(Protocol):
-    """What the summary at the start shows of a corpus."""
-
-    @property
-    def name(self) -> str:
-        """The names of the sources."""
-
-    def amount(self, split: str) -> str:
-        """The size of a split."""
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
@@ -72,7 +60,7 @@ def describe_steps(depths: list[tuple[int, ...]]) -> str:
 def say_account(
     config: Config,
     setup: Setup,
-    corpus: CorpusFacts,
+    corpus: Corpus,
     epochs: str,
     workdir: AnyPath,
     start: int,
@@ -81,6 +69,7 @@ def say_account(
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
+    memory = {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
     print_table(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
@@ -94,7 +83,7 @@ def say_account(
             f"parameters.txt",
             "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
             f"{format_count(total_steps * tokens_per_step)} in all, {epochs}",
-            **_memory_row(),
+            **(memory if allocator.is_configured else {}),
         },
     )
 
@@ -110,31 +99,21 @@ def _depths_row(config: Config) -> dict[str, str]:
     return {"depths": f"{drawn}{listed} solver step(s) in each optimizer step{then}"}
 
 
-def _memory_row() -> dict[str, str]:
-    if not allocator.is_configured:
-        return {}
-    return {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
-
-
 def describe_devices(mesh: Mesh) -> str:
     """`8 x cpu, 1 process(es), mesh data 1 x fsdp 8 x tensor 1`, slices, and idle devices."""
-    kind = jax.devices()[0].device_kind
-    axes = describe_mesh(dict(mesh.shape))
-    left_out = jax.device_count() - mesh.size
-    unused = (
-        f"; {left_out} more devices idle: the batch is not divisible by more" if left_out else ""
+    devices = list(mesh.devices.flat)
+    text = (
+        f"{mesh.size} x {jax.devices()[0].device_kind}, {jax.process_count()} process(es), "
+        f"mesh {describe_mesh(dict(mesh.shape))}"
     )
-    slices = _describe_slices(mesh)
-    return f"{mesh.size} x {kind}, {jax.process_count()} process(es), mesh {axes}{slices}{unused}"
-
-
-def _describe_slices(mesh: Mesh) -> str:
-    """`; 2 slices, crossed by data 2`; empty for one slice, or one node of GPUs."""
-    devices = mesh.devices.flat
-    across = axes_across_slices(dict(mesh.shape), list(devices))
+    across = axes_across_slices(dict(mesh.shape), devices)
     crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
-    parts = "nodes" if devices[0].platform == "gpu" else "slices"
-    return f"; {num_slices(list(devices))} {parts}, crossed by {crossing}" if crossing else ""
+    if crossing:
+        parts = "nodes" if devices[0].platform == "gpu" else "slices"
+        text += f"; {num_slices(devices)} {parts}, crossed by {crossing}"
+    if left_out := jax.device_count() - mesh.size:
+        text += f"; {left_out} more devices idle: the batch is not divisible by more"
+    return text
 
 
 def _describe_default(config: Config, setup: Setup) -> str:
@@ -145,8 +124,10 @@ def _describe_default(config: Config, setup: Setup) -> str:
 
 
 def _describe_model(c: ModelConfig) -> str:
+    own = c.attention_time_embed_dim
+    attention = "" if own is None else f", of attention {own}"
     source = {
-        "time_dependent": f"W(t) = W0 + P e(t), T = {_describe_widths(c)}",
+        "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}{attention}",
         "per_layer": "one set of weights per layer",
         "shared": "one set of weights for all steps",
     }[c.weights]
@@ -156,11 +137,6 @@ def _describe_model(c: ModelConfig) -> str:
         f"{c.architecture}{block}, {source}; {c.scheme}, {c.num_steps} steps of "
         f"dt = {c.step_size}; width {c.embed_dim}, {c.num_heads} heads, {c.dtype}{state}"
     )
-
-
-def _describe_widths(c: ModelConfig) -> str:
-    own = c.attention_time_embed_dim
-    return f"{c.time_embed_dim}" if own is None else f"{c.time_embed_dim}, of attention {own}"
 
 
 def write_overview(params: dict, workdir: AnyPath) -> None:

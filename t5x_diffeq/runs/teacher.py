@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
+from t5x_diffeq.checkpoints.trained_params import find_step
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.pretrained import PretrainedRun
@@ -12,10 +12,8 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.training.mesh_checks import check_context
-from t5x_diffeq.training.partitioning import shard_shapes
 from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import declared_params
 
 _KEY = "train.distill_from"
 
@@ -71,16 +69,12 @@ def load_teacher(setup: Setup) -> Teacher | None:
     workdir = _workdir_of(setup.config)
     if workdir is None:
         return None
-    run = PretrainedRun.of(workdir, setup.model.config.vocab_size, setup.config.train.distill_step)
+    run = PretrainedRun(workdir, setup.model.config.vocab_size, setup.config.train.distill_step)
     check_context(replace(run.model, max_length=setup.model.config.max_length), setup.mesh)
-    # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
-    declared = declared_params(LanguageModel(replace(run.model, attention="xla")))
     try:
-        shapes = shard_shapes(declared, setup.mesh, setup.rules)
+        params, step = run.params(setup.mesh, setup.rules)
     except InputError as error:
         raise InputError(f"the teacher in {_KEY}={workdir}: {error}") from error
-    verify = run.config.train.verify_checkpoints
-    params, step = restore_params(workdir, shapes, run.checkpoint, verify)
     say(f"learns from {workdir} at its step {step}")
     return Teacher(LanguageModel(replace(run.model, attention=_kernel_for(setup, run))), params)
 

@@ -14,8 +14,8 @@ import jax
 
 from t5x_diffeq.runtime.files import AnyPath, atomic_file
 
-TRACE = ".trace.json.gz"  # a trace as ui.perfetto.dev reads it
-_SUFFIXES = (".xplane.pb", TRACE)
+_READ_BY_PERFETTO = ".trace.json.gz"
+_SUFFIXES = (".xplane.pb", _READ_BY_PERFETTO)
 
 
 def start_trace(local: Path) -> None:
@@ -27,11 +27,6 @@ def start_trace(local: Path) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(local, profiler_options=options)
-
-
-def process_name() -> str:
-    """What this process's files are named by: its host and its number."""
-    return f"{socket.gethostname()}_process_{jax.process_index()}"
 
 
 def store_trace(local: Path, folder: AnyPath, run: str) -> AnyPath:
@@ -48,28 +43,14 @@ def store_trace(local: Path, folder: AnyPath, run: str) -> AnyPath:
       MachineryError: if the bucket doesn't answer.
     """
     target = folder / "plugins" / "profile" / run
-    found = [
-        (file, suffix)
-        for suffix in _SUFFIXES
-        for file in local.rglob("*")
-        if file.name.endswith(suffix)
-    ]
-    if not found:
+    files = [(file, suffix) for suffix in _SUFFIXES for file in local.rglob(f"*{suffix}")]
+    if not files:
         raise FileNotFoundError(f"jax.profiler has written no trace into {local}")
-    for file, suffix in found:
-        store_file(file, target / f"{process_name()}{suffix}")
+    for file, suffix in files:
+        process = f"{socket.gethostname()}_process_{jax.process_index()}"
+        with atomic_file(target / f"{process}{suffix}") as partial:
+            shutil.move(file, partial)
     return target
-
-
-def store_file(local: Path, path: AnyPath) -> None:
-    """Moves a local file to `path`, which appears only when it is complete.
-
-    Raises:
-      RunError: if it can't be written.
-      MachineryError: if the bucket doesn't answer.
-    """
-    with atomic_file(path) as partial:
-        shutil.move(local, partial)
 
 
 @contextmanager
@@ -88,5 +69,5 @@ def how_to_open(folder: AnyPath) -> str:
     """The commands that show the traces of a folder."""
     return (
         f"open them with: tensorboard --logdir={folder} (pip install tensorboard xprof), or drop a "
-        f"*{TRACE} file on https://ui.perfetto.dev"
+        f"*{_READ_BY_PERFETTO} file on https://ui.perfetto.dev"
     )

@@ -23,6 +23,7 @@ _REMOVED: dict[str, object] = {
     "train.depths_rule": "random",
     "train.growth": "jump",
     "train.jitter": 0.0,
+    "train.memory_profile": False,
 }
 # Of these, those without which a trained model is not what it was.
 _OF_MODEL = ("model.time_basis",)

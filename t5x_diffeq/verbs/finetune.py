@@ -66,7 +66,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     find_step(source, config.init_step)
     length = config.data.sequence_length
     asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
-    PretrainedRun.of(source, tokenizer.vocab_size).check(asked)
+    PretrainedRun(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
     check_teacher(config)
     check_teachers_tokenizer(config, tokenizer)
@@ -97,7 +97,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         source = parse_path(str(config.init_from), "config.init_from")
         vocab_size = setup.model.config.vocab_size
         state, step = init_from_pretrained(
-            setup, PretrainedRun.of(source, vocab_size, config.init_step)
+            setup, PretrainedRun(source, vocab_size, config.init_step)
         )
         say(f"begins with the weights of {source} at its step {step}")
         block = block_of_shapes(setup.model.config)

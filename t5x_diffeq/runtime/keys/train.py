@@ -197,12 +197,6 @@ class TrainKeys(Section):
     profile_processes: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 0, INT32))] = (
         _key((0,), "the processes that trace", resume=True)
     )
-    memory_profile: Switch = _key(
-        False,
-        """whether each trace comes with a profile of the devices' memory, which is also taken when
-        that memory runs out""",
-        resume=True,
-    )
     hang_timeout: Seconds = _key(
         1800.0,
         """seconds that a step may take, without compilation; after that the run ends with status
