@@ -28,7 +28,7 @@ from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.trained_params import restore_params
-from t5x_diffeq.runs import evaluation_hook
+from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -163,7 +163,7 @@ def test_full_disks(disk, small, tmp_path, monkeypatch, survivors):
     phases = [
         (verb, "check_config"),  # start-up: the data, or the config
         (verb, "open_writer"),  # metrics.jsonl is begun
-        (evaluation_hook, "evaluate_loss"),  # the evaluation's line
+        (basic_hooks, "evaluate_loss"),  # the evaluation's line
         (Clock, "rates"),  # a step's line
         (Checkpoints, "save"),
     ]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import corpus_of, metrics_of, send_after
 
-from t5x_diffeq.runs import evaluation_hook
+from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -49,7 +49,7 @@ def test_stopped_and_resumed_equals_undisturbed(
 def test_interrupted_in_each_evaluation_equals_undisturbed(finished, tmp_path, monkeypatch, capsys):
     """SIGTERM as an evaluation begins: its step is saved, and the next start evaluates first."""
     config, workdir = finished
-    eval_batches = evaluation_hook.eval_batches
+    eval_batches = basic_hooks.eval_batches
 
     def interrupt(step, *arguments):
         if arguments[-1] == f"evaluating at step {step}":
@@ -58,7 +58,7 @@ def test_interrupted_in_each_evaluation_equals_undisturbed(finished, tmp_path, m
 
     for step in (0, 3, 6):
         with monkeypatch.context() as patch:
-            patch.setattr(evaluation_hook, "eval_batches", partial(interrupt, step))
+            patch.setattr(basic_hooks, "eval_batches", partial(interrupt, step))
             assert train(Config.of(config), tmp_path) == 42
         where = f"after step {step}, saved" if step else "before the first step"
         assert f"stopped by SIGTERM {where}; the same" in capsys.readouterr().err
@@ -222,7 +222,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     def out_of_memory(*_):
         raise RunError("out of memory")
 
-    for module, phase in ((programs, "compile_train_step"), (evaluation_hook, "evaluate_loss")):
+    for module, phase in ((programs, "compile_train_step"), (basic_hooks, "evaluate_loss")):
         with monkeypatch.context() as patch:
             patch.setattr(module, phase, out_of_memory)
             with pytest.raises(RunError, match="out of memory"):

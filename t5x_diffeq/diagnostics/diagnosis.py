@@ -71,16 +71,15 @@ def _solver_step_not_finite(setup: Setup, params: Params, batch: Batch) -> str |
     curves = {name: np.asarray(x) for name, x in jax.device_get(curves_of(params, batch)).items()}
     if not isfinite(curves["state"][0]):
         return "the embedded tokens aren't finite"
-    names = {"f": "f (attention)", "g": "g (the MLP)", "state": "the state"}
     steps = model.config.num_steps
     for n in range(steps):
-        for kind, value in (
-            ("f", curves["f"][n]),
-            ("g", curves["g"][n]),
-            ("state", curves["state"][n + 1]),
+        for name, value in (
+            ("f (attention)", curves["f"][n]),
+            ("g (the MLP)", curves["g"][n]),
+            ("the state", curves["state"][n + 1]),
         ):
             if not isfinite(value):
-                return f"{names[kind]} isn't finite in solver step {n + 1} of {steps}"
+                return f"{name} isn't finite in solver step {n + 1} of {steps}"
     return None
 
 

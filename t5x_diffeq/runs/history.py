@@ -16,8 +16,8 @@ each line is an event with the time (seconds since 1970) and the optimizer step.
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import jax
 
@@ -88,16 +88,24 @@ class History:
             path = self.workdir / FILE
             self.attempts = attempts_of(read_events(self.workdir))
             content = path.read_bytes() if path.exists() else b""
-            # What a crash has cut off would spoil the next line.
-            self._attempt(lambda: self._open(path, content[: content.rfind(b"\n") + 1]))
+            whole_lines = content[: content.rfind(b"\n") + 1]  # a crash may have cut off the next
+            try:
+                self.file = GrowingFile(path, whole_lines)
+            except (RunError, MachineryError) as error:
+                self._give_up(error)
         self.write("start", step, total_steps=total_steps, began=round(self.stopwatch.began, 3))
 
     def write(self, event: str, step: int, **facts: object) -> None:
         """Writes an event."""
         line = {"event": event, "time": round(time.time(), 3), "step": step, **facts}
         add_event(self.attempts, line)
-        if (file := self.file) is not None:
-            self._attempt(lambda: file.write(f"{json.dumps(line)}\n".encode()))
+        if self.file is not None:
+            try:
+                self.file.write(f"{json.dumps(line)}\n".encode())
+                if event == "end":
+                    self.file.close()
+            except (RunError, MachineryError) as error:
+                self._give_up(error)
 
     def write_time(self, step: int, at_once: bool = False) -> None:
         """Writes where the seconds of this attempt went, if that was last written a while ago.
@@ -118,16 +126,10 @@ class History:
             facts = {"tier": save.tier, "bytes": save.size, "waited": waited, "seconds": seconds}
             self.write("save", save.step, **facts)
 
-    def _open(self, path: AnyPath, content: bytes) -> None:
-        self.file = GrowingFile(path, content)
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        """Does it; a failure is a warning, because the history is not worth a run."""
-        try:
-            work()
-        except (RunError, MachineryError) as error:
-            self.file = None
-            say(f"warning: {error}; the run's history ends here")
+    def _give_up(self, error: Exception) -> None:
+        """Says that writing has failed; the history is not worth a run."""
+        self.file = None
+        say(f"warning: {error}; the run's history ends here")
 
     def goodput(self) -> float:
         """The run's goodput so far."""
@@ -146,20 +148,14 @@ class History:
         if self.attempts and self.file is not None:
             self.write_time(self.step, at_once=True)
             self.write("end", self.step, error=kind and kind.__name__)
-            if (file := self.file) is not None:
-                self._attempt(file.close)
 
 
 def read_events(workdir: AnyPath) -> list[Mapping]:
     """The events of a run, oldest first; lines that were cut are left out."""
-    path = workdir / FILE
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [event for line in lines if (event := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> Mapping | None:
-    try:
-        event = json.loads(line)
-        return event if {"event", "time", "step"} <= event.keys() else None
-    except (ValueError, AttributeError):
-        return None
+    path, events = workdir / FILE, []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(ValueError, AttributeError):
+            event = json.loads(line)
+            if {"event", "time", "step"} <= event.keys():
+                events.append(event)
+    return events

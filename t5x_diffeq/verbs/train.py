@@ -15,9 +15,8 @@ from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.runs import progress
-from t5x_diffeq.runs.checkpoint_hook import Saves
+from t5x_diffeq.runs.basic_hooks import Evaluation, MetricsLog, Saves
 from t5x_diffeq.runs.clock import Clock
-from t5x_diffeq.runs.evaluation_hook import Evaluation
 from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.runs.history import History, Stopwatch
 from t5x_diffeq.runs.hooks import (
@@ -30,7 +29,6 @@ from t5x_diffeq.runs.hooks import (
     load_hooks,
 )
 from t5x_diffeq.runs.hyperparameters import hyperparameters
-from t5x_diffeq.runs.metrics_log import MetricsLog
 from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
