@@ -198,16 +198,12 @@ def test_a_signal_asks_for_steps(tmp_path, monkeypatch):
 
 
 def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):
-    """The first replaces a number by steps that lie ahead; the other takes them up."""
-    (tmp_path / "profile").write_text("2")
+    """Both take up the steps that lie ahead; the first removes the file when they are done."""
+    (tmp_path / "profile").write_text("17:18")
     processes = [profiler_of(tmp_path, profile_processes=(0, 1)) for _ in range(2)]
-    for n, process in enumerate(processes):
-        process.step, process.seconds_per_step = 10, 5.0
-        monkeypatch.setattr(jax, "process_index", lambda n=n: n)
-        process._take_up_request()
-    assert (tmp_path / "profile").read_text() == "17:18"  # 25 s ahead, and two steps
     for n, process in reversed(list(enumerate(processes))):
         monkeypatch.setattr(jax, "process_index", lambda n=n: n)
+        process.step = 10
         process._take_up_request()
         process._take_up_request()
         assert process._last_step_to_trace(16) is None
@@ -216,6 +212,9 @@ def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):
         process.step = 19
         process._take_up_request()
         assert (tmp_path / "profile").exists() == (n == 1)
+    (tmp_path / "profile").write_text("2")
+    with pytest.raises(ValueError, match="holds '2'; write FIRST:LAST"):
+        processes[0]._take_up_request()
 
 
 def test_a_failure_is_a_warning(tmp_path, monkeypatch, capsys):

@@ -1,9 +1,9 @@
 """Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
 
 On demand means a file `profile` in the workdir, for the processes of `train.profile_processes`, or
-SIGUSR2 to a process, for that process alone. The file's content is a number of steps, or the first
-and the last, "100:105"; an empty file asks for `STEPS_ON_DEMAND`. A thread looks for it, so no step
-waits for a disk or a bucket.
+SIGUSR2 to a process, for that process alone. The file's content is the first and the last step,
+"100:105", or, for a single process, a number of steps; an empty file asks for `STEPS_ON_DEMAND`. A
+thread looks for it, so no step waits for a disk or a bucket.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
 before its first one is finished, and ends when its last one is: it holds exactly these steps.
@@ -14,7 +14,6 @@ A trace that fails is a warning, and the run goes on.
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +30,7 @@ from t5x_diffeq.runs.traces import how_to_open, start_trace, store_trace
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import describe_error, remove_file, write_whole
+from t5x_diffeq.runtime.files import describe_error
 from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
@@ -74,7 +73,6 @@ class Profiler(Hook):
         self.local = Path()  # where the trace is written
         self.annotation: jax.profiler.StepTraceAnnotation | None = None
         self.step = 0
-        self.seconds_per_step, self.begun = 1.0, 0.0
         self.known: set[str] = set()  # the requests and warnings that this process has seen
         self.ended = threading.Event()
         self.pool = ThreadPoolExecutor(2, "profiler")  # one looks, the other stores
@@ -107,10 +105,7 @@ class Profiler(Hook):
 
     def before_batch(self, step: int, state: Any) -> None:
         """Begins a trace if `step` is its first; `state` is the result of the step before."""
-        now = time.monotonic()
-        if self.step:
-            self.seconds_per_step = 0.9 * self.seconds_per_step + 0.1 * (now - self.begun)
-        self.step, self.begun = step, now
+        self.step = step
         last = self._last_step_to_trace(step) if self.tracing is None else None
         if last is not None:
             self._attempt(lambda: self._start(Steps(step, last), state))
@@ -174,44 +169,40 @@ class Profiler(Hook):
 
     # ------------------------------------------------------------------ requests
     def _plan_next_steps(self, number: int, frame: FrameType | None) -> None:
-        self.planned.append(Steps(self.step + 1, self.step + STEPS_ON_DEMAND))
+        self.planned.append(self._next_steps(STEPS_ON_DEMAND))
 
     def _look_for_requests(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
             self._attempt(self._take_up_request)
 
     def _take_up_request(self) -> None:
-        """Plans the steps that the file in the workdir asks for, and removes it.
+        """Plans the steps that the file in the workdir asks for.
 
-        Several processes are to trace the same steps. The first of them replaces a number of steps
-        by the steps themselves, far enough ahead that the others see them in time, and removes the
-        file when they are done.
+        A process alone removes the file at once. Of several, which are to trace the same steps, the
+        first removes it when they are done.
         """
         if not self.request.exists():
             return
         text = self.request.read_text().strip()
-        leads = jax.process_index() == min(self.processes)
-        alone = len(self.processes) == 1
-        if not re.fullmatch(r"\d{1,10}:\d{1,10}", text):
-            if not leads:
-                return
-            if text and not (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS):
-                self.request.unlink(missing_ok=True)
-                raise ValueError(
-                    f"{self.request} holds {text[:40]!r}; write a number of steps from 1 to "
-                    f"{_MOST_STEPS} into it, or FIRST:LAST"
-                )
-            until_all_have_looked = round(2.5 * SECONDS_BETWEEN_LOOKS / self.seconds_per_step)
-            first = self.step + (1 if alone else 2 + until_all_have_looked)
-            text = f"{first}:{first + int(text or STEPS_ON_DEMAND) - 1}"
-            if not alone:
-                write_whole(self.request, text.encode())
-        steps = Steps.of(text)
-        if text not in self.known:
+        leads, alone = jax.process_index() == min(self.processes), len(self.processes) == 1
+        if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
+            steps = Steps.of(text)
+        elif alone and (not text or (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS)):
+            steps = self._next_steps(int(text or STEPS_ON_DEMAND))
+        else:
+            self.request.unlink(missing_ok=True)
+            number = f"a number of steps from 1 to {_MOST_STEPS}, or " if alone else ""
+            raise ValueError(
+                f"{self.request} holds {text[:40]!r}; write {number}FIRST:LAST into it"
+            )
+        if text not in self.known or alone:
             self.known.add(text)
             self.planned.append(steps)
-        if leads and (alone or self.step > steps.last):
+        if alone or (leads and self.step > steps.last):
             self.request.unlink(missing_ok=True)
+
+    def _next_steps(self, count: int) -> Steps:
+        return Steps(self.step + 1, self.step + count)
 
     # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
