@@ -50,7 +50,7 @@ def measure(data: DataKeys, batch_size: int, seed: int, folder: Path, rounds: in
     records, threads = grain.MapDataset.source(tokens.records), data.read_threads
     works = {
         "pipeline": _count_tokens(host_batches(dataset, 0, threads)),
-        "plain_grain": plain_grain(records, tokens_of, data, batch_size, seed, threads),
+        "plain_grain": _plain_grain(records, tokens_of, data, batch_size, seed, threads),
     }
     if data.source not in ("tokens", "mixture") and data.loss_on == "all":  # Grain knows no chat
         encoder = TextEncoder(corpus.tokenizer)
@@ -81,7 +81,7 @@ def _count_tokens(batches: Iterator[Mapping[str, Any]]) -> Work:
         yield batch["inputs"].size
 
 
-def plain_grain(
+def _plain_grain(
     documents: grain.MapDataset,
     tokens_of: Callable[[Any], np.ndarray],
     data: DataKeys,
