@@ -11,7 +11,7 @@ from itertools import product
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import TableSpec
-from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
+from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
 from t5x_diffeq.experiments.tokenizers import KEY, fill_in_tokenizer
 from t5x_diffeq.runtime.config_files import values_of
 from t5x_diffeq.runtime.errors import InputError
@@ -86,7 +86,7 @@ class Figure5(Experiment):
                 f"--config.init_from={{output}}/{trained}",
                 *format_flags({**keys, "model.num_steps": steps}),
             )
-            labels = {
+            labels: dict[str, Label] = {
                 "trained on": source,
                 "tuned on": target,
                 "seed": seed,
