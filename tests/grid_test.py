@@ -6,7 +6,7 @@ from math import sqrt
 from statistics import mean, stdev
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, call
 
 from t5x_diffeq.cli import sweep
 from t5x_diffeq.experiments.child import StoppedError
@@ -20,7 +20,6 @@ from t5x_diffeq.experiments.grid_runs import (
     summarise,
 )
 from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError, MachineryError
 from t5x_diffeq.runtime.grid import Axis, parse_grid, points
 
@@ -270,13 +269,9 @@ def test_a_run_that_ends_in_spite_of_a_signal_counts_and_the_next_does_not_begin
 
 
 def call_sweep(monkeypatch, *arguments):
-    for override in [name for name in sweep.FLAGS if "." in name]:
-        delattr(sweep.FLAGS, override)  # a process has them once
-    sweep.FLAGS.unparse_flags()
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["sweep", *arguments])  # config_flags finds overrides there
-    command_line.parse(sys.argv, sweep.FLAGS)
-    return sweep.main()
+    return call(sweep, *arguments)
 
 
 def test_dry_run_lists_the_commands_of_a_part(monkeypatch, tmp_path, capsys):

@@ -10,7 +10,7 @@ import re
 import shlex
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, call
 
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.experiments.paper import PAPER
@@ -149,11 +149,8 @@ def paper_commands(capsys):
     """The commands of an experiment at the paper's scale, as words after the verb."""
 
     def commands(name, *arguments):
-        for flag in reproduce.FLAGS:
-            reproduce.FLAGS[flag].unparse()
         given = (f"--experiment={name}", "--scale=paper", "--output=OUT", "--dry_run", *arguments)
-        reproduce.FLAGS(["reproduce", *given])
-        assert reproduce.main() == 0
+        assert call(reproduce, *given) == 0
         lines = capsys.readouterr().out.splitlines()
         return [shlex.split(line)[2:] for line in lines]
 
@@ -273,12 +270,9 @@ def test_shards_are_named_by_their_tokenizer(paper_commands):
 
 
 def test_a_missing_tokenizer_is_named_with_its_address(tmp_path):
-    for flag in reproduce.FLAGS:
-        reproduce.FLAGS[flag].unparse()
     given = ("--experiment=table2", "--scale=paper", "--text=owt=openwebtext:/o")
-    reproduce.FLAGS(["reproduce", *given, f"--output={tmp_path}", f"--tokenizers={tmp_path}"])
     with pytest.raises(InputError, match=r"gpt2\.json, .*openai-community/gpt2.*--tokenizers=own"):
-        reproduce.main()
+        call(reproduce, *given, f"--output={tmp_path}", f"--tokenizers={tmp_path}")
 
 
 def test_every_experiment_is_one_script_and_stands_in_the_table():

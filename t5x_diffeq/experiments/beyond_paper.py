@@ -5,16 +5,11 @@ from functools import partial
 from typing import Any
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
-from t5x_diffeq.experiments.follow_ups import analyse_spectra
+from t5x_diffeq.experiments.follow_ups import analyse_spectra, growth_tables
 from t5x_diffeq.experiments.learning_rates import RATE, Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
 _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
-GROWTH = tuple(
-    f"{product}/{number}"
-    for number in ("rank_correlation", "ratio")
-    for product in ("qk", "ov", "mlp")
-)
 
 
 def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
@@ -164,7 +159,5 @@ def study_spectra() -> Experiment:
             for block in ("gpt", "llama")
         ),
         follow_up=partial(analyse_spectra, times=25),
-        tables=tuple(
-            TableSpec(("text", "model", "architecture", "init"), "num_steps", x) for x in GROWTH
-        ),
+        tables=growth_tables("text", "model", "architecture", "init", column="num_steps"),
     )

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 
 # Prompts for figure 3 and appendix F: in each, the next word depends on an earlier one. The paper
@@ -22,11 +24,23 @@ PROMPTS = (
 )
 # It simulates particles, and needs no model.
 CLUSTERING = ExperimentRun("clustering", "analyze", ("clustering", "--output={output}/clustering"))
-COSTS = (
-    *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
-    "model: parameters",
-)
 _TABLE_6 = (20, 48, 72, 96, 120, 144)  # its values of T
+
+# Tables of what follows a training.
+TASK_TABLES = (TableSpec(("text", "task", "shots"), "model", "score"),)
+COST_TABLES = tuple(
+    TableSpec(("config",), "T", value)
+    for value in (
+        *(f"model / baseline: {ratio}" for ratio in ("step_ms", "temporary_bytes", "state_bytes")),
+        "model: parameters",
+    )
+)
+
+
+def growth_tables(*row: str, column: str) -> tuple[TableSpec, ...]:
+    """Tables of how much the spectra of attention and the MLP grow with depth."""
+    values = product(("rank_correlation", "ratio"), ("qk", "ov", "mlp"))
+    return tuple(TableSpec(row, column, f"{part}/{number}") for number, part in values)
 
 
 def _follow(

@@ -14,9 +14,10 @@ from t5x_diffeq.experiments.experiment import Experiment, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
-    COSTS,
+    COST_TABLES,
     FIGURE_3,
     PROMPTS,
+    TASK_TABLES,
     analyse_lyapunov,
     analyse_spectra,
     ask_own_tasks,
@@ -32,8 +33,6 @@ _BOTH = ("ode", "baseline")
 _VARIANTS = ("baseline", "ode", "shared")
 _WORKSTATION = "workstation.py"
 _PENALTY = {"train.velocity_penalty": 0.1}
-_COSTS = tuple(TableSpec(("config",), "T", value) for value in COSTS)
-_TASKS = (TableSpec(("text", "task", "shots"), "model", "score"),)
 
 LAPTOP: dict[str, Experiment] = {
     "table1": Sweep(trainings=(_BASELINE, _ODE, _SHARED)),
@@ -67,12 +66,12 @@ LAPTOP: dict[str, Experiment] = {
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
         follow_up=ask_own_tasks,
-        tables=_TASKS,
+        tables=TASK_TABLES,
     ),
     "table5": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("llama",)}),
         follow_up=ask_own_tasks,
-        tables=_TASKS,
+        tables=TASK_TABLES,
     ),
     "figure2": Experiment(
         trainings=trainings(["ode"]), follow_up=analyse_spectra, others=(CLUSTERING,), seeds=1
@@ -106,7 +105,7 @@ LAPTOP: dict[str, Experiment] = {
         ),
         tables=(TableSpec(("text",), "T", "loss", over_steps=True),),
     ),
-    "figure15": Experiment(others=time_steps("laptop.py"), tables=_COSTS, seeds=1),
+    "figure15": Experiment(others=time_steps("laptop.py"), tables=COST_TABLES, seeds=1),
     "figure18": Experiment(
         trainings=trainings(
             ["ode"],

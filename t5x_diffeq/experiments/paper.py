@@ -7,7 +7,6 @@ trains each model once; `--seeds=3` gives standard errors.
 """
 
 from t5x_diffeq.experiments.beyond_paper import (
-    GROWTH,
     compare_budgets,
     sweep_controls,
     transfer_over_depth,
@@ -16,12 +15,14 @@ from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, traini
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
-    COSTS,
+    COST_TABLES,
     FIGURE_3,
     PROMPTS,
+    TASK_TABLES,
     analyse_lyapunov,
     analyse_spectra,
     ask_papers_tasks,
+    growth_tables,
     time_steps,
 )
 from t5x_diffeq.experiments.learning_rates import EqualTime
@@ -40,9 +41,7 @@ _WIKITEXT: dict[str | None, Keys] = {
     _MEDIUM: {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
 }
 _RATES = (3e-4, 6e-4, 1.2e-3)
-_GROWTH = tuple(TableSpec(("text", "size"), "model", value) for value in GROWTH)
-_COSTS = tuple(TableSpec(("config",), "T", value) for value in COSTS)
-_TASKS = (TableSpec(("text", "task", "shots"), "model", "score"),)
+_GROWTH = growth_tables("text", "size", column="model")
 _PERPLEXITY = tuple(TableSpec(("text", "size"), "model", value) for value in ("perplexity", "loss"))
 _OVER_STEPS = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
 # Apart from its method, a tuning has the settings of the training before; every weight decays.
@@ -87,13 +86,13 @@ PAPER: dict[str, Experiment] = {
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,
-        tables=_TASKS,
+        tables=TASK_TABLES,
         seeds=1,
     ),
     "table5": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LLAMA: {}}),
         follow_up=ask_papers_tasks,
-        tables=_TASKS,
+        tables=TASK_TABLES,
         seeds=1,
     ),
     "figure2": Experiment(
@@ -141,7 +140,7 @@ PAPER: dict[str, Experiment] = {
         tables=(TableSpec(("text",), "T", "perplexity", over_steps=True),),
         seeds=1,
     ),
-    "figure15": Experiment(others=time_steps(_MEDIUM), tables=_COSTS, seeds=1),
+    "figure15": Experiment(others=time_steps(_MEDIUM), tables=COST_TABLES, seeds=1),
     "figure18": Experiment(
         trainings=trainings(
             ["ode"], {"model.time_embedding": ("separate", "common")}, {_LARGE: {}}
