@@ -3,9 +3,6 @@
 #
 #   launch/reproduce/clustering.sh [--output=DIR]
 #   launch/reproduce/clustering.sh --scale=paper
-#
-# Each run is done once: the same command again goes on where it was stopped. Other flags are
-# those of t5x_diffeq.reproduce.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

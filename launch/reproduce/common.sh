@@ -4,6 +4,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 
 EXTRAS=(analysis)
+ABOUT_ALL="Each run is done once: the same command again goes on where it was stopped. Other flags are those of
+t5x_diffeq.reproduce."
 
 # reproduce EXPERIMENT [--output=DIR] [flags of t5x_diffeq.reproduce]
 reproduce() {
@@ -11,7 +13,7 @@ reproduce() {
   shift
   for argument in "$@"; do
     case "$argument" in
-      -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+      -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; echo "$ABOUT_ALL"; exit 0 ;;
       --output=*) output="${argument#--output=}" ;;
       *) arguments+=("$argument") ;;
     esac

@@ -3,9 +3,6 @@
 #
 #   launch/reproduce/cost.sh [--output=DIR] [--part=0/4]
 #   launch/reproduce/cost.sh --scale=paper
-#
-# Each run is done once: the same command again goes on where it was stopped. Other flags are those
-# of t5x_diffeq.reproduce.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -4,9 +4,8 @@
 #   launch/reproduce/downstream_llama1b.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
 #   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
-# At the paper's scale its eleven tasks, without and with five examples, of models of Llama-1B's shape; on
-# a laptop, two tasks of the text's own. Each run is done once: the same command again goes on where
-# it was stopped. Other flags are those of t5x_diffeq.reproduce.
+# At the paper's scale its eleven tasks, without and with five examples, of models of Llama-1B's shape; on a
+# laptop, two tasks of the text's own.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -6,8 +6,7 @@
 #   launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
 #   launch/reproduce/equal_time.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
 #
-# Each run is done once: the same command again goes on where it was stopped. The steps are timed
-# first, for which no other work should run beside it. Other flags are those of t5x_diffeq.reproduce.
+# The steps are timed first, for which no other work should run beside it.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

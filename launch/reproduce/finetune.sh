@@ -5,8 +5,7 @@
 #   launch/reproduce/finetune.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE \
 #       --text=openwebtext=openwebtext:ARCHIVE [--part=0/2]
 #
-# At laptop scale the other text is Python's standard library. Each run is done once: the same
-# command again goes on where it was stopped. Other flags are those of t5x_diffeq.reproduce.
+# At laptop scale the other text is Python's standard library.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -4,9 +4,6 @@
 #
 #   launch/reproduce/perplexity.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
 #   launch/reproduce/perplexity.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE
-#
-# Each run is done once: the same command again goes on where it was stopped. Other flags are those
-# of t5x_diffeq.reproduce.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
