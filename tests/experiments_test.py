@@ -2,7 +2,6 @@
 
 import json
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -205,26 +204,6 @@ def test_models_in_the_time_of_the_baseline():
     }
     assert {run.labels["total_steps"] for run in shorter} == {160}
     assert {run.labels["learning_rate"] for run in shorter} == {4e-3}
-
-
-def test_losses_over_time_are_those_over_steps_stretched(tmp_path):
-    experiment = LAPTOP["equal_time"]
-    models = {"baseline": (2.0, 2.2), "ode": (1.5, 1.7)}
-    outcomes = [{"run": "timing-workstation-ode", "model / baseline: step_ms": 1.25}]
-    for (model, losses), seed in product(models.items(), (0, 1)):
-        name, loss = f"{model}-{seed}", losses[seed]
-        labels = {"text": "one", "model": model, "learning_rate": 1e-3, "budget": "equal steps"}
-        outcomes.append({"run": name, "loss": loss, **labels})
-        lines = [{"step": 0, "eval/loss": 9.0}, {"step": 4}, {"step": 8, "eval/loss": loss}]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (chart,) = experiment.charts(outcomes, tmp_path).values()
-    assert chart.panels == {
-        "one": {
-            "baseline": [(8, pytest.approx(2.1), pytest.approx(0.1))],
-            "ode": [(10, pytest.approx(1.6), pytest.approx(0.1))],
-        }
-    }
 
 
 def test_only_epsilon_of_per_layer_weights_is_scaled_with_depth():

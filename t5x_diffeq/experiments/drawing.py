@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 
 from t5x_diffeq.experiments.present import (
-    Chart,
     Line,
     TableSpec,
     best_choice,
@@ -34,29 +33,23 @@ def draw(
       output: the folder of the runs.
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
-    caveat = "" if comparable else " (not comparable with the paper's)"
-    if panels := _panels_of_table(outcomes, table):
-        draw_chart(Chart(table.column, table.value + caveat, panels, table.log), path)
-    if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
-        over = path.with_name(f"{path.name}_over_steps")
-        draw_chart(Chart("optimizer steps", f"validation loss{caveat}", {"": lines}), over)
-
-
-def draw_chart(chart: Chart, path: AnyPath) -> None:
-    """Writes a chart as .png and .pdf, if matplotlib is installed.
-
-    Args:
-      chart: the chart.
-      path: path of its files without suffix.
-    """
     try:
         from t5x_diffeq.analysis import plots
     except ImportError:
         say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
         return
-    figure = plots.means_with_errors(chart.panels, chart.across, chart.up, chart.log)
-    for kind in ("png", "pdf"):
-        write_whole(path.with_name(f"{path.name}.{kind}"), plots.render_image(figure, kind))
+
+    def write(name: str, panels: dict[str, dict[str, Line]], across: str, up: str) -> None:
+        log = table.log and across == table.column
+        figure = plots.means_with_errors(panels, across, up + caveat, log)
+        for kind in ("png", "pdf"):
+            write_whole(path.with_name(f"{name}.{kind}"), plots.render_image(figure, kind))
+
+    caveat = "" if comparable else " (not comparable with the paper's)"
+    if panels := _panels_of_table(outcomes, table):
+        write(path.name, panels, table.column, table.value)
+    if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
+        write(f"{path.name}_over_steps", {"": lines}, "optimizer steps", "validation loss")
 
 
 def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, dict[str, Line]]:

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from t5x_diffeq.experiments.notes import list_pages, paired_table
-from t5x_diffeq.experiments.present import Chart, TableSpec
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
 from t5x_diffeq.runtime.config_files import values_of
@@ -146,12 +146,11 @@ class Experiment:
         for text, seed in product(texts, seeds):
             for training in self.trainings_on.get(text, self.trainings):
                 run = training.run(text, texts[text], seed)
-                runs += self._with_follow_up(run) if self.follow_up else [run]
+                if self.follow_up:
+                    runs += [replace(run, labels={}), *self.follow_up(run)]
+                else:
+                    runs.append(run)
         return [*runs, *self.others]
-
-    def _with_follow_up(self, run: ExperimentRun) -> list[ExperimentRun]:
-        assert self.follow_up is not None
-        return [replace(run, labels={}), *self.follow_up(run)]
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
         """Further paragraphs in Markdown, shown after the tables.
@@ -161,10 +160,6 @@ class Experiment:
           output: the folder of the runs.
         """
         return [*list_pages(outcomes), *paired_table(outcomes, output)]
-
-    def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
-        """Further figures, by the name of their file; the arguments are those of `notes`."""
-        return {}
 
 
 def need_text(texts: Texts) -> None:

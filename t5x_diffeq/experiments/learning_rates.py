@@ -5,18 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from t5x_diffeq.experiments.drawing import losses_over_steps
 from t5x_diffeq.experiments.experiment import Experiment, Texts, Training, need_text
-from t5x_diffeq.experiments.present import Chart, Line, TableSpec
+from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.runtime.config_files import values_of
-from t5x_diffeq.runtime.files import AnyPath
 
 RATE = "optimizer.learning_rate"
 _RATE_NAME = "learning_rate"  # in tables
 _RATIO = "model / baseline: step_ms"
-_EQUAL_STEPS = "equal steps"
-_BY_MODEL = TableSpec((), "model", "loss", _RATE_NAME)
 _Group = tuple[str, str]  # text, model
 
 
@@ -107,7 +103,7 @@ class EqualTime(Sweep):
         """The runs that the outcomes so far determine."""
         timings = self._timings()
         swept, best = self.progress(texts, seeds, done)
-        runs = [*timings.values(), *_with_budget(swept, _EQUAL_STEPS)]
+        runs = [*timings.values(), *_with_budget(swept, "equal steps")]
         if not best or any(run.name not in done for run in timings.values()):
             return runs
         steps = values_of(self.config, "baseline")["train.total_steps"]
@@ -121,21 +117,6 @@ class EqualTime(Sweep):
                 again = [shorter.run(text, texts[text], seed) for seed in seeds]
                 runs += _with_budget(again, "equal time")
         return runs
-
-    def charts(self, outcomes: Sequence[dict], output: AnyPath) -> dict[str, Chart]:
-        """The loss of each model at its best rate over time: a panel for each text."""
-        ratios = {each["run"]: each[_RATIO] for each in outcomes if _RATIO in each}
-        times = {name: ratios.get(run.name, 1.0) for name, run in self._timings().items()}
-        equal = [each for each in outcomes if each.get("budget") == _EQUAL_STEPS]
-        panels: dict[str, dict[str, Line]] = {}
-        for text in dict.fromkeys(each["text"] for each in equal):
-            of_text = [each for each in equal if each["text"] == text]
-            panels[text] = {
-                name: [(step * times.get(name, 1.0), *loss) for step, *loss in line if step]
-                for name, line in losses_over_steps(of_text, _BY_MODEL, output).items()
-            }
-        across = "time, in optimizer steps of the baseline"
-        return {"loss_over_time": Chart(across, "validation loss", panels)} if panels else {}
 
     def _timings(self) -> dict[str, ExperimentRun]:
         """By model, the times of its steps and of those of the baseline with the same keys."""

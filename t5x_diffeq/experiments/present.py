@@ -36,23 +36,6 @@ class TableSpec:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A figure that isn't a table's.
-
-    Attributes:
-      across: label of the horizontal axis.
-      up: label of the vertical axis.
-      panels: by title, the lines of each panel by name.
-      log: whether the horizontal axis is logarithmic.
-    """
-
-    across: str
-    up: str
-    panels: dict[str, dict[str, Line]]
-    log: bool = False
-
-
-@dataclass(frozen=True)
 class Cell:
     """The mean over several seeds.
 

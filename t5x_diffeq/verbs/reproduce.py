@@ -8,7 +8,7 @@ from absl.flags import FlagValues
 
 from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.experiments.child import StoppedError
-from t5x_diffeq.experiments.drawing import draw, draw_chart
+from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.paper import PAPER
@@ -100,8 +100,6 @@ def present(
     write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
     for number, table in enumerate(experiment.tables, 1):
         draw(outcomes, table, folder / f"figure{number}", output, comparable=not caveats)
-    for name, chart in experiment.charts(every, output).items():
-        draw_chart(chart, folder / name)
     print(*tables, *notes, sep="\n\n")
 
 
