@@ -21,11 +21,14 @@ def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
     """
 
     def multiply_steps(factor: float) -> Callable[[Keys], Any]:
-        return lambda own: round(factor * own[_STEPS])
+        return lambda defaults: round(factor * defaults[_STEPS])
 
-    narrow: Keys = {_T: lambda own: own[_T] // 3}
-    growing: Keys = {"train.depths": lambda own: (own[_N] // 2,), "train.depths_until": 0.5}
-    equal: Keys = {_T: lambda own: own[_N] - 1}
+    narrow: Keys = {_T: lambda defaults: defaults[_T] // 3}
+    growing: Keys = {
+        "train.depths": lambda defaults: (defaults[_N] // 2,),
+        "train.depths_until": 0.5,
+    }
+    equal: Keys = {_T: lambda defaults: defaults[_N] - 1}
     contenders: list[tuple[str, tuple[float, ...], Keys]] = [
         ("baseline", (1, 1.25), {}),
         ("ode", (1,), {}),
@@ -65,7 +68,7 @@ def sweep_controls(
       config: the config's file; None: the text's own for a laptop.
       seeds: the default of --seeds.
     """
-    table: Keys = {"model.time_basis": lambda own: f"table:{own[_N]}"}
+    table: Keys = {"model.time_basis": lambda defaults: f"table:{defaults[_N]}"}
     frozen: Keys = {**table, "optimizer.role_multipliers": (("time_embedding", 0.0),)}
     models: dict[str, tuple[str, Keys]] = {
         "baseline": ("baseline", {}),
@@ -101,8 +104,8 @@ def transfer_over_depth(config: str, rates: tuple[float, ...], keys: Keys) -> Ex
     models += [("baseline", "4/N"), ("baseline", "1")]
     names = {"ode": "ODE", "baseline": "per layer"}
 
-    def scale_epsilon(depth: int, own: Keys) -> float:
-        return own["optimizer.epsilon"] * 4 / depth
+    def scale_epsilon(depth: int, defaults: Keys) -> float:
+        return defaults["optimizer.epsilon"] * 4 / depth
 
     def train(variant: str, size: str, depth: int, rate: float) -> Training:
         choice = {**keys, _N: depth, "model.step_size": size, RATE: rate}

@@ -53,14 +53,16 @@ def draw(
 
 
 def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, dict[str, Line]]:
-    found = cells(outcomes, table)
-    columns, first = order_columns(found), table.panels
+    rows = cells(outcomes, table)
+    columns, first = order_columns(rows), table.panels
     panels: dict[str, dict[str, Line]] = {}
-    for row, of in found.items():
+    for row, by_column in rows.items():
         named = list(map(_name, table.row, row))
         title, name = ", ".join(named[:first]), ", ".join(named[first:])
         panels.setdefault(title, {})[name] = [
-            (column, *mean_and_error(of[column].values)) for column in columns if column in of
+            (column, *mean_and_error(by_column[column].values))
+            for column in columns
+            if column in by_column
         ]
     return panels
 

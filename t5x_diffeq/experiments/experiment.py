@@ -57,16 +57,20 @@ class Training:
           seed: seed of the config.
         """
         config = self.config_for(text)
-        own = values_of(config, self.variant)
-        choice = {key: x(own) if callable(x) else x for key, x in self.keys.items()}
-        generated = own["model.weights"] == "time_dependent"
+        defaults = values_of(config, self.variant)
+        choice = {key: x(defaults) if callable(x) else x for key, x in self.keys.items()}
+        generated = defaults["model.weights"] == "time_dependent"
         chosen = {
             key: value
             for key, value in choice.items()
-            if own[key] != value and (generated or key != _WIDTH)
+            if defaults[key] != value and (generated or key != _WIDTH)
         }
         size = config.removesuffix(".py")
-        keys = {**chosen, **fill_in_tokenizer(of_text, own["model.architecture"]), "seed": seed}
+        keys = {
+            **chosen,
+            **fill_in_tokenizer(of_text, defaults["model.architecture"]),
+            "seed": seed,
+        }
         words = [*dict.fromkeys((size, text)), self.variant, *name_choices(chosen), f"seed={seed}"]
         return ExperimentRun(
             "-".join(words),
@@ -77,7 +81,7 @@ class Training:
                 "size": size,
                 "model": self.name,
                 "seed": seed,
-                "T": choice.get(_WIDTH, own[_WIDTH]) if generated else self.variant,
+                "T": choice.get(_WIDTH, defaults[_WIDTH]) if generated else self.variant,
                 **{key.rpartition(".")[2]: value for key, value in choice.items()},
             },
         )

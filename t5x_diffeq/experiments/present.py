@@ -132,8 +132,8 @@ def format_markdown(outcomes: Sequence[dict], table: TableSpec) -> str:
     columns = order_columns(rows)
     heads = [", ".join(table.row), *(f"{table.column} {column}" for column in columns)]
     lines = [heads] + [
-        [", ".join(map(str, row)), *(str(found.get(column, "")) for column in columns)]
-        for row, found in rows.items()
+        [", ".join(map(str, row)), *(str(by_column.get(column, "")) for column in columns)]
+        for row, by_column in rows.items()
     ]
     return format_lines(lines)
 
