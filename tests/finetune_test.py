@@ -16,8 +16,7 @@ from configs import finetune as finetune_config
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runs.pretrained import PretrainedRun, discretise, init_from_pretrained
+from t5x_diffeq.runs.load import PretrainedRun, discretise, init_from_pretrained, load_run
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import flatten
 from t5x_diffeq.runtime.errors import InputError

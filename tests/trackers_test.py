@@ -21,7 +21,7 @@ from helpers import metrics_of, send_after, setup_of
 from matplotlib.figure import Figure
 from patience import patience
 
-from t5x_diffeq.runs.weight_figures import WeightFigures
+from t5x_diffeq.runs.watcher import WeightFigures
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking import trackers

@@ -1,18 +1,34 @@
-"""A trained run, loaded from its workdir, on its own grid or another."""
+"""A trained run, loaded from its workdir, on its own grid or another; or what another begins with.
+
+What another run begins with are its weights on the requested grid: W(t) of a time-dependent or
+shared source is made at the grid's nodes and becomes layer weights; layer weights, which exist only
+on their own grid, stay as they are.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import gcd
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
 from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.layers.array_types import Weights
+from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
-from t5x_diffeq.runs.pretrained import PretrainedRun
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.training.partitioning import make_mesh
+from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
+from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.state import TrainState, declared_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 
@@ -34,6 +50,109 @@ class Run:
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Run":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, placed=self.placed.at_depth(num_steps, scheme))
+
+
+@dataclass(frozen=True)
+class PretrainedRun:
+    """A trained run that another one starts from.
+
+    Attributes:
+      workdir: the run's workdir.
+      vocab_size: the vocabulary size of its tokenizer.
+      checkpoint: the step of the checkpoint, or "best"; None is the newest.
+    """
+
+    workdir: AnyPath
+    vocab_size: int
+    checkpoint: int | str | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        """The run's config.
+
+        Raises:
+          InputError: if the workdir holds no run.
+        """
+        return read_config(self.workdir)
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The run's model config, on its own grid."""
+        length = self.config.data.sequence_length
+        return ModelConfig.of(self.config.model, self.vocab_size, length)
+
+    def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
+        """The run's parameters on its own grid, sharded over a mesh; and their step.
+
+        Raises:
+          InputError: if they can't be read, or don't fit on the mesh.
+        """
+        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
+        shapes = shard_shapes(declared, mesh, rules)
+        verify = self.config.train.verify_checkpoints
+        return restore_params(self.workdir, shapes, self.checkpoint, verify)
+
+    def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
+        """The run's parameters converted to the requested model, without adapters; and its step.
+
+        Call within `placed.context`.
+
+        Args:
+          placed: the requested model: per-layer weights, or the run's own kind on any grid.
+
+        Raises:
+          InputError: if the run's weights can't be converted.
+        """
+        asked = placed.model.config
+        self.check(asked)
+        params, step = self.params(placed.mesh, placed.rules)
+        own = self.model.at_depth(asked.num_steps, asked.scheme)
+        if asked.weights == own.weights and not own.adapter_rank:
+            return params, step
+        shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
+        convert = jax.jit(partial(discretise, own), out_shardings=shardings)
+        kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
+        return {**kept, "source": {"weights": convert(params)}}, step
+
+    def check(self, asked: ModelConfig) -> None:
+        """Checks that the run's weights can be converted to those of the requested model.
+
+        Raises:
+          InputError: if they can't.
+        """
+        own = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
+        if asked.weights not in (own.weights, "per_layer"):
+            raise InputError(
+                f"model.weights={asked.weights} is asked for, and {self.workdir} holds a model of "
+                f"{own.weights} weights, which has no such part; tune it by :lora or :full"
+            )
+        if asked.max_length != own.max_length and own.architecture == "gpt":
+            raise InputError(
+                f"data.sequence_length={asked.max_length}, and the positions of {self.workdir} "
+                f"were learned for {own.max_length}; leave it at that"
+            )
+
+
+def discretise(config: ModelConfig, params: dict) -> Weights:
+    """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
+
+    A hypernetwork makes its weights in the computation dtype, so that the model computes with the
+    same numbers as before, bit for bit; merging adapters in float32 loses nothing.
+    """
+    exact = config if config.weights == "time_dependent" else config.in_float32()
+    weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
+    return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+
+
+def init_from_pretrained(setup: Setup, pretrained: PretrainedRun) -> tuple[TrainState, int]:
+    """A new state with the run's parameters and freshly initialised adapters; and the run's step.
+
+    Call within `setup.context`.
+    """
+    state = setup.init_state()
+    params, step = pretrained.params_for(setup)
+    return replace(state, params={**state.params, **params}), step
 
 
 def load_run(

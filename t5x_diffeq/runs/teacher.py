@@ -5,7 +5,7 @@ from dataclasses import replace
 from t5x_diffeq.checkpoints.trained_params import find_step
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.pretrained import PretrainedRun
+from t5x_diffeq.runs.load import PretrainedRun
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say

@@ -1,20 +1,25 @@
-"""Looks inside the model of a run every `train.watch_every` steps (`diagnostics/watch.py`)."""
+"""Looks inside the model while it trains: curves over depth, and figures of its weights."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import numpy as np
 
+from t5x_diffeq.analysis.weight_paths import WeightPaths, make_weight_paths
 from t5x_diffeq.diagnostics.watch import Curves, Programs, compile_programs
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import nodes
-from t5x_diffeq.runs.hooks import DoneStep, Hook, Training
+from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import describe_error
+from t5x_diffeq.tracking.figures import check_matplotlib
 from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -24,7 +29,7 @@ _PREFIX = "watch/"  # of the curves' names
 
 
 class Watcher(Hook):
-    """Records the curves of the steps to watch.
+    """Records the curves of every `train.watch_every`-th step (`diagnostics/watch.py`).
 
     Its two programs run around such a step. They are compiled in a thread.
     """
@@ -96,13 +101,56 @@ class Watcher(Hook):
         self.training.writer.write_summaries(done.step, named)
         config = self.training.setup.model.config
         times = None if config.weights == "per_layer" else nodes(config)
-        draw = partial(_draw, done.step, named, times)
+        draw = partial(_draw_curves, done.step, named, times)
         self.training.writer.draw(done.step, f"{_PREFIX}curves", draw)
 
 
-def _draw(step: int, curves: Mapping[str, np.ndarray], times: np.ndarray | None) -> "Figure":
+def _draw_curves(step: int, curves: Mapping[str, np.ndarray], times: np.ndarray | None) -> "Figure":
     """The figure of a step, whose module is imported only here because that takes a second."""
     from t5x_diffeq.analysis.curves import figure_of_curves
 
     by_layer = {name.removeprefix(_PREFIX): curve for name, curve in curves.items()}
     return figure_of_curves(by_layer, times, f"step {step}")
+
+
+class WeightFigures(Hook):
+    """Draws the weights: `weights/path`, `weights/qk` and the like (`train.figure_every`)."""
+
+    name: ClassVar[str] = "figures"
+
+    def __init__(self, training: Training):
+        super().__init__(training, training.config.train.figure_every)
+        model, mesh = training.setup.model, training.setup.mesh
+        self.moves = model.config.weights != "shared"  # whether W(t) does
+        self.weight_paths = make_weight_paths(model, mesh)
+
+    @classmethod
+    def check(cls, config: Config, setup: Setup) -> None:
+        """Refuses figures without matplotlib, or without a tracker that shows them."""
+        train = config.train
+        if train.figure_every is None:
+            return
+        if not train.trackers:
+            raise InputError(
+                f"train.figure_every={train.figure_every} needs a tracker that shows figures; set "
+                "train.trackers, or leave it out"
+            )
+        check_matplotlib(f"train.figure_every={train.figure_every}")
+
+    def run(self, position: LoopPosition) -> None:
+        """Computes what is drawn, and has it drawn in the background."""
+        step, writer = position.step, self.training.writer
+        paths = self.weight_paths(position.state.params)
+        if self.moves:
+            writer.draw(step, "weights/path", partial(_draw_weights, "weight_paths", paths))
+        for product in paths.products:
+            make = partial(_draw_weights, "product_spectra", paths, product)
+            writer.draw(step, f"weights/{product}", make)
+
+
+def _draw_weights(name: str, paths: WeightPaths, *arguments: str) -> "Figure":
+    """A figure of `analysis.plots`, imported here because that takes a second."""
+    from t5x_diffeq.analysis import plots
+
+    make: Callable[..., Figure] = getattr(plots, name)
+    return make(paths, *arguments)

@@ -10,7 +10,7 @@ from t5x_diffeq.models.adapters import kernels_without_adapter
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes
 from t5x_diffeq.runs.adapter_files import save_adapters
-from t5x_diffeq.runs.pretrained import PretrainedRun, init_from_pretrained
+from t5x_diffeq.runs.load import PretrainedRun, init_from_pretrained
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
 from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
 from t5x_diffeq.runtime.config import KEYS, Config

@@ -32,8 +32,7 @@ from t5x_diffeq.runs.hyperparameters import hyperparameters
 from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
-from t5x_diffeq.runs.watcher import Watcher
-from t5x_diffeq.runs.weight_figures import WeightFigures
+from t5x_diffeq.runs.watcher import Watcher, WeightFigures
 from t5x_diffeq.runs.workdir import check_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
