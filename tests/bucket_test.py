@@ -14,7 +14,7 @@ from bucket_server import serve
 from helpers import corpus_of
 from patience import patience
 
-from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, whole_steps
+from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, mark_copies, whole_steps
 from t5x_diffeq.data import shards
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
@@ -286,6 +286,26 @@ def test_shards(small, store, tmp_path, monkeypatch, gib):
         with pytest.raises(InputError, match=f"{damaged} is damaged"):
             shards.ShardedDocuments(parse_path("gs://bucket/run/data/0", "it"), "train")
     assert os.environ["T5X_DIFFEQ_CACHE_GIB"] == gib
+
+
+def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
+    """Orbax takes those for saves that were cut off, and would delete them."""
+    folder = parse_path("gs://bucket/run/checkpoints", "it")
+    committed = json.dumps({"commit_timestamp_nsecs": 17}).encode()
+    cut_off = json.dumps({"commit_timestamp_nsecs": None}).encode()
+    for step, metadata in (("2", committed), ("4", committed), ("6", cut_off), ("8", None)):
+        files.write_whole(folder / step / "state" / "x", b"array")
+        if metadata:
+            files.write_whole(folder / step / METADATA, metadata)
+    files.write_whole(folder / "4" / MARKER, b"")
+    mark_copies(folder)
+    assert whole_steps(folder) == [2, 4]
+    assert (folder / "6" / "state" / "x").exists()  # Orbax deletes it
+    assert (folder.parent / "unreadable_checkpoints" / "8" / "state" / "x").exists()
+    assert not (folder / "8").exists()
+    said = capsys.readouterr().err
+    assert "checkpoint 2 lacks commit_success.txt" in said
+    assert "warning: checkpoint 8 lacks commit_success.txt and _CHECKPOINT_METADATA" in said
 
 
 def test_an_interrupted_save_is_no_checkpoint(store):

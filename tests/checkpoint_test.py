@@ -25,8 +25,9 @@ from fault_checkpoints import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checksums, writing
+from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.checkpoint_folder import count_arrays
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.diagnostics.diagnosis import not_finite_error
@@ -252,6 +253,19 @@ def test_a_path_in_which_orbax_would_lose_the_checkpoints(small, tmp_path, name)
     with pytest.raises(InputError, match=r"choose a --workdir without \[, \* and \?"):
         train(Config.of(small), tmp_path / name)
     assert not (tmp_path / name).exists()
+
+
+def test_a_first_save_that_cannot_be_found_again_ends_the_run(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(checkpoint, "count_arrays", lambda folder: counted.append(folder) or 3)
+    with (
+        pytest.raises(RunError, match=r"checkpoint 2 .* can't be read: 3 of its 7 arrays"),
+        Checkpoints(tmp_path, keep=2) as checkpoints,
+    ):
+        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
+    assert len(counted) == 1
+    monkeypatch.undo()
+    assert count_arrays(tmp_path / "checkpoints" / "2") == 7
 
 
 def test_a_folder_that_holds_nothing_is_set_aside(workdir):

@@ -13,7 +13,13 @@ import jax
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints import checksums, writing
-from t5x_diffeq.checkpoints.checkpoint_folder import check_path, identify_run
+from t5x_diffeq.checkpoints.checkpoint_folder import (
+    ASIDE,
+    check_path,
+    count_arrays,
+    identify_run,
+    mark_copies,
+)
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.retention import (
@@ -25,7 +31,7 @@ from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path, move_folder
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error, move_folder
 from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
 from t5x_diffeq.training.state import TrainState
 
@@ -61,8 +67,10 @@ class Checkpoints:
         self._finished: deque[FinishedSave] = deque()  # which other threads append to
         self._has_said_local = False
         self._watching: threading.Thread | None = None  # measures the last save
+        self._unreadable: RunError | None = None
         run_id = None
         if jax.process_index() == 0:
+            mark_copies(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
             run_id = identify_run(workdir) if local else None
         run_id = gather("the run, and its milestones", run_id)[0]
@@ -124,23 +132,48 @@ class Checkpoints:
             self.manager.save(step, args=writing.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
             waited = time.perf_counter() - started
-            arguments = (self.manager, step, started, waited)
+            arrays = None if self._watching else len(jax.tree.leaves(parts_of(state)))
+            arguments = (self.manager, step, started, waited, arrays)
             self._watching = threading.Thread(target=self._watch, args=arguments, daemon=True)
             self._watching.start()
 
     def _watch(
-        self, manager: ocp.CheckpointManager, step: int, started: float, waited: float
+        self,
+        manager: ocp.CheckpointManager,
+        step: int,
+        started: float,
+        waited: float,
+        arrays: int | None,
     ) -> None:
-        """Measures a save, and marks it if it is a milestone; in a thread of its own."""
+        """Measures a save, and marks it if it is a milestone; in a thread of its own.
+
+        If the number of its arrays is given, they are looked for: no run goes on whose saves can't
+        be found again.
+        """
         try:
             manager.wait_until_finished()
         except Exception:
             return  # `check` raises it
         seconds = time.perf_counter() - started
+        if arrays and (fault := self._find_fault(step, arrays)):
+            self._unreadable = RunError(
+                f"checkpoint {step} in {self.folder} was written, and can't be read: {fault}; "
+                "choose another disk or --workdir"
+            )
+            return
         if step in self.retention.milestones:
             mark_milestones(self.folder, [step])
         size = checksums.size_of(self.folder / str(step))
         self._finished.append(FinishedSave(step, "workdir", size, waited, seconds))
+
+    def _find_fault(self, step: int, arrays: int) -> str | None:
+        """Why so many arrays can't be found in a checkpoint; None if they can."""
+        folder = self.folder / str(step)
+        try:
+            count = count_arrays(folder)
+        except Exception as error:  # of TensorStore
+            return describe_error(error) if folder.exists() else None  # a later save has deleted it
+        return None if count == arrays else f"{count} of its {arrays} arrays are there"
 
     def finished_saves(self) -> list[FinishedSave]:
         """The saves that have finished since the last call; only local ones except on process 0.
@@ -174,6 +207,8 @@ class Checkpoints:
         """
         with self._explain():
             self.manager.check_for_errors()
+        if self._unreadable:
+            raise self._unreadable
 
     def _explain(self) -> AbstractContextManager:
         return writing.explain_failure(self.folder, self.saving)
@@ -248,7 +283,7 @@ class Checkpoints:
             return
         self.manager.close()
         for step, failure in failures.items():
-            aside = self.folder.parent / "unreadable_checkpoints" / str(step)
+            aside = self.folder.parent / ASIDE / str(step)
             say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
                 move_folder(self.folder / str(step), aside)
@@ -276,6 +311,8 @@ class Checkpoints:
         """Ends a run that has saved its last state: local checkpoints are not needed any more."""
         if self._watching:
             self._watching.join()
+        if self._unreadable:
+            raise self._unreadable
         newest = self.manager.latest_step()
         self.manager.close()
         if self.local:

@@ -1,15 +1,28 @@
 """The folder `checkpoints/` of a workdir: which checkpoints in it are complete.
 
 Orbax renames a folder on this machine to its step when all is written; in a bucket it writes
-`commit_success.txt` last. What lacks that is an interrupted save, which Orbax deletes.
+`commit_success.txt` last, and deletes a folder that lacks it as an interrupted save.
 """
 
+import json
 import uuid
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path, is_in_bucket, write_whole
+import tensorstore
 
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import (
+    BUCKETS,
+    AnyPath,
+    absolute_path,
+    is_in_bucket,
+    move_folder,
+    write_whole,
+)
+
+ASIDE = "unreadable_checkpoints"  # a folder of the workdir, beside `checkpoints/`
 MARKER = "commit_success.txt"
+METADATA = "_CHECKPOINT_METADATA"
 _RUN_ID = "run_id"  # a file in the workdir
 
 
@@ -25,6 +38,33 @@ def check_path(workdir: AnyPath) -> None:
             f"workdir {path} has {special} in its path, and Orbax would not find the parts of its "
             "checkpoints; choose a --workdir without [, * and ?"
         )
+
+
+def mark_copies(folder: AnyPath) -> None:
+    """Marks checkpoints in a bucket that were copied without their marker; Orbax would delete them.
+
+    Orbax's own metadata say whether it has written all of a checkpoint. What lacks both is moved to
+    `unreadable_checkpoints/`. Only one process may call this.
+    """
+    for step in steps_in(folder) if is_in_bucket(folder) else ():
+        if (step / MARKER).exists():
+            continue
+        if not (step / METADATA).exists():
+            move_folder(step, folder.parent / ASIDE / step.name)
+            say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
+        elif json.loads((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
+            write_whole(step / MARKER, b"")
+            say(f"checkpoint {step.name} lacks {MARKER}, and is whole: marked anew")
+
+
+def count_arrays(checkpoint: AnyPath) -> int:
+    """How many arrays can be found in a saved train state."""
+    base: dict[str, str] = {"driver": "file", "path": f"{checkpoint / 'state'}/"}
+    if is_in_bucket(checkpoint):
+        bucket, _, path = str(checkpoint).removeprefix(BUCKETS).partition("/")
+        base = {"driver": "gcs", "bucket": bucket, "path": f"{path}/state/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    return sum(key.endswith(b".zarray") for key in store.list().result())
 
 
 def whole_steps(folder: AnyPath) -> list[int]:
