@@ -21,7 +21,7 @@ from t5x_diffeq.checkpoints.writing import items_of
 from t5x_diffeq.planner import planning, tables
 from t5x_diffeq.planner.device_memory import least_memory
 from t5x_diffeq.planner.hlo import read_program
-from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.planner.topology import Topology, make_topology
 from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -227,20 +227,20 @@ def test_bytes_on_the_host_are_not_the_devices():
 
 @pytest.mark.slow
 def test_a_plan_shows_both(capsys):
-    """For GPUs that aren't there: what is on the host is not needed on the device."""
+    """What is on the host is not needed on the device."""
     config = Config.of(config_with(True))
-    topology = make_topology("h100:8")
+    topology = Topology("h100:8", 1, jax.devices(), "H100", "cpu")
     plans = {}
     for name, offload in (("host", True), ("device", False)):
-        own = config.with_values({"optimizer.offload": offload})
-        plans[name] = planning.plan_step(planning.plan_setup(own, 256, topology), 8, topology)
+        with_offload = config.with_values({"optimizer.offload": offload})
+        setup = planning.plan_setup(with_offload, 256, topology)
+        plans[name] = planning.plan_step(setup, 8, topology)
     host, device = (plans[name].memory for name in ("host", "device"))
     assert host.arguments + host.offloaded == device.arguments
     assert plans["host"].times.crossing == 2 * host.offloaded / 64e9
     assert plans["host"].times.low > plans["device"].times.low
     tables.print_plans(plans)
-    told = capsys.readouterr().err
-    assert "in the host's memory" in told and "temporaries lack the moments" in told
+    assert "in the host's memory" in capsys.readouterr().err
 
 
 @pytest.mark.slow

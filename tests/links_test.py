@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
-from t5x_diffeq.planner.estimate import tpu_times
+from t5x_diffeq.planner.estimate import step_times
+from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.hlo import shapes
 from t5x_diffeq.planner.links import Links
+from t5x_diffeq.planner.program_cost import ProgramCost
 from t5x_diffeq.runtime.chips import CHIPS
 
 
@@ -97,10 +99,11 @@ def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
 
 def test_the_step_is_a_range():
     hidden = dataclasses.replace(collective("all-gather", None), asynchronous=True)
-    found = [collective("all-reduce", None), hidden]
-    times = tpu_times(V5P, Links(torus(4, 4, 4), V5P), 1_750_000, found, 459e9, offloaded=0)
+    moved = [collective("all-reduce", None), hidden]
+    cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 2 * 459e9)
+    times = step_times(Links(torus(4, 4, 4), V5P), moved, cost, flops, devices=2, offloaded=0)
     assert (times.compute, times.kernels) == pytest.approx((1e-3, 1e-3))
     assert times.overlapped == pytest.approx(times.waited / 2)
     assert times.low == pytest.approx(2e-3 + times.waited + times.latency)
-    moved = times.waited + times.latency + times.overlapped
-    assert times.high == pytest.approx(1.1 * (3e-3 + moved))
+    in_transit = times.waited + times.latency + times.overlapped
+    assert times.high == pytest.approx(1.1 * (3e-3 + in_transit))

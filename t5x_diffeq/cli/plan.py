@@ -1,11 +1,11 @@
 """Compiles a config's train step for chips that you don't have: --config=FILE --topology=v5p:4x4x4.
 
 Says whether it fits, what it computes and moves, and how long it may take, next to the per-layer
-baseline of the same shape; if it does not fit, it says what would. --slices=2 plans two TPU slices.
---topology=h100:8x8 plans eight nodes of eight GPUs (also a100, h200, b200), with the GPU's compiler
-if t5x_diffeq[gpu_compiler] is installed, which needs no GPU; else it counts on virtual CPU devices
-what they would need. --topology=cpu:8 is for a quick look. --sweep searches meshes, remat policies,
-microbatches and the blocks of attention, and prints the flags of the fastest. Nothing is run.
+baseline of the same shape. --slices=2 plans two TPU slices. --topology=h100:8x8 plans eight nodes
+of eight GPUs (also a100, h200, b200). The compilers are in t5x_diffeq[tpu] and
+t5x_diffeq[gpu_compiler], and need neither TPU nor GPU; --topology=cpu:8 is for a quick look.
+--sweep searches meshes, remat policies, microbatches and the blocks of attention for what fits,
+and prints the flags of the fastest. Nothing is run.
 Prints tables on standard error and one JSON object per model on standard output. The model and its
 baseline are compiled one after the other. For TPUs a step of a tiny model takes some 15 CPU seconds
 to compile, and one of a 1B model 120 to 210, which is as many seconds on an idle core; for GPUs, a
@@ -31,7 +31,7 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
 _SWEEP = flags.DEFINE_bool(
-    "sweep", False, "Search for the fastest plan, and print its flags.", flag_values=FLAGS
+    "sweep", False, "Search for the fastest plan that fits, and print its flags.", flag_values=FLAGS
 )
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     from t5x_diffeq.verbs.plan import show_plans, sweep
 
     config = Config.of(CONFIG.value)
-    where = make_topology(_TOPOLOGY.value, _SLICES.value, host_memory=config.optimizer.offload)
+    where = make_topology(_TOPOLOGY.value, _SLICES.value)
     (sweep if _SWEEP.value else show_plans)(config, where)
 
 

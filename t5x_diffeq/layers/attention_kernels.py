@@ -27,7 +27,6 @@ LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of
 # Splash's fused backward pass writes a partial gradient of q per block of keys, each as large as q.
 # Two separate kernels write none, but compute the scores once more.
 MOST_COPIES = 8
-STAND_IN = "stand-in"  # for a GPU kernel, in programs compiled on CPU and never run
 _LEAST_OF_TRITON = 16  # width of a head: Triton's products are at least so wide
 _KEPT = "attention"  # name of the kernel's output for remat policies
 
@@ -205,8 +204,6 @@ def causal_attention(
         by_token = spec_of(HEADS[:2])
         mixed = on_own_tokens(attend_in_order, (order, by_token), q, k, v, segments)
         return checkpoint_name(mixed, _KEPT)
-    if kernel == STAND_IN:
-        return checkpoint_name(_on_own_rows(_stand_in, q, k, v, None), _KEPT)
     local = partial(_dot_product_attention, cast(Literal["xla", "cudnn"], kernel))  # the two others
     # JAX can't split cuDNN's over a mesh of which one axis is taken, as stages take theirs (0.12).
     by_device = kernel == "cudnn"
@@ -377,31 +374,3 @@ def _splash_kernel(
         residual_checkpoint_name=_KEPT,
         interpret=interpret,
     )
-
-
-@jax.custom_vjp
-def _stand_in(q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None) -> Queries:
-    """Allocates the same arrays as cuDNN's kernel, and computes nothing."""
-    return _stand_in_forward(q, k, v, segments)[0]
-
-
-def _stand_in_forward(
-    q: Queries, k: KeysOrValues, v: KeysOrValues, segments: None
-) -> tuple[Queries, tuple]:
-    """The output and the residuals: the arguments, the output and the softmax's sums."""
-    sums = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-    out, sums = jax.pure_callback(_never, (jax.typeof(q), sums), q, k, v)
-    return out, (q, k, v, out, sums)
-
-
-def _stand_in_backward(kept: tuple, d_out: Queries) -> tuple:
-    shapes = tuple(jax.typeof(x) for x in kept[:3])
-    return *jax.pure_callback(_never, shapes, *kept, d_out), None
-
-
-def _never(*_: Array) -> Array:
-    """The callback that a program with a stand-in would run."""
-    raise AssertionError("a program compiled for planning was run")
-
-
-_stand_in.defvjp(_stand_in_forward, _stand_in_backward)

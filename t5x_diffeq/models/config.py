@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_diffeq.layers.attention_kernels import STAND_IN, check, choose
+from t5x_diffeq.layers.attention_kernels import check, choose
 from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
 from t5x_diffeq.ode.schemes import grid, is_reversible
@@ -50,8 +50,7 @@ class ModelConfig(ModelKeys):
 
     def __post_init__(self) -> None:
         check_values({"data.sequence_length": self.max_length})
-        if self.attention != STAND_IN:  # which is not a value that a user can choose
-            super().__post_init__()
+        super().__post_init__()
         self._check_choices()
         self._check_heads()
         self._check_adapters()

@@ -10,16 +10,16 @@ The GPU's compiler gives no times. The low end is then all FLOPs at the peak, or
 from memory, or all collectives that run beside other work, whichever takes longest, and the
 collectives that are waited for. At the high end the FLOPs are at two fifths of the peak, which is
 what well-tuned GPU training reaches (or at the peak, and then all bytes, if that takes longer), and
-no collective is hidden. Where virtual CPU devices stand in for GPUs, there are no bytes, and no
-collective is known to be waited for.
+no collective is hidden.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t5x_diffeq.planner.collectives import Collective
+from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.links import Links
-from t5x_diffeq.runtime.chips import Chip
+from t5x_diffeq.planner.program_cost import ProgramCost
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
@@ -41,10 +41,6 @@ ASSUMED_OF_GPUS = (
     f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then all collectives, then "
     f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times, and no "
     "GPU has confirmed either",
-)
-ASSUMED_OF_STAND_INS = (
-    "temporaries are those of the CPU's compiler, which computes bfloat16 products in float32, so "
-    "they are an upper bound; the attention kernel counts with what it reads, keeps and writes",
 )
 
 
@@ -80,67 +76,40 @@ class StepTimes:
         return (self.low + self.high) / 2
 
 
-def tpu_times(
-    figures: Chip,
+def step_times(
     links: Links,
-    cycles: int,
-    found: Sequence[Collective],
-    kernel_flops: float,
+    moved: Sequence[Collective],
+    cost: ProgramCost,
+    flops: StepFlops,
+    devices: float,
     offloaded: int,
 ) -> StepTimes:
-    """The estimate for a TPU.
+    """The estimate for a TPU, whose compiler gives cycles, or a GPU.
 
     Args:
-      figures: the chip's specifications.
       links: the links between the program's devices.
-      cycles: the compiler's estimate, with loops counted as often as they run.
-      found: the program's collectives.
-      kernel_flops: FLOPs of fused attention kernels on one device.
+      moved: the program's collectives.
+      cost: the cost of one device's program.
+      flops: FLOPs of the step on all devices.
+      devices: how many of them are at work at a time.
       offloaded: bytes of the state in the host's memory.
     """
-    assert figures.clock is not None  # known for every TPU
-    compute, kernels = cycles / figures.clock, kernel_flops / figures.peak_flops
-    routes = [(it, links.route(it)) for it in found]
+    figures = links.figures
+    routes = [(it, links.route(it)) for it in moved]
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)
     overlapped = sum(route.seconds(it) for it, route in routes if it.asynchronous)
-    latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
-    crossing = _crossing(figures, offloaded)
-    low = max(compute + kernels, overlapped) + waited + latency + crossing
-    high = compute + kernels / _KERNELS_AT_WORST + waited + overlapped + latency + crossing
-    parts = (compute, kernels, waited, overlapped, latency, crossing)
-    return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
-
-
-def gpu_times(
-    figures: Chip,
-    links: Links,
-    found: Sequence[Collective],
-    flops: float,
-    memory_bytes: int,
-    offloaded: int,
-) -> StepTimes:
-    """The estimate for a GPU.
-
-    Args:
-      figures: the GPU's specifications.
-      links: the links between the program's devices.
-      found: the program's collectives.
-      flops: all FLOPs of one device.
-      memory_bytes: bytes that the program reads from and writes to memory; 0 if unknown.
-      offloaded: bytes of the state in the host's memory.
-    """
-    at_peak, memory = flops / figures.peak_flops, memory_bytes / figures.memory_bandwidth
-    seconds = [(it.asynchronous, links.route(it).seconds(it)) for it in found]
-    overlapped = sum(each for beside, each in seconds if beside)
-    waited = sum(each for beside, each in seconds if not beside)
-    crossing = _crossing(figures, offloaded)
-    compute = max(at_peak, memory)
-    low = max(compute, overlapped) + waited + crossing
-    high = max(at_peak / _GPU_AT_WORST, at_peak + memory) + overlapped + waited + crossing
-    parts = (compute, 0.0, waited, overlapped, 0.0, crossing)
-    return StepTimes(*parts, low, high * (1 + _HOSTS_AND_STRAGGLERS))
-
-
-def _crossing(figures: Chip, offloaded: int) -> float:
-    """Seconds for so many bytes to the device and back, one after the other."""
-    return 2 * offloaded / figures.host_bandwidth if figures.host_bandwidth else 0.0
+    crossing = 2 * offloaded / figures.host_bandwidth if figures.host_bandwidth else 0.0
+    if figures.clock:
+        latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
+        compute = (cost.cycles or 0) / figures.clock
+        kernels = flops.attention_kernels / devices / figures.peak_flops
+        at_best, at_worst = compute + kernels, compute + kernels / _KERNELS_AT_WORST
+    else:
+        at_peak = flops.total / devices / figures.peak_flops
+        memory = cost.memory_bytes / figures.memory_bandwidth
+        latency = kernels = 0.0
+        compute = at_best = max(at_peak, memory)
+        at_worst = max(at_peak / _GPU_AT_WORST, at_peak + memory)
+    low = max(at_best, overlapped) + waited + latency + crossing
+    high = (at_worst + overlapped + waited + latency + crossing) * (1 + _HOSTS_AND_STRAGGLERS)
+    return StepTimes(compute, kernels, waited, overlapped, latency, crossing, low, high)

@@ -12,7 +12,6 @@ from functools import cache
 from math import prod
 
 from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
-from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import block_of_shapes, need_methods
@@ -82,7 +81,9 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         recomputed=tokens * _recomputed_products(config, of_f, of_g)
         + _recomputed_attention(config) * attention
         + head,
-        attention_kernels=attention * _kernel_work(config) if block.has_attention_kernel else 0.0,
+        attention_kernels=attention * _kernel_work(config)
+        if block.has_attention_kernel and config.attention != "xla"
+        else 0.0,
     )
 
 
@@ -150,22 +151,11 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
     return model_flops / (seconds * num_devices * peak_flops)
 
 
-def _generated_leaves(config: ModelConfig) -> dict[tuple[str, ...], Parameter]:
-    """The block parameters that a weight source makes, by path."""
-    block = block_of_shapes(config)
-    return block_parameters(block, block.input_shapes())
-
-
-def kernel_entries(config: ModelConfig) -> int:
-    """Entries of the block's kernels at one time."""
-    leaves = _generated_leaves(config).values()
-    return sum(prod(leaf.value.shape) for leaf in leaves if leaf.role == "kernel")
-
-
 def _hypernetwork_flops(config: ModelConfig) -> float:
     if config.weights != "time_dependent":
         return 0
-    features, leaves = config.time_features, _generated_leaves(config)
+    features, block = config.time_features, block_of_shapes(config)
+    leaves = block_parameters(block, block.input_shapes())
     widths = {path: config.time_width(layer_name(path[:-1])) for path in leaves}
     products = sum(widths[path] * prod(leaf.value.shape) for path, leaf in leaves.items())
     of_layers = {path[:-1]: T for path, T in widths.items()}.values()

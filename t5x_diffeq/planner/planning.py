@@ -2,16 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
 from jax.stages import Compiled
 
-from t5x_diffeq.layers.attention_kernels import STAND_IN, choose
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.planner.collectives import Collective, Traffic, collectives, traffic
-from t5x_diffeq.planner.estimate import StepTimes, gpu_times, tpu_times
+from t5x_diffeq.planner.collectives import Traffic, collectives, traffic
+from t5x_diffeq.planner.estimate import StepTimes, step_times
 from t5x_diffeq.planner.flops import StepFlops, step_flops
 from t5x_diffeq.planner.hlo import Instruction, read_program
 from t5x_diffeq.planner.links import Links
@@ -111,22 +108,14 @@ class Plan:
 
 
 def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
-    """The setup of a config on a topology; on virtual GPUs with a stand-in for their kernels.
+    """The setup of a config on a topology.
 
     Raises:
       InputError: if the config can't be used there, or needs a package that isn't installed.
     """
     slices = topology.slices * topology.nodes
     with topology.as_target():
-        setup = make_setup(config, vocab_size, topology.devices, slices)
-    model = setup.model.config
-    if topology.stands_in:
-        shapes = (model.dtype, model.head_width, model.max_length)
-        shards = setup.mesh.shape["context"]
-        kernel, _ = choose("gpu", *shapes, shards=shards, capability=topology.capability)
-        if kernel != "xla":
-            return replace(setup, model=LanguageModel(replace(model, attention=STAND_IN)))
-    return setup
+        return make_setup(config, vocab_size, topology.devices, slices)
 
 
 def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
@@ -139,26 +128,22 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
         return Plan(setup, batch_size, topology, read_refusal(setup, error), flops)
     text = compiled.as_text()
     assert text is not None  # XLA's programs have one
-    cost, found = program_cost(text), collectives(text)
-    links = _links(setup, topology)
-    return Plan(
-        setup,
-        batch_size,
-        topology,
-        _measure_memory(setup, compiled, topology.figures),
-        flops,
-        cost,
-        traffic(found),
-        traffic(it for it in found if links.route(it).crossed > 1) if links else None,
-        kernels(text) if topology.compiled_by == "cuda" else None,
-        _estimate_times(setup, topology, links, cost, found, flops) if links else None,
+    cost, moved = program_cost(text), collectives(text)
+    memory = _measure_memory(setup, compiled, topology.figures)
+    plan = Plan(setup, batch_size, topology, memory, flops, cost, traffic(moved))
+    if topology.figures is None:
+        return plan
+    per_node = len(topology.devices) // topology.nodes
+    links = Links(list(setup.mesh.devices.flat), topology.figures, per_node)
+    return replace(
+        plan,
+        between_nodes=traffic(it for it in moved if links.route(it).crossed > 1),
+        kernels=kernels(text) if topology.compiled_by == "cuda" else None,
+        # Stages also compute while they wait for a microbatch, so their devices count for less.
+        times=step_times(
+            links, moved, cost, flops, setup.mesh.size / setup.pipeline_slowdown, memory.offloaded
+        ),
     )
-
-
-def _links(setup: Setup, topology: Topology) -> Links | None:
-    """The links between the mesh's devices; None where they aren't known."""
-    devices, per_node = list(setup.mesh.devices.flat), len(topology.devices) // topology.nodes
-    return Links(devices, topology.figures, per_node) if topology.figures else None
 
 
 def state_bytes(setup: Setup) -> tuple[int, int, int]:
@@ -201,28 +186,6 @@ def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemor
         raise error
     needed, available = (float(found.group(n)) * _UNITS[found.group(n + 1)] for n in (1, 3))
     return DeviceMemory(*state_bytes(setup), None, None, None, None, available, needed)
-
-
-def _estimate_times(
-    setup: Setup,
-    topology: Topology,
-    links: Links,
-    cost: ProgramCost,
-    found: Sequence[Collective],
-    flops: StepFlops,
-) -> StepTimes:
-    figures = links.figures
-    # Stages also compute while they wait for a microbatch, so their devices count for less.
-    at_work = setup.mesh.size / setup.pipeline_slowdown
-    offloaded = state_bytes(setup)[-1]
-    if topology.gpus:
-        memory_bytes = 0 if topology.stands_in else cost.memory_bytes
-        of_device = flops.total / at_work
-        return gpu_times(figures, links, found, of_device, memory_bytes, offloaded)
-    fused = setup.model.config.attention != "xla"
-    of_kernels = flops.attention_kernels / at_work if fused else 0
-    assert cost.cycles is not None  # the TPU compiler gives them
-    return tpu_times(figures, links, cost.cycles, found, of_kernels, offloaded)
 
 
 _LIBRARIES = {"__cudnn$": "cuDNN", "__cublas$": "cuBLAS"}

@@ -1,13 +1,22 @@
-"""Other ways to run the same config on the same devices: what to compile next."""
+"""Searches for the fastest plan of a config on a topology, in stages.
 
-from collections.abc import Iterator, Mapping
+First meshes, at the config's own remat policy; where none fits, with more recomputation and
+microbatches. Then the other remat policies on the best mesh, then microbatches and attention's
+blocks on the best plan.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import prod
 from typing import Any
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
 from t5x_diffeq.ode.schemes import is_reversible
+from t5x_diffeq.planner.planning import Plan, plan_setup, state_bytes
+from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microbatches
 
 # The last recomputes most and saves least.
@@ -17,21 +26,88 @@ _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast me
 _CONTEXT_SIZES = (1, 2, 4, 8, 16)
 _SHORTEST_CHUNK = 1024  # tokens of a sequence; of fewer, moving keys and values costs too much
 _TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
+_MOST_MESHES = 8  # that are compiled
 
 Changes = dict[str, Any]  # values by dotted key
 
 
-def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
-    model, train = config.model, config.train
-    heads = model.num_kv_heads or model.num_heads
-    parts = train.microbatches * pipeline_microbatches(model.pipeline_microbatches, mesh)
-    rows = (train.batch_size, batch_shards(mesh) * parts)
-    of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
-    length, chunks = config.data.sequence_length, 2 * mesh["context"]
-    if mesh["context"] > 1 and (length % chunks or length // chunks < _SHORTEST_CHUNK):
-        return False
-    sizes = (rows, (model.embed_dim, mesh["stage"] * mesh["fsdp"]), *of_tensor)
-    return all(size % n == 0 for size, n in sizes)
+def search(
+    config: Config,
+    vocab_size: int,
+    topology: Topology,
+    compile_plan: Callable[[str, Config], Plan],
+) -> list[tuple[Changes, Plan]]:
+    """The plans that fit, or may fit, with what they change in the config; the fastest first.
+
+    Args:
+      config: the config to plan.
+      vocab_size: the vocabulary size of its tokenizer.
+      topology: the topology to plan for.
+      compile_plan: makes the plan of a config, given a title that shows the search's progress.
+
+    Raises:
+      InputError: if nothing fits.
+    """
+    fitting: list[tuple[Changes, Plan]] = []
+
+    def compile_all(stage: str, candidates: list[Changes]) -> None:
+        for number, changes in enumerate(candidates, start=1):
+            title = f"{stage}, {number} of {len(candidates)}"
+            try:
+                plan = compile_plan(title, config.with_values(changes))
+            except InputError as error:
+                say(f"left out: {as_flags(changes)}: {error}")
+                continue
+            if plan.memory.fits is not False:
+                fitting.append((changes, plan))
+        fitting.sort(key=lambda changes_and_plan: _slowness(changes_and_plan[1]))
+
+    parts, full = config.train.microbatches, {"model.remat": "full"}
+    smaller = ({**full, "train.microbatches": factor * parts} for factor in (2, 4, 8))
+    for more in ({}, full, *smaller):
+        compile_all("meshes", _meshes_to_try(config.with_values(more), vocab_size, topology, more))
+        if fitting:
+            break
+    else:
+        raise InputError(
+            f"--sweep: nothing fits {topology.name}; take a larger topology, or a smaller model or "
+            "batch (plan without --sweep says how much is needed)"
+        )
+    best, _ = fitting[0]
+    compile_all("remat", [best | other for other in with_remats(config.with_values(best))])
+    best, plan = fitting[0]
+    attention = plan.setup.model.config.attention
+    details = _with_details(config.with_values(best), attention)
+    compile_all("details", [best | other for other in details])
+    return fitting
+
+
+def _slowness(plan: Plan) -> float:
+    """What plans are ranked by: the middle of the estimate, or bytes moved if there is none."""
+    if plan.times:
+        return plan.times.middle
+    assert plan.cost and plan.traffic is not None  # it was compiled, so it fits or may fit
+    return plan.cost.memory_bytes + sum(moved.bytes for moved in plan.traffic.values())
+
+
+def _meshes_to_try(
+    config: Config, vocab_size: int, topology: Topology, more: Changes
+) -> list[Changes]:
+    """The changes for the first meshes whose devices can hold the state, and `more`."""
+    to_try: list[Changes] = []
+    for sizes in meshes(config, len(topology.devices), topology.slices):
+        mesh = {f"mesh.{axis}": size for axis, size in sizes.items()}
+        try:
+            setup = plan_setup(config.with_values(mesh), vocab_size, topology)
+        except InputError as error:
+            say(f"left out: {as_flags(mesh)}: {error}")
+            continue
+        figures = topology.figures
+        if figures is None or sum(state_bytes(setup)[:-1]) < figures.memory_bytes:
+            to_try.append(mesh | more)
+        if len(to_try) == _MOST_MESHES:
+            break
+    return to_try
 
 
 def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
@@ -52,66 +128,35 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
                 yield mesh
 
 
-def with_meshes(config: Config, num_devices: int, slices: int = 1) -> list[Changes]:
-    """The changes for each mesh."""
-    found = meshes(config, num_devices, slices)
-    return [{f"mesh.{axis}": size for axis, size in mesh.items()} for mesh in found]
-
-
-def _policies(config: Config) -> tuple[str, ...]:
-    """The remat policies that the config's scheme can have."""
-    return _REVERSIBLE_POLICIES if is_reversible(config.model.scheme) else POLICIES
+def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
+    model, train = config.model, config.train
+    heads = model.num_kv_heads or model.num_heads
+    parts = train.microbatches * pipeline_microbatches(model.pipeline_microbatches, mesh)
+    rows = (train.batch_size, batch_shards(mesh) * parts)
+    of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
+    length, chunks = config.data.sequence_length, 2 * mesh["context"]
+    if mesh["context"] > 1 and (length % chunks or length // chunks < _SHORTEST_CHUNK):
+        return False
+    sizes = (rows, (model.embed_dim, mesh["stage"] * mesh["fsdp"]), *of_tensor)
+    return all(size % n == 0 for size, n in sizes)
 
 
 def with_remats(config: Config) -> list[Changes]:
-    """The changes for each other remat policy."""
-    return [{"model.remat": remat} for remat in _policies(config) if remat != config.model.remat]
+    """The changes for each other remat policy that the scheme can have."""
+    policies = _REVERSIBLE_POLICIES if is_reversible(config.model.scheme) else POLICIES
+    return [{"model.remat": remat} for remat in policies if remat != config.model.remat]
 
 
-def with_details(config: Config, attention: str) -> list[Changes]:
+def _with_details(config: Config, attention: str) -> list[Changes]:
     """Changes that matter less than mesh and remat: microbatches, and splash's blocks."""
-    found: list[Changes] = [{"train.microbatches": 2 * config.train.microbatches}]
+    changes: list[Changes] = [{"train.microbatches": 2 * config.train.microbatches}]
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
         width = model.head_dim or model.embed_dim // model.num_heads
         chosen = splash_blocks(attention, length, width).size
         sizes = (size for size in _BLOCKS if size != chosen and length % size == 0)
-        found += [{"model.attention": f"splash:{size}"} for size in sizes]
-    return found
-
-
-def remedies(config: Config, mesh: dict[str, int]) -> Iterator[tuple[str, Config]]:
-    """What may make a config fit, each as flags and a config, the least costly first.
-
-    More remat costs time; fewer sequences at once or another mesh cost communication; a smaller
-    batch changes the training.
-
-    Args:
-      config: the config that doesn't fit.
-      mesh: the mesh on which it was tried.
-    """
-    for keys in _candidates(config, mesh):
-        other = config.with_values(keys)
-        if _is_divisible(other, {axis: keys.get(f"mesh.{axis}", mesh[axis]) for axis in AXES}):
-            yield as_flags(keys), other
-
-
-def _candidates(config: Config, mesh: Mapping[str, int]) -> Iterator[Changes]:
-    """The changes of each remedy, whether or not the sizes are divisible."""
-    data, fsdp = mesh["data"], mesh["fsdp"]
-    kept, train, policies = config.model.remat, config.train, _policies(config)
-    for remat in policies[policies.index(kept) + 1 :] if kept in policies else ():
-        yield {"model.remat": remat}
-    full = {} if kept == "full" else {"model.remat": "full"}
-    if data > 1:
-        yield {**full, "mesh.data": 1, "mesh.fsdp": data * fsdp}
-    for parts in (2, 4, 8):
-        yield {**full, "train.microbatches": parts * train.microbatches}
-    if fsdp % 2 == 0:
-        for axis in ("context", "tensor"):
-            yield {**full, "mesh.fsdp": fsdp // 2, f"mesh.{axis}": 2 * mesh[axis]}
-    for parts in (n for n in (2, 4, 8) if train.batch_size % n == 0):
-        yield {**full, "train.batch_size": train.batch_size // parts}
+        changes += [{"model.attention": f"splash:{size}"} for size in sizes]
+    return changes
 
 
 def as_flags(keys: Changes) -> str:

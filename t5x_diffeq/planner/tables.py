@@ -3,13 +3,7 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import (
-    ASSUMED,
-    ASSUMED_OF_GPUS,
-    ASSUMED_OF_HOSTS,
-    ASSUMED_OF_STAND_INS,
-    StepTimes,
-)
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, ASSUMED_OF_HOSTS, StepTimes
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.console import align, format_count, say
@@ -111,8 +105,6 @@ def print_plans(plans: dict[str, Plan]) -> None:
     topology = next(iter(plans.values())).topology
     if any(plan.times for plan in plans.values()):
         say(*(ASSUMED_OF_GPUS if topology.gpus else ASSUMED))
-        if topology.stands_in:
-            say(*ASSUMED_OF_STAND_INS)
         if any(plan.times and plan.times.crossing for plan in plans.values()):
             say(*ASSUMED_OF_HOSTS)
 
@@ -134,7 +126,7 @@ def verdict(plan: Plan) -> str:
         return f"needs {m.needed / GIB:.2f} GiB per device; what this kind has isn't known"
     of_all = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
     if not m.fits:
-        return f"does not fit: {of_all}"
+        return f"does not fit: {of_all}; --sweep looks for flags with which it does"
     rates, mfus = plan.tokens_per_second, plan.mfu
     if plan.times is None or rates is None or mfus is None:
         return f"fits: {of_all}"
@@ -159,7 +151,7 @@ def _remarks(plan: Plan) -> list[str]:
     if plan.kernels:
         counts = (f"{count} x {name}" for name, count in sorted(plan.kernels.items()))
         lines.append(f"kernels of libraries: {', '.join(counts)}")
-    others = (_describe_replication(plan), _describe_offload(plan), memory_share(plan))
+    others = (_describe_offload(plan), memory_share(plan))
     return [line for line in (*lines, *others) if line]
 
 
@@ -177,28 +169,11 @@ def _describe_collectives(kind: str, moved: Traffic) -> str | None:
     )
 
 
-def _describe_replication(plan: Plan) -> str | None:
-    """The cost of replicating the state over the data axis; None if its size is 1."""
-    sizes = dict(plan.setup.mesh.shape)
-    if sizes["data"] == 1:
-        return None
-    spared = (plan.memory.parameters + plan.memory.moments) * (1 - 1 / sizes["data"])
-    return (
-        f"mesh.data={sizes['data']} keeps as many copies of parameters and moments; "
-        f"mesh.data=1 with mesh.fsdp={sizes['data'] * sizes['fsdp']} would spare "
-        f"{_cell(spared, 'bytes')} per device"
-    )
-
-
 def _describe_offload(plan: Plan) -> str | None:
     """What isn't known about the copies between host and device; None if there is nothing."""
-    if not plan.memory.offloaded:
-        return None
-    kind = plan.topology.kind
-    if plan.times and not plan.times.crossing:
+    if plan.memory.offloaded and plan.times and not plan.times.crossing:
+        kind = plan.topology.kind
         return f"the times lack the copies from and to the host, whose link to a {kind} isn't known"
-    if plan.topology.stands_in:
-        return "temporaries lack the moments that are on the device during the update"
     return None
 
 

@@ -1,7 +1,6 @@
 """Devices that aren't there, to compile for: TPU slices, nodes of GPUs, virtual CPU devices.
 
-XLA's compilers for TPUs and GPUs run without either. Without the GPU's, virtual CPU devices stand
-in for GPUs, which counts FLOPs and bytes but says nothing about the GPU's own program.
+XLA's compilers for TPUs and GPUs run without either.
 """
 
 import importlib.util
@@ -15,8 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
-from t5x_diffeq.runtime.chips import CHIPS, Chip, chip
-from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.chips import Chip, chip
 from t5x_diffeq.runtime.errors import InputError
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
@@ -40,8 +38,7 @@ class Topology:
       slices: the number of TPU slices, joined by the data-centre network.
       devices: the devices that JAX compiles for.
       kind: the kind of the intended devices, a key of `chips.CHIPS`; "cpu" for virtual ones.
-      compiled_by: whose compiler: "tpu", "cuda" or "cpu". A CPU's program tells nothing about
-        scheduling elsewhere.
+      compiled_by: whose compiler: "tpu", "cuda" or "cpu".
       nodes: the number of GPU nodes, joined by their network adapters.
     """
 
@@ -58,19 +55,9 @@ class Topology:
         return self.kind in TARGETS
 
     @property
-    def capability(self) -> str | None:
-        """CUDA's compute capability of the intended GPUs, such as "9.0"; None for other devices."""
-        return ".".join(map(str, TARGETS[self.kind].capability)) if self.gpus else None
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether the devices are virtual CPU devices in place of GPUs."""
-        return self.gpus and self.compiled_by == "cpu"
-
-    @property
     def figures(self) -> Chip | None:
         """The specifications of the intended devices, if known."""
-        return CHIPS[self.kind] if self.gpus else chip(self.kind)
+        return chip(self.kind)
 
     @contextmanager
     def as_target(self) -> Iterator[None]:
@@ -107,7 +94,7 @@ class Topology:
             of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal = kept
 
 
-def make_topology(name: str, slices: int = 1, *, host_memory: bool = False) -> Topology:
+def make_topology(name: str, slices: int = 1) -> Topology:
     """`v5p:4x4x4`, `h100:8`, `h100:8x8` or `cpu:8`; called before JAX starts its backends.
 
     Devices of TPUs and GPUs can be compiled for, but not run on. Of GPUs, `h100:8x8` are eight
@@ -116,8 +103,6 @@ def make_topology(name: str, slices: int = 1, *, host_memory: bool = False) -> T
     Args:
       name: the name of one slice, or of all GPUs.
       slices: the number of equal TPU slices.
-      host_memory: whether arrays will lie in the host's memory, which the GPU's compiler doesn't
-        know without a GPU: virtual CPU devices stand in then.
 
     Raises:
       InputError: if there is no such topology, or a package that it needs isn't installed.
@@ -141,27 +126,8 @@ def make_topology(name: str, slices: int = 1, *, host_memory: bool = False) -> T
     if kind == "cpu":
         return Topology(name, 1, _cpu_devices(name, size), "cpu", "cpu")
     nodes, per_node = _nodes(name, size)
-    if not any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
-        say(
-            f'{name}: counted on virtual CPU devices; pip install "t5x_diffeq[gpu_compiler]" '
-            "brings the GPU's compiler, which needs no GPU"
-        )
-        devices = _cpu_devices(name, str(nodes * per_node))
-        return Topology(name, 1, devices, _GPUS[kind], "cpu", nodes)
-    devices = _gpu_devices(_GPUS[kind], nodes, per_node)
+    devices = _gpu_devices(name, _GPUS[kind], nodes, per_node)
     return Topology(name, 1, devices, _GPUS[kind], "cuda", nodes)
-
-
-def _why_not_compiled(host_memory: bool) -> str | None:
-    """Why the GPU's compiler isn't used; None if it is."""
-    if host_memory:
-        return "without a GPU its compiler knows no memory of the host (optimizer.offload)"
-    if any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
-        return None
-    return (
-        "the GPU's compiler isn't installed; it needs no GPU: pip install "
-        '"t5x_diffeq[gpu_compiler]"'
-    )
 
 
 def _nodes(name: str, size: str) -> tuple[int, int]:
@@ -179,8 +145,9 @@ def _nodes(name: str, size: str) -> tuple[int, int]:
     )
 
 
-def _gpu_devices(kind: str, nodes: int, per_node: int) -> list[jax.Device]:
+def _gpu_devices(name: str, kind: str, nodes: int, per_node: int) -> list[jax.Device]:
     """GPUs that aren't there, node by node; a process for each node."""
+    _need_compiler(name, "GPU", "gpu_compiler", *_PLUGINS)
     described = topologies.get_topology_desc(
         platform="cuda",
         topology_name=kind,
@@ -209,11 +176,7 @@ def _cpu_devices(name: str, size: str) -> list[jax.Device]:
 
 def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
     """The devices of TPU slices (for a TPU7x, two devices per chip)."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            f"--topology={name} needs the TPU's compiler, which runs without a TPU: "
-            'pip install "t5x_diffeq[tpu]"'
-        )
+    _need_compiler(name, "TPU", "tpu", "libtpu")
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
@@ -226,3 +189,11 @@ def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
             f"--topology={name} is not known to the TPU's compiler: {error}"
         ) from error
     return list(described.devices)
+
+
+def _need_compiler(name: str, of: str, extra: str, *packages: str) -> None:
+    if not any(importlib.util.find_spec(package) for package in packages):
+        raise InputError(
+            f"--topology={name} needs the {of}'s compiler, which runs without a {of}: "
+            f'pip install "t5x_diffeq[{extra}]"'
+        )

@@ -7,7 +7,7 @@ data is an error, never a guess, but for loops whose name says that they run onc
 
 import operator
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from t5x_diffeq.planner.hlo import Execution, Instruction, Program
@@ -16,9 +16,9 @@ from t5x_diffeq.training.update import AT_MOST_ONCE
 _MOST_ITERATIONS = 1_000_000
 
 _Value = Any  # an int, or the `_Elements` of a tuple, depending on the instruction
-_Elements = Callable[[int], _Value]  # each is computed on demand
+_Elements = Callable[[int], _Value]  # each is computed on demand, and raises if it is unknown
 
-_SAME = {
+_SAME = (
     "copy",
     "bitcast",
     "convert",
@@ -26,7 +26,7 @@ _SAME = {
     "optimization-barrier",
     "copy-start",
     "copy-done",
-}
+)
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -37,14 +37,6 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "or": operator.or_,
     "minimum": min,
     "maximum": max,
-}
-_COMPARISONS = {
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-    "EQ": operator.eq,
-    "NE": operator.ne,
 }
 
 
@@ -69,39 +61,28 @@ def _visit(
     program: Program, name: str, times: int, fused: bool, arguments: _Elements
 ) -> Iterator[Execution]:
     """`executions` of one computation, run `times` times, and of those that it calls."""
-    for instruction in program.computations[name].values():
-        yield Execution(instruction, name, times, fused)
-        if instruction.opcode == "while":
-            count = _trip_count(program, name, instruction, arguments)
-            body = instruction.required_attribute(r"body=%?([\w.\-]+)")
-            kept = _constant_state(
-                program, body, _initial_state(program, name, instruction, arguments)
-            )
-            yield from _visit(program, body, times * count, fused, _sole_argument(kept))
+    value = _evaluate(program, name, arguments)
+    for it in program.computations[name].values():
+        yield Execution(it, name, times, fused)
+        operand = _operands(it, value)
+        if it.opcode == "while":
+            body = it.required_attribute(r"body=%?([\w.\-]+)")
+            count = _trip_count(program, name, it, operand)
+            state = _constant_state(program, body, operand)
+            yield from _visit(program, body, times * count, fused, _only(state))
             continue
-        inside = fused or instruction.opcode == "fusion"
-        for number, called in enumerate(instruction.callees):
-            given = partial(_pass_argument, program, name, instruction, number, arguments)
-            yield from _visit(program, called, times, inside, given)
+        for number, called in enumerate(it.callees):
+            branch = partial(_branch_argument, operand, number)
+            given = branch if it.opcode == "conditional" else operand
+            yield from _visit(program, called, times, fused or it.opcode == "fusion", given)
 
 
-def _pass_argument(
-    program: Program,
-    caller: str,
-    call: Instruction,
-    number: int,
-    arguments: _Elements,
-    parameter: int,
-) -> _Value:
-    """The value of a parameter of the computation `number` that an instruction calls.
-
-    A conditional's first operand selects the branch; each branch gets one of the other operands.
-    """
-    operand = number + 1 if call.opcode == "conditional" else parameter
-    return _find_value(program, caller, call.operands[operand], arguments)
+def _branch_argument(operand: _Elements, branch: int, _: int) -> _Value:
+    """A conditional's first operand selects the branch; each branch gets one of the others."""
+    return operand(branch + 1)
 
 
-def _trip_count(program: Program, caller: str, loop: Instruction, arguments: _Elements) -> int:
+def _trip_count(program: Program, caller: str, loop: Instruction, operand: _Elements) -> int:
     """How often a loop's body runs each time that the loop is reached."""
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
@@ -111,13 +92,11 @@ def _trip_count(program: Program, caller: str, loop: Instruction, arguments: _El
     condition = loop.required_attribute(r"condition=%?([\w.\-]+)")
     body = loop.required_attribute(r"body=%?([\w.\-]+)")
     try:
-        state = _initial_state(program, caller, loop, arguments)
+        state = operand(0)
         for count in range(_MOST_ITERATIONS):
-            if not _find_value(
-                program, condition, _root(program, condition), _sole_argument(state)
-            ):
+            if not _result(program, condition, _only(state)):
                 return count
-            state = _next_state(program, body, state)
+            state = _result(program, body, _only(state))
     except _UnknownValueError as error:
         raise ValueError(
             f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}"
@@ -125,24 +104,16 @@ def _trip_count(program: Program, caller: str, loop: Instruction, arguments: _El
     raise ValueError(f"loop {loop.name} in {caller} runs more than {_MOST_ITERATIONS} times")
 
 
-def _initial_state(
-    program: Program, caller: str, loop: Instruction, arguments: _Elements
-) -> _Elements:
-    return _remember(lambda index: _find_value(program, caller, loop.operands[0], arguments)(index))
+def _only(value: _Value) -> _Elements:
+    """The arguments of a computation that has one."""
+    return lambda _: value
 
 
-def _sole_argument(state: _Value) -> _Elements:
-    """The arguments of a computation whose one parameter is `state`."""
-    return lambda _: state
+def _operands(it: Instruction, value: Callable[[str], _Value]) -> _Elements:
+    return lambda number: value(it.operands[number])
 
 
-def _next_state(program: Program, body: str, state: _Elements) -> _Elements:
-    return _remember(
-        lambda index: _find_value(program, body, _root(program, body), _sole_argument(state))(index)
-    )
-
-
-def _constant_state(program: Program, body: str, state: _Elements) -> _Elements:
+def _constant_state(program: Program, body: str, operand: _Elements) -> _Elements:
     """The part of a loop's state that is the same in every iteration; the rest is unknown."""
     instructions = program.computations[body]
     results = instructions[_root(program, body)]
@@ -157,21 +128,9 @@ def _constant_state(program: Program, body: str, state: _Elements) -> _Elements:
         )
         if not passed_on:
             raise _UnknownValueError(f"element {index} of the state of {body}, which varies")
-        return state(index)
+        return operand(0)(index)
 
     return element
-
-
-def _remember(element: _Elements) -> _Elements:
-    """A tuple that computes each of its elements only once."""
-    found: dict[int, _Value] = {}
-
-    def lookup(index: int) -> _Value:
-        if index not in found:
-            found[index] = element(index)
-        return found[index]
-
-    return lookup
 
 
 def _root(program: Program, name: str) -> str:
@@ -179,36 +138,41 @@ def _root(program: Program, name: str) -> str:
     return next(i.name for i in instructions if i.root)
 
 
-def _find_value(program: Program, computation: str, name: str, arguments: _Elements) -> _Value:
-    """The value of a scalar instruction, or of a tuple of scalars."""
-    it = program.computations[computation][name]
-
-    def operand(number: int) -> _Value:
-        return _find_value(program, computation, it.operands[number], arguments)
-
-    if it.opcode == "constant":
-        return _read_constant(it)
-    if it.opcode == "parameter":
-        return arguments(int(it.literal))
-    if it.opcode == "get-tuple-element":
-        return operand(0)(int(it.required_attribute(r"index=(\d+)")))
-    if it.opcode == "tuple":
-        return operand
-    if it.opcode in ("fusion", "call"):
-        return _find_value(program, it.callees[0], _root(program, it.callees[0]), operand)
-    return _compute(it, operand)
+def _result(program: Program, name: str, arguments: _Elements) -> _Value:
+    return _evaluate(program, name, arguments)(_root(program, name))
 
 
-def _compute(it: Instruction, operand: _Elements) -> _Value:
-    if it.opcode in _SAME:
-        return operand(0)
-    if it.opcode in _ARITHMETIC:
-        return _ARITHMETIC[it.opcode](operand(0), operand(1))
-    if it.opcode == "compare":
-        return _COMPARISONS[it.required_attribute(r"direction=(\w+)")](operand(0), operand(1))
-    if it.opcode == "select":
-        return operand(1) if operand(0) else operand(2)
-    raise _UnknownValueError(f"{it.opcode} {it.name}")
+def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[str], _Value]:
+    """What computes the value of a scalar instruction, or of a tuple of scalars, by its name."""
+    instructions = program.computations[name]
+
+    @cache
+    def value(name: str) -> _Value:
+        it = instructions[name]
+        operand = _operands(it, value)
+        match it.opcode:
+            case "constant":
+                return _read_constant(it)
+            case "parameter":
+                return arguments(int(it.literal))
+            case "get-tuple-element":
+                return operand(0)(int(it.required_attribute(r"index=(\d+)")))
+            case "tuple":
+                return operand
+            case "fusion" | "call":
+                return _result(program, it.callees[0], operand)
+            case "compare":
+                compare = getattr(operator, it.required_attribute(r"direction=(\w+)").lower())
+                return compare(operand(0), operand(1))
+            case "select":
+                return operand(1) if operand(0) else operand(2)
+        if it.opcode in _SAME:
+            return operand(0)
+        if it.opcode in _ARITHMETIC:
+            return _ARITHMETIC[it.opcode](operand(0), operand(1))
+        raise _UnknownValueError(f"{it.opcode} {it.name}")
+
+    return value
 
 
 def _read_constant(it: Instruction) -> int:

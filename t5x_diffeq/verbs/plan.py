@@ -4,12 +4,10 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from t5x_diffeq.planner.candidates import PlanSearch
 from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
-from t5x_diffeq.planner.search import as_flags, remedies
+from t5x_diffeq.planner.search import as_flags, search
 from t5x_diffeq.planner.tables import plan_record, print_plans, show_ranked
 from t5x_diffeq.planner.topology import Topology
-from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import say
@@ -53,20 +51,6 @@ def _print_plan(name: str, plan: Plan) -> None:
     print(json.dumps({"name": name, **plan_record(plan)}), flush=True)
 
 
-def advise(config: Config, plan: Plan, where: Topology) -> None:
-    """Compiles configs that may fit until one does, and prints which one that is."""
-    say("looking for what does fit:")
-    for change, other in remedies(config, dict(plan.setup.mesh.shape)):
-        memory = make_plan(change, other, where).memory
-        assert memory.available is not None  # known, since a plan was found not to fit
-        needed = f"{memory.needed / GIB:.2f} GiB of {memory.available / GIB:.2f}"
-        if memory.fits:
-            say(f"fits with {change} ({needed})")
-            return
-        say(f"  not with {change} ({needed})")
-    say("nothing tried fits: take a larger topology, or a smaller model")
-
-
 def sweep(config: Config, where: Topology) -> None:
     """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
 
@@ -75,18 +59,15 @@ def sweep(config: Config, where: Topology) -> None:
         _print_plan("model", plan)
         return plan
 
-    search = PlanSearch(config, expected_vocab_size(config), where, compile_plan)
-    found = [(as_flags(keys), plan) for keys, plan in search.run()]
-    show_ranked(found)
-    say(f"{search.skipped} more can't fit or can't be faster, and were not compiled", "fastest:")
-    say(found[0][0])
+    fitting = search(config, expected_vocab_size(config), where, compile_plan)
+    ranked = [(as_flags(changes), plan) for changes, plan in fitting]
+    show_ranked(ranked)
+    say("fastest:", ranked[0][0])
 
 
 def show_plans(config: Config, where: Topology) -> None:
-    """Prints plans of the model and its baseline, and what would fit if the model doesn't."""
+    """Prints plans of the model and its baseline."""
     plans = _compare_plans(config, where)
     print_plans(plans)
     for name, plan in plans.items():
         _print_plan(name, plan)
-    if plans["model"].memory.fits is False:
-        advise(config, plans["model"], where)
