@@ -1,37 +1,15 @@
-"""Hugging Face folders into parameters, exactly; and per-layer models into ODEs."""
+"""Hugging Face folders into parameters, exactly."""
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from exported_models import (
-    CLASSIC,
-    LENGTH,
-    LLAMA,
-    logits_of,
-    random_run,
-    reword,
-    rewrite,
-    save_model,
-)
+from exported_models import LENGTH, reword, rewrite, save_model
 from safetensors.numpy import load_file
 
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
-from t5x_diffeq.exchange.time_basis import (
-    FREQUENCIES,
-    TIME_SCALE,
-    check_condition,
-    make_time_basis,
-)
-from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.time_embedding import TimeEmbedding
-from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.runtime.errors import InputError
-
-TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 
 
 def read(run, folder):
@@ -126,75 +104,3 @@ def test_a_tied_head(tmp_path):
     found["tie_word_embeddings"] = False
     with pytest.raises(InputError, match=r"has no tensor lm_head.weight"):
         pretrained_params(tmp_path / "out", found, run.placed.model.config, tables)
-
-
-# ------------------------------------------------------------------------------- into an ODE
-
-
-def ode_of(changes, width=None):
-    """A random per-layer model, its ODE's config and parameters, and the time basis."""
-    run, _, _ = random_run(({**CLASSIC, **changes}, "bytes"))
-    keys = ode_keys(run.placed.config.model, width)
-    config = ModelConfig.of(keys, run.placed.model.config.vocab_size, LENGTH)
-    config, _ = config.with_attention_for("cpu")
-    params, basis = to_ode(config, jax.tree.map(np.asarray, run.params))
-    return run, config, jax.tree.map(jnp.asarray, params), basis
-
-
-def relative_error(run, config, params):
-    wanted = logits_of(run, TOKENS)
-    found = jax.jit(LanguageModel(config).apply)({"params": params}, jnp.asarray(TOKENS))
-    difference = np.asarray(found)[..., : config.vocab_size] - wanted
-    return np.abs(difference).max() / np.abs(wanted).max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_steps", [12, 24])
-def test_an_ode_is_the_same_on_its_own_grid(num_steps):
-    sizes = {"num_steps": num_steps, "embed_dim": 32, "mlp_dim": 80}
-    run, config, params, basis = ode_of({**LLAMA, **sizes})
-    assert (config.weights, config.step_size) == ("time_dependent", "1/N")
-    assert config.time_embed_dim == num_steps
-    assert relative_error(run, config, params) < 1e-4  # 1e-3 is promised
-    assert basis.condition < 1.001
-    assert basis.mixed < 1e3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"width": 11}, {"time_embedding": "common"}])
-def test_gpts_biases_and_shifts_too(changes):
-    width = changes.pop("width", None)
-    run, config, params, _ = ode_of({"num_steps": 6, **changes}, width)
-    assert relative_error(run, config, params) < 1e-4
-    expected = jax.eval_shape(LanguageModel(config).init, jax.random.key(0), jnp.asarray(TOKENS))
-    shapes = jax.tree.map(lambda x: x.shape, params)
-    assert shapes == jax.tree.map(
-        lambda x: x.shape, jax.tree.map(lambda x: x, unbox_values(expected))
-    )
-
-
-def unbox_values(variables):
-    return jax.tree.map(
-        lambda x: x.value, variables["params"], is_leaf=lambda x: hasattr(x, "value")
-    )
-
-
-@pytest.mark.parametrize(("num_nodes", "width"), [(12, 12), (12, 24), (24, 24)])
-def test_weights_go_straight_from_node_to_node(num_nodes, width):
-    """Halfway between two nodes W(t) is about their mean: no wild values off the grid."""
-    basis = make_time_basis(num_nodes, width)
-    halves = (jnp.arange(1, num_nodes) + 0.5) / num_nodes
-    params = {"params": {name: jnp.asarray(x) for name, x in basis.parameters.items()}}
-    features = time_features(halves, FREQUENCIES, TIME_SCALE)
-    e = np.asarray(TimeEmbedding(width).apply(params, features))
-    shares = e @ np.linalg.pinv(basis.at_nodes)  # of each node's weights in W(t)
-    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-3)
-    means = (np.eye(num_nodes)[1:] + np.eye(num_nodes)[:-1]) / 2
-    assert np.abs(shares - means).max() < 0.1
-    assert np.abs(shares).sum(1).max() < 1.3
-
-
-def test_a_bad_time_embedding_is_refused():
-    bad = make_time_basis(4, 4)._replace(mixed=1e9)
-    with pytest.raises(InputError, match=r"of 4 nodes has condition number 1\.0e\+09, and float32"):
-        check_condition(bad)

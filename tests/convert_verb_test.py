@@ -52,7 +52,7 @@ def test_the_verb(tmp_path, capsys):
         convert.CONFIG.value = plain.copy_and_resolve_references()
         call(convert, folder, f"--workdir={workdir}", *flags)
         told = capsys.readouterr().err
-        assert ("condition number 1.00" in told) == ("6 steps" in told) == (name == "ode")
+        assert ("6 steps" in told) == (name == "ode")
         call(evaluate, f"--workdir={workdir}")
         losses[name] = json.loads(capsys.readouterr().out)["eval/loss"]
         call(export, f"--workdir={workdir}", f"--output={tmp_path / name / 'again'}")
@@ -76,7 +76,7 @@ def test_fewer_functions_of_time_than_layers(tmp_path, capsys):
     flags = [f"--input={tmp_path / 'out'}", f"--workdir={workdir}"]
     call(convert, *flags, "--to_ode", "--time_embed_dim=1")
     told = capsys.readouterr().err
-    assert re.search(r"\n  all kernels +0\.\d{4}  \(0\.\d{4}\)\n", told)
+    assert re.search(r"\n  all kernels +0\.\d{4}\n", told)
     before, after = map(float, re.findall(r"(?:model|T = 1\)) +(\d+\.\d\d)\n", told))
     sizes = re.search(r"parameters: ([\d,]+) in the folder, ([\d,]+) now", told)
     original, found = (int(size.replace(",", "")) for size in sizes.groups())

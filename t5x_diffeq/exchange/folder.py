@@ -21,16 +21,17 @@ _INDEX = "model.safetensors.index.json"
 _SHARD_BYTES = 5 * 10**9
 
 
-def need_safetensors(verb: str) -> None:
-    """Checks that safetensors is installed.
+def need_packages(verb: str) -> None:
+    """Checks that the packages that read and write such folders are installed.
 
     Raises:
-      InputError: if it is not installed.
+      InputError: if one is not installed.
     """
     try:
-        importlib.import_module("safetensors")
+        for package in ("safetensors", "tokenizers"):
+            importlib.import_module(package)
     except ImportError as error:
-        raise InputError(f"{verb} needs safetensors: pip install -e '.[export]'") from error
+        raise InputError(f"{verb} needs {error.name}: pip install -e '.[export]'") from error
 
 
 def local_path(path: object, flag: str) -> Path:

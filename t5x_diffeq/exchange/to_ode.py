@@ -1,35 +1,35 @@
-"""Turns a per-layer model into a neural ODE that computes the same on the model's grid.
+"""Turns a per-layer model into a neural ODE that computes, or approximates, the same on its grid.
 
 The classical residual block is a step of Lie-Trotter with dt = 1. With dt = 1/N it is the same if
 what writes to the residual stream, the last linears of attention and MLP with their biases, is N
-times as large. The layers are then values of W(t) at t_n = n/N. They are interpolated by
+times as large. The layers are then values of W(t) at t_n = n/N:
 
     kernel(t) = W0 + P e(t)      bias(t) = P e(t)      scale(t) = 1 + P e(t)
 
-with P of minimum norm and W0 the mean over the layers, computed in float64. A time embedding of
-fewer entries than there are layers can't interpolate them all; `low_rank` approximates them.
+P and W0 are least-squares solutions in float64, and e(t) is a table of its values at the nodes. If
+T is at least N, any table of orthogonal rows will do, and the layers are met exactly. If it is
+less, only the span of e matters. For a kernel the best is that of the T largest left singular
+vectors of `[N, kernel]`, centred over layers: this is the truncated SVD (Eckart and Young 1936). A
+leaf without W0 is not centred. Leaves that share an e(t) share its span, that of the largest
+eigenvectors of the sum of their Gram matrices. Errors are Frobenius norms; where all leaves share
+one e(t), each counts by its relative error.
 """
 
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
+from scipy.fft import dct
 
-from t5x_diffeq.exchange.layouts import declared_leaves
-from t5x_diffeq.exchange.time_basis import (
-    FREQUENCIES,
-    TIME_SCALE,
-    TimeBasis,
-    make_time_basis,
-    smooth_frequencies,
-)
+from t5x_diffeq.exchange.layouts import LeafPath, declared_leaves
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.time_features import SINUSOIDS
 from t5x_diffeq.ode.weights import OFFSET
 from t5x_diffeq.runtime.config import ModelKeys
 
-_EMBEDDING = "time_embedding"  # its name in each generated layer, or beside all of them
+Matrix = Float[np.ndarray, "_ _"]
+_LEAST_SHARE = 0.1  # of the constant in the direction that e leaves out; see `_with_constants`
 
 
 def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
@@ -39,69 +39,154 @@ def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
       layers: `config.model` of the per-layer model.
       width: T; None for the number of layers.
     """
-    num_layers = layers.num_steps
-    width = num_layers if width is None else width
-    exact = (FREQUENCIES, TIME_SCALE)
-    frequencies, scale = exact if width >= num_layers else smooth_frequencies(num_layers)
     return replace(
         layers,
         weights="time_dependent",
         step_size="1/N",
-        time_embed_dim=width,
+        time_embed_dim=layers.num_steps if width is None else width,
         attention_time_embed_dim=None,
-        time_basis=SINUSOIDS,
-        num_frequencies=frequencies,
-        time_scale=scale,
+        time_basis=f"table:{layers.num_steps}",
         init="invariant",
     )
 
 
-def to_ode(config: ModelConfig, params: dict) -> tuple[dict, TimeBasis]:
-    """Parameters of the ODE from those of the per-layer model, and its time embedding.
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf of all layers: `scale * values - offset` is what P and W0 have to make.
+
+    Attributes:
+      values: `[N, ...]`.
+      scale: the factor on the values.
+      offset: the value of the leaf where P and W0 contribute nothing.
+      has_base: whether there is a W0.
+    """
+
+    values: Float[np.ndarray, "N ..."]
+    scale: int
+    offset: float
+    has_base: bool
+
+    def wanted(self) -> Matrix:
+        """`[N, entries]`, in float64."""
+        flat = self.values.reshape(len(self.values), -1)
+        return flat.astype(np.float64) * self.scale - self.offset
+
+
+def to_ode(config: ModelConfig, params: dict) -> tuple[dict, dict[str, float]]:
+    """Parameters of the ODE from those of the per-layer model, and the relative errors.
 
     Args:
-      config: config of the ODE, with T of at least the number of layers.
+      config: config of the ODE.
       params: parameters of the per-layer model; its stacked weights are removed, leaf by leaf.
 
-    Raises:
-      InputError: if no time embedding is well conditioned for its layers.
+    Returns:
+      The parameters; and the relative error by the name of a linear or norm, and of all kernels.
     """
-    basis = make_time_basis(config.num_steps, config.time_embed_dim)
-    inverse = np.linalg.pinv(basis.at_nodes)
-    declared, layers = declared_leaves(config), flatten_dict(params["source"]["weights"])
-    source: dict[tuple[str, ...], np.ndarray] = {}
-    for path in list(layers):
-        leaf, role = layers.pop(path), declared[path].role
-        scale = config.num_steps if declared[path].writes_residual else 1
-        layer, name = ".".join(path[:-1]), path[-1]
-        source[layer, name], base = _fit(leaf, scale, OFFSET[role], role == "kernel", inverse)
-        if base is not None:
-            source[layer, f"{name}_base"] = base
-        if config.time_embedding == "separate":
-            source |= {(layer, _EMBEDDING, k): value for k, value in basis.parameters.items()}
-    if config.time_embedding == "common":
-        source |= {(_EMBEDDING, k): value for k, value in basis.parameters.items()}
-    return {**params, "source": unflatten_dict(source)}, basis
+    leaves = {
+        path: _leaf_of(config, path, values)
+        for path, values in flatten_dict(params["source"]["weights"]).items()
+    }
+    del params["source"]
+    common = config.time_embedding == "common"
+    groups: defaultdict[LeafPath, list[LeafPath]] = defaultdict(list)
+    for path in leaves:
+        groups[() if common else (".".join(path[:-1]),)].append(path)
+    source: dict[LeafPath, np.ndarray] = {}
+    squares: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # error and leaf
+    for name, paths in groups.items():
+        table = _table([leaves[path] for path in paths], config.time_embed_dim, common)
+        source[*name, "time_embedding", "coefficients"] = table
+        for path in paths:
+            leaf, layer = leaves.pop(path), ".".join(path[:-1])
+            source[layer, path[-1]], base, error_and_leaf = _fit(leaf, table.astype(np.float64))
+            if base is not None:
+                source[layer, f"{path[-1]}_base"] = base
+                squares["all kernels"] += error_and_leaf
+            squares[path[-2] if leaf.has_base else f"{path[-2]} {path[-1]}"] += error_and_leaf
+    errors = {kind: (error / (of_leaf or 1)) ** 0.5 for kind, (error, of_leaf) in squares.items()}
+    return {**params, "source": unflatten_dict(source)}, errors
+
+
+def _leaf_of(config: ModelConfig, path: LeafPath, values: Float[np.ndarray, "N ..."]) -> _Leaf:
+    declared = declared_leaves(config)[path]
+    scale = config.num_steps if declared.writes_residual else 1
+    return _Leaf(values, scale, OFFSET[declared.role], declared.role == "kernel")
 
 
 def _fit(
-    leaf: Float[np.ndarray, "N ..."],
-    scale: float,
-    offset: float,
-    has_base: bool,
-    inverse: Float[np.ndarray, "T N"],
-) -> tuple[Float[np.ndarray, "T ..."], Float[np.ndarray, "..."] | None]:
-    """Solves `offset + W0 + e(t_n) P = scale * leaf_n` for P of minimum norm, and W0 if any.
+    leaf: _Leaf, table: Float[np.ndarray, "N T"]
+) -> tuple[Float[np.ndarray, "T ..."], Float[np.ndarray, "..."] | None, Float[np.ndarray, "2"]]:
+    """P and W0 of least squares, no W0 for a leaf that has none; the squares of error and leaf."""
+    wanted, shape = leaf.wanted(), leaf.values.shape[1:]
+    means = table.mean(0) if leaf.has_base else np.zeros(table.shape[1])
+    middle = wanted.mean(0) if leaf.has_base else np.zeros(wanted.shape[1])
+    P = np.linalg.pinv(table - means) @ (wanted - middle)
+    base = middle - means @ P
+    squares = (np.square(wanted - base - table @ P).sum(), np.square(wanted + leaf.offset).sum())
+    return (
+        P.reshape(-1, *shape).astype(np.float32),
+        base.reshape(shape).astype(np.float32) if leaf.has_base else None,
+        np.array(squares),
+    )
+
+
+# ------------------------------------------------------------------------------- e at the nodes
+
+
+def _table(leaves: list[_Leaf], width: int, by_relative_error: bool) -> Float[np.ndarray, "N T"]:
+    """e at the nodes: T columns of about unit mean square, float32.
 
     Args:
-      leaf: the leaf of all layers.
-      scale: factor on the leaf.
-      offset: value of the leaf where W0 and P are zero.
-      has_base: whether there is a W0.
-      inverse: pseudo-inverse of e at the nodes.
+      leaves: those that share e.
+      width: T.
+      by_relative_error: whether each leaf counts by its relative error.
     """
-    wanted = leaf.astype(np.float64) * scale - offset
-    base = wanted.mean(0).astype(np.float32) if has_base else None
-    rest = wanted if base is None else wanted - base  # W0 as stored: P makes up for its rounding
-    P = inverse @ rest.reshape(len(rest), -1)
-    return P.reshape(-1, *rest.shape[1:]).astype(np.float32), base
+    num_nodes = len(leaves[0].values)
+    if width >= num_nodes:
+        return (np.sqrt(width) * dct(np.eye(width), norm="ortho")[:num_nodes]).astype(np.float32)
+    total, without_base = np.zeros((2, num_nodes, num_nodes))
+    for leaf in leaves:
+        wanted = leaf.wanted()
+        gram = wanted @ wanted.T
+        if by_relative_error:
+            gram /= np.trace(_centre(gram) if leaf.has_base else gram) or 1
+        total += gram
+        without_base += 0 if leaf.has_base else gram
+    if not any(leaf.has_base for leaf in leaves):
+        span = _eigenvectors(total)[:, ::-1][:, :width]
+    else:
+        centred = _centre(total)
+        # The constant comes last, also where other eigenvalues are zero.
+        centred -= (1 + np.trace(centred)) / num_nodes
+        span = _with_constants(_eigenvectors(centred)[:, ::-1][:, :width], without_base)
+    return (np.sqrt(num_nodes) * span).astype(np.float32)
+
+
+def _centre(gram: Matrix) -> Matrix:
+    """The Gram matrix of the centred leaf."""
+    return gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
+
+
+def _eigenvectors(gram: Matrix) -> Matrix:
+    """As columns, that of the smallest eigenvalue first."""
+    return np.linalg.eigh(gram)[1]
+
+
+def _with_constants(span: Float[np.ndarray, "N T"], gram: Matrix) -> Float[np.ndarray, "N T"]:
+    """T vectors in the span of these and the constant, chosen for the leaves without W0.
+
+    Constants in e don't change a kernel, which has W0. The one direction that is left out is where
+    the other leaves are smallest. It has a part along the constant, so that the kept ones still
+    span all for the kernels.
+
+    Args:
+      span: T orthonormal vectors, orthogonal to the constant.
+      gram: the sum of the Gram matrices of the leaves without W0.
+    """
+    num_nodes = len(span)
+    whole = np.column_stack((np.full(num_nodes, num_nodes**-0.5), span))
+    left_out = _eigenvectors(whole.T @ gram @ whole)[:, 0]
+    if abs(left_out[0]) < _LEAST_SHARE:
+        rest = left_out[1:] * np.copysign(1, left_out[0]) / np.linalg.norm(left_out[1:])
+        left_out = np.append(_LEAST_SHARE, (1 - _LEAST_SHARE**2) ** 0.5 * rest)
+    return whole @ np.linalg.svd(left_out[None])[2][1:].T

@@ -5,7 +5,6 @@ other library. A sentencepiece model is also written as `tokenizer.model`.
 """
 
 import json
-from functools import singledispatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ class _TokenizerFiles(NamedTuple):
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
     """Writes the tokenizer's files; returns what a user must know, or None."""
-    files, end = _convert_tokenizer(tokenizer), _end_of_text(tokenizer)
+    files, end, chat = _convert_tokenizer(tokenizer), _end_of_text(tokenizer), tokenizer.chat
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast" if files.json else "LlamaTokenizer",
         "model_max_length": max_length,
@@ -51,21 +50,14 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "add_eos_token": False,
         **({} if end is None else {"bos_token": end, "eos_token": end}),
         **files.settings,
-        **_chat_settings(tokenizer),
     }
+    if chat.template is not None:  # which can name the special tokens
+        config |= {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
     for name, content in ((_JSON_FILE, files.json), (_MODEL_FILE, files.model)):
         if content:
             (folder / name).write_bytes(content)
     (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
     return files.lacking
-
-
-def _chat_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """The chat template and the special tokens that it can name; nothing if there is none."""
-    chat = tokenizer.chat
-    if chat.template is None:
-        return {}
-    return {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
 
 
 def _end_of_text(tokenizer: Tokenizer) -> str | None:
@@ -77,150 +69,89 @@ def _end_of_text(tokenizer: Tokenizer) -> str | None:
     return None
 
 
-@singledispatch
 def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return _TokenizerFiles(json=tokenizer.model)
+    if isinstance(tokenizer, ByteTokenizer):
+        return _TokenizerFiles(json=_encode(_of_bytes()))
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return _convert_sentencepiece(tokenizer.model)
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
-@_convert_tokenizer.register
-def _(tokenizer: HuggingFaceTokenizer) -> _TokenizerFiles:
-    return _TokenizerFiles(json=tokenizer.model)
+def _encode(tokenizer: Any) -> bytes:
+    return tokenizer.to_str(pretty=True).encode()
 
 
-@_convert_tokenizer.register
-def _(tokenizer: ByteTokenizer) -> _TokenizerFiles:
-    content: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "model": _bpe({sign: byte for byte, sign in enumerate(_byte_signs())}, []),
-    }
-    return _TokenizerFiles(json=_encode_json(content))
+def _of_bytes() -> Any:
+    """A `tokenizers.Tokenizer` with a token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # The printable character that stands for each byte in byte-level encodings (GPT-2).
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (chr(0x100 + n) for n in range(0x100))
+    signs = [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
+    made = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
-@_convert_tokenizer.register
-def _(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles:
+def _convert_sentencepiece(model: bytes) -> _TokenizerFiles:
     from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
 
-    proto = pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
+    proto = pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at import
     rules = proto.normalizer_spec
     if proto.trainer_spec.model_type != _BPE or rules.precompiled_charsmap:
         lacking = (
             "the tokenizer is not a plain byte-pair encoding, so there is no tokenizer.json: use "
             "tokenizer.model with the library sentencepiece"
         )
-        return _TokenizerFiles(model=tokenizer.model, lacking=lacking)
+        return _TokenizerFiles(model=model, lacking=lacking)
     settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
-    return _TokenizerFiles(_encode_json(_sentencepiece_json(proto)), tokenizer.model, settings)
+    return _TokenizerFiles(_encode(_of_sentencepiece(proto)), model, settings)
 
 
-def _sentencepiece_json(proto: Any) -> dict:
-    """The content of `tokenizer.json` for a sentencepiece byte-pair encoding.
+def _of_sentencepiece(proto: Any) -> Any:
+    """The `tokenizers.Tokenizer` of a sentencepiece byte-pair encoding, a parsed model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    Args:
-      proto: the parsed model.
-    """
     pieces = list(proto.pieces)
     kind = type(pieces[0])
+    made = Tokenizer(
+        models.BPE(
+            {piece.piece: number for number, piece in enumerate(pieces)},
+            _merges([(each.piece, each.score) for each in pieces if each.type == kind.NORMAL]),
+            unk_token=next((each.piece for each in pieces if each.type == kind.UNKNOWN), None),
+            fuse_unk=True,
+            byte_fallback=proto.trainer_spec.byte_fallback,
+        )
+    )
+    normal = [normalizers.Replace(" ", _SPACE)]
+    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if proto.normalizer_spec.add_dummy_prefix:
+        normal.insert(0, normalizers.Prepend(_SPACE))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    made.normalizer = normalizers.Sequence(normal)
+    made.decoder = decoders.Sequence(decoding)
     special = (kind.UNKNOWN, kind.CONTROL)
-    prefix = proto.normalizer_spec.add_dummy_prefix
-    space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    decoders = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = next((piece.piece for piece in pieces if piece.type == kind.UNKNOWN), None)
-    vocabulary = {piece.piece: number for number, piece in enumerate(pieces)}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": number,
-                "content": piece.piece,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": piece.type in special,
-            }
-            for number, piece in enumerate(pieces)
-            # A single character needs no entry of its own: nothing merges with it.
-            if piece.type in special or (piece.type == kind.USER_DEFINED and len(piece.piece) > 1)
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*([{"type": "Prepend", "prepend": _SPACE}] if prefix else []), space],
-        },
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {
-            **_bpe(
-                vocabulary, _merges([(p.piece, p.score) for p in pieces if p.type == kind.NORMAL])
-            ),
-            "unk_token": unknown,
-            "fuse_unk": True,
-            "byte_fallback": proto.trainer_spec.byte_fallback,
-        },
-    }
+    made.add_special_tokens([each.piece for each in pieces if each.type in special])
+    # A single character needs no entry of its own: nothing merges with it.
+    users = (each.piece for each in pieces if each.type == kind.USER_DEFINED)
+    made.add_tokens([AddedToken(piece, normalized=False) for piece in users if len(piece) > 1])
+    return made
 
 
-def _merges(pieces: list[tuple[str, float]]) -> list[list[str]]:
+def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
     """The merges of a byte-pair encoding, best first: every pair of pieces that forms a piece."""
     known = {piece for piece, _ in pieces}
     best_first = sorted(pieces, key=lambda piece: -piece[1])
     return [
-        [piece[:cut], piece[cut:]]
+        (piece[:cut], piece[cut:])
         for piece, _ in best_first
         for cut in range(1, len(piece))
         if piece[:cut] in known and piece[cut:] in known
     ]
-
-
-def _bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": vocabulary,
-        "merges": merges,
-    }
-
-
-def _byte_signs() -> list[str]:
-    """The printable character that stands for each byte in byte-level encodings (GPT-2)."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (chr(0x100 + n) for n in range(0x100))
-    return [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
-
-
-def _encode_json(content: dict) -> bytes:
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def tokenizer_file(folder: Path) -> Path | None:

@@ -1,7 +1,6 @@
 """A run made from a Hugging Face folder, or a neural ODE that computes or approximates the same."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from absl.flags import FlagValues
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_safetensors
+from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
 from t5x_diffeq.exchange.from_pretrained import (
     check_vocabulary,
     pretrained_params,
@@ -19,8 +18,6 @@ from t5x_diffeq.exchange.from_pretrained import (
     with_model,
     with_tokenizer,
 )
-from t5x_diffeq.exchange.layouts import LeafPath
-from t5x_diffeq.exchange.low_rank import LeafFit, errors_by_kind, fit_layers
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.inference.split_loss import evaluate_split
@@ -60,18 +57,12 @@ def _folders_params(config: Config, vocab_size: int, folder: Path) -> dict:
 
 
 def _make_ode(config: Config, vocab_size: int, params: dict, width: int | None) -> tuple:
-    """The config and the parameters of the ODE; and the fits by leaf, none if it is exact."""
+    """The config and the parameters of the ODE; and the errors by kind, none if it is exact."""
     keys = ode_keys(config.model, width)
     ode = ModelConfig.of(keys, vocab_size, config.data.sequence_length)
-    if ode.time_embed_dim < ode.num_steps:
-        params, fits = fit_layers(ode, params)
-        return replace(config, model=keys), params, fits
-    params, basis = to_ode(ode, params)
-    say(
-        f"time embedding: T = {ode.time_embed_dim} for {ode.num_steps} nodes, condition number "
-        f"{basis.condition:.2f} at the nodes; of the ramps that it mixes, {basis.mixed:.3g}"
-    )
-    return replace(config, model=keys), params, {}
+    params, errors = to_ode(ode, params)
+    exact = ode.time_embed_dim >= ode.num_steps
+    return replace(config, model=keys), params, {} if exact else errors
 
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
@@ -103,35 +94,35 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
       InputError: if the folder can't be used, or the workdir can't be made.
     """
     folder, workdir = local_path(source, "input"), local_path(to, "workdir")
-    need_safetensors("convert")
+    need_packages("convert")
     check_new_folder(workdir, "workdir")
     check_data(config.data)
-    fits: Mapping[LeafPath, LeafFit] = {}
+    errors: dict[str, float] = {}
     with Progress(f"converting {folder}"):
         original, tokenizer, params = load_folder(config, folder, flags)
         config, sizes = original, [_count(params)]
         if flags.to_ode:
-            config, params, fits = _make_ode(
+            config, params, errors = _make_ode(
                 original, tokenizer.vocab_size, params, flags.time_embed_dim
             )
         sizes.append(_count(params))
         write_run(config, tokenizer, params, workdir)
     layers = config.model.num_steps
-    others = [max(1, layers // 2), 2 * layers] if flags.to_ode and not fits else []
+    others = [max(1, layers // 2), 2 * layers] if flags.to_ode and not errors else []
     own = "own grid, the folder's model" if flags.to_ode else "layers"
     corpus = load_corpus(workdir)
     run = load_run(workdir, corpus.tokenizer.vocab_size, batch_size=jax.device_count())
-    own = f"T = {config.model.time_embed_dim}" if fits else own
+    own = f"T = {config.model.time_embed_dim}" if errors else own
     found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
     found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
-    if fits:
+    if errors:
         found = {"the folder's model": _original_perplexity(original, run, corpus, folder), **found}
     say(f"converted to {workdir}")
-    if fits:
+    if errors:
         say(f"parameters: {sizes[0]:,} in the folder, {sizes[1]:,} now")
-        _print_errors(fits, config.model.time_embed_dim)
+        _print_errors(errors)
     print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
-    if fits:
+    if errors:
         _say_next(config, folder, workdir)
 
 
@@ -139,14 +130,11 @@ def _count(params: dict) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _print_errors(fits: Mapping[LeafPath, LeafFit], width: int) -> None:
-    """The relative error by kind of leaf, beside the least that a leaf alone could have."""
-    rows = {
-        kind: f"{reached:.4f}  ({least:.4f})"
-        for kind, (reached, least) in errors_by_kind(fits).items()
-    }
-    title = f"relative error in the Frobenius norm (in brackets: of the best of rank T = {width})"
-    print_table(title, rows)
+def _print_errors(errors: dict[str, float]) -> None:
+    """The relative error by kind of leaf, that of all kernels last."""
+    kinds = sorted(errors.items(), key=lambda item: item[0] == "all kernels")
+    rows = {kind: f"{error:.4f}" for kind, error in kinds}
+    print_table("relative error in the Frobenius norm", rows)
 
 
 def _say_next(config: Config, folder: Path, workdir: Path) -> None:

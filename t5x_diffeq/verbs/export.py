@@ -1,7 +1,7 @@
 """A run as a Hugging Face folder."""
 
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.exchange.folder import local_path, need_safetensors
+from t5x_diffeq.exchange.folder import local_path, need_packages
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.workdir import read_config
@@ -33,7 +33,7 @@ def export(
       InputError: if the run can't be exported, or the folder can't be used.
     """
     output = local_path(to, "output")
-    need_safetensors("export")
+    need_packages("export")
     as_run = read_config(workdir)
     tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
     if tokenizer is None:
