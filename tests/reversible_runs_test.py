@@ -87,9 +87,7 @@ def test_a_coupling_that_loses_the_states_is_refused(tmp_path):
 
 def test_verbs_that_need_one_state_refuse():
     model = small(scheme="leapfrog")
-    with pytest.raises(
-        InputError, match="leapfrog takes each step from two states, which no layer"
-    ):
+    with pytest.raises(InputError, match="leapfrog: a step of it is no layer"):
         check_form(model.config)
     with pytest.raises(InputError, match="leapfrog takes each step from two states, and exponents"):
         lyapunov_exponents(model, {}, TOKENS)

@@ -1,9 +1,10 @@
 """`config.json` of a Hugging Face folder: written from a model's config, and read with checks."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from t5x_diffeq.exchange.families import FAMILIES, PLAIN, REFUSED, Family, family_of
+from t5x_diffeq.exchange.families import FAMILIES, PLAIN, Family
 from t5x_diffeq.exchange.layouts import TableSizes
 from t5x_diffeq.exchange.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.layers.rotary import BASE, rotary_table
@@ -12,35 +13,28 @@ from t5x_diffeq.models.config import ACTIVATIONS, ModelConfig
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import INT32, Values
 
+# The file of every model of our own blocks.
+OWN_FORM = PyTorchForm(
+    Path(__file__).with_name("modeling_diffeq.py"),
+    "DiffEqConfig",
+    "DiffEqForCausalLM",
+    {"model_type": "t5x_diffeq"},
+)
 _QUANTIZED = {"quantization_config": (None,)}
 _SLIDING = "sliding_attention"
-_FULL = "full_attention"
 
 
-def plain_config(config: ModelConfig, end_of_text: int) -> dict:
+def plain_config(config: ModelConfig, kind: str, family: Family, end_of_text: int) -> dict:
     """`config.json` of the library's own class, which the model must have (`family_of`)."""
-    found = family_of(config)
-    assert found, "no class of transformers computes this model"
-    kind, family = found
+    names = [name for name, ours in family.activations.items() if ours == config.mlp_activation]
     values = {
         "num_kv_heads": config.kv_heads,
         "head_dim": config.head_width,
-        "activation": _their_activation(family, config),
+        "activation": names[0],
         "length": config.max_length,
     }
-    extra: dict[str, Any] = (
-        {
-            **rotary_to_json(config),
-            "use_sliding_window": False,
-            "sliding_window": None,
-        }
-        if family.rotary
-        else {
-            "resid_pdrop": config.dropout_rate,
-            "embd_pdrop": config.dropout_rate,
-            "attn_pdrop": 0.0,
-        }
-    )
+    rates = {"resid_pdrop": config.dropout_rate, "embd_pdrop": config.dropout_rate}
+    windows = {"use_sliding_window": False, "sliding_window": None}
     return {
         "model_type": kind,
         "architectures": [family.model_class],
@@ -48,23 +42,23 @@ def plain_config(config: ModelConfig, end_of_text: int) -> dict:
             theirs: values.get(ours, getattr(config, ours, None))
             for ours, theirs in family.keys.items()
         },
-        **{key: values[0] for key, values in family.only.items()},
-        **extra,
+        **{key: allowed[0] for key, allowed in family.only.items()},
+        **(rotary_to_json(config) | windows if family.rotary else {**rates, "attn_pdrop": 0.0}),
         "tie_word_embeddings": config.has_tied_head,
         **_common(config, end_of_text),
     }
 
 
-def own_config(config: ModelConfig, end_of_text: int) -> dict:
-    """`config.json` of `modeling_diffeq.py`."""
-    gpt = config.architecture == "gpt"
+def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict:
+    """`config.json` of a PyTorch file that travels with the weights."""
+    gpt, module = config.architecture == "gpt", form.modeling.stem
     frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
     return {
-        "model_type": "t5x_diffeq",
-        "architectures": ["DiffEqForCausalLM"],
+        "model_type": f"t5x_diffeq_{module.removeprefix('modeling_')}",
+        "architectures": [form.model_class],
         "auto_map": {
-            "AutoConfig": "modeling_diffeq.DiffEqConfig",
-            "AutoModelForCausalLM": "modeling_diffeq.DiffEqForCausalLM",
+            "AutoConfig": f"{module}.{form.config_class}",
+            "AutoModelForCausalLM": f"{module}.{form.model_class}",
         },
         "architecture": config.architecture,
         "parallel": config.scheme == "euler",
@@ -89,20 +83,6 @@ def own_config(config: ModelConfig, end_of_text: int) -> dict:
         "max_position_embeddings": config.max_length,
         "tie_word_embeddings": False,  # our class reads the table itself: there is nothing to tie
         **_common(config, end_of_text),
-    }
-
-
-def block_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict:
-    """`config.json` of a block's own PyTorch file."""
-    module = form.modeling.stem
-    return {
-        **own_config(config, end_of_text),
-        "model_type": f"t5x_diffeq_{module.removeprefix('modeling_')}",
-        "architectures": [form.model_class],
-        "auto_map": {
-            "AutoConfig": f"{module}.{form.config_class}",
-            "AutoModelForCausalLM": f"{module}.{form.model_class}",
-        },
         **form.config,
     }
 
@@ -114,10 +94,6 @@ def _common(config: ModelConfig, end_of_text: int) -> dict:
         "eos_token_id": end_of_text,
         "torch_dtype": "float32",
     }
-
-
-def _their_activation(family: Family, config: ModelConfig) -> str:
-    return next(name for name, ours in family.activations.items() if ours == config.mlp_activation)
 
 
 def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
@@ -135,8 +111,7 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
             )
     sizes = _read_sizes(found, family)
     length = sizes.pop("length")
-    heads, width = sizes["num_heads"], sizes["embed_dim"]
-    eps = sizes["norm_eps"]
+    heads, width, head_dim = sizes["num_heads"], sizes["embed_dim"], sizes.get("head_dim")
     keys = {
         "architecture": family.architecture,
         "weights": "per_layer",
@@ -154,9 +129,9 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         **sizes,
         "activation": _our_activation(found, kind, family),
         "num_kv_heads": sizes.get("num_kv_heads") or (heads if family.rotary else None),
-        "head_dim": _head_dim(sizes.get("head_dim"), width, heads),
+        "head_dim": head_dim if head_dim and head_dim * heads != width else None,
         "mlp_dim": sizes.get("mlp_dim") or 4 * width,
-        "final_norm_eps": eps,
+        "final_norm_eps": sizes["norm_eps"],
     }
     return keys, TableSizes(tokens=found["vocab_size"], positions=length)
 
@@ -168,17 +143,11 @@ def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
       InputError: if it is none that we have.
     """
     kind = found.get("model_type")
-    if isinstance(kind, str) and kind in FAMILIES:
-        return kind, FAMILIES[kind]
-    if isinstance(kind, str) and kind in REFUSED:
-        key, reason = REFUSED[kind]
-        value = f", {key} is {found[key]!r}" if key in found and key != "model_type" else ""
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise InputError(
-            f"--input: model_type is {kind!r}{value}: {reason}; such models can't be converted"
+            f"--input: model_type is {kind!r}; what can be converted is {', '.join(FAMILIES)}"
         )
-    raise InputError(
-        f"--input: model_type is {kind!r}; what can be converted is {', '.join(FAMILIES)}"
-    )
+    return kind, FAMILIES[kind]
 
 
 def is_tied(found: Mapping[str, Any], family: Family) -> bool:
@@ -194,17 +163,11 @@ def check_window(found: Mapping[str, Any], length: int) -> None:
       length: the run's sequence length.
 
     Raises:
-      InputError: if they are longer, or a layer's attention is of another kind.
+      InputError: if they are longer.
     """
-    types = found.get("layer_types") or []
-    others = sorted({str(each) for each in types} - {_SLIDING, _FULL})
-    if others:
-        raise InputError(
-            f"--input: layer_types has {others[0]!r}, and only {_FULL} and {_SLIDING} can be "
-            "converted"
-        )
     everywhere = found["model_type"] == "mistral"  # its class asks for nothing else
-    if not (everywhere or found.get("use_sliding_window") or _SLIDING in types):
+    some_layers = _SLIDING in (found.get("layer_types") or [])
+    if not (everywhere or found.get("use_sliding_window") or some_layers):
         return
     window = found.get("sliding_window", 4096)  # the default of these classes
     if window is not None and window < length:
@@ -254,13 +217,3 @@ def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str 
         )
     ours = family.activations[value]
     return None if ours == ACTIVATIONS[family.architecture][0] else ours
-
-
-def _head_dim(found: int | None, width: int, heads: int) -> int | None:
-    """`model.head_dim`: None where the heads' widths sum to the state's."""
-    if found is None and width % heads:
-        raise InputError(
-            f"--input: hidden_size {width} is not divisible by {heads} heads, and config.json has "
-            "no head_dim; restore it"
-        )
-    return None if found is None or found * heads == width else found

@@ -157,26 +157,6 @@ FAMILIES = {
     ),
 }
 
-# Other classes that users try: the key that decides, and why their models can't be converted.
-_EXPERTS = "its MLP is a mixture of experts"
-_WINDOWS = "only some of its layers attend to the whole sequence"
-REFUSED = {
-    "gemma2": ("attn_logit_softcapping", "its attention scores are capped"),
-    "gemma3": ("sliding_window", f"it reads images too, and {_WINDOWS}"),
-    "gemma3_text": ("sliding_window", f"{_WINDOWS}, with a rotary base of their own"),
-    "olmo": ("clip_qkv", "its norms have no scale"),
-    "olmo3": ("sliding_window", _WINDOWS),
-    "smollm3": ("no_rope_layers", "some of its layers have no positions"),
-    "phi3": ("model_type", "its queries, keys and values are one tensor"),
-    "mixtral": ("num_local_experts", _EXPERTS),
-    "qwen2_moe": ("num_experts", _EXPERTS),
-    "qwen3_moe": ("num_experts", _EXPERTS),
-    "olmoe": ("num_experts", _EXPERTS),
-    "llama4": ("model_type", _EXPERTS),
-    "deepseek_v3": ("n_routed_experts", _EXPERTS),
-    "gpt_oss": ("num_local_experts", _EXPERTS),
-}
-
 
 def family_of(config: ModelConfig) -> tuple[str, Family] | None:
     """The `model_type` and class that compute what a model does, or None.

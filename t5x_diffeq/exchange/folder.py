@@ -104,44 +104,41 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = _SHARD_BYTE
 
     Returns:
       The number of parameters.
+
+    Raises:
+      RunError: if two tensors have one name.
     """
-    shards = list(_group_shards(folder, tensors, shard_bytes))
-    if len(shards) == 1:
-        os.replace(folder / shards[0][0], folder / _SINGLE)
-        return shards[0][2] // 4
-    files: dict[str, str] = {}
-    total = sum(size for _, _, size in shards)
-    for number, (name, names, _) in enumerate(shards, start=1):
-        final = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        os.replace(folder / name, folder / final)
-        files |= dict.fromkeys(names, final)
-    index = {"metadata": {"total_size": total}, "weight_map": files}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2))
-    return total // 4
-
-
-def _group_shards(
-    folder: Path, tensors: Tensors, shard_bytes: int
-) -> Iterator[tuple[str, list[str], int]]:
-    """Writes shards as they fill; yields each file's name, its tensors' names and its bytes."""
     from safetensors.numpy import save_file
 
-    pending: dict[str, np.ndarray] = {}
-    size, number = 0, 0
-
-    def flush() -> tuple[str, list[str], int]:
-        name = f"shard-{number}"
+    files: dict[str, str] = {}
+    size, file = 0, ""
+    for number, shard in enumerate(_group_shards(tensors, shard_bytes), start=1):
+        file = f"model-{number:05}.safetensors"
         # The library only recognises files with this metadata as PyTorch's.
-        save_file(pending, folder / name, metadata={"format": "pt"})
-        return name, list(pending), size
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(shard, file)
+        size += sum(tensor.nbytes for tensor in shard.values())
+    if len(set(files.values())) == 1:
+        os.replace(folder / file, folder / _SINGLE)
+    else:
+        index = {"metadata": {"total_size": size}, "weight_map": files}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2))
+    return size // 4
 
+
+def _group_shards(tensors: Tensors, shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
+    shard: dict[str, np.ndarray] = {}
+    names: set[str] = set()
     for name, tensor in tensors:
+        if name in names:
+            raise RunError(f"two parameters have the name {name}; nothing is exported")
+        names.add(name)
         tensor = np.ascontiguousarray(tensor, np.float32)
-        if pending and size + tensor.nbytes > shard_bytes:
-            yield flush()
-            pending, size, number = {}, 0, number + 1
-        pending[name], size = tensor, size + tensor.nbytes
-    yield flush()
+        if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
 
 
 class TensorFiles:
@@ -202,10 +199,6 @@ class TensorFiles:
             )
         self.used.add(stored)
         return tensor.astype(np.float32)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors by name."""
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self.files.items()}
 
     def unread_names(self) -> list[str]:
         """The names of the tensors that were not read."""

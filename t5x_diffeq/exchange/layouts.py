@@ -140,28 +140,24 @@ class TableSizes(NamedTuple):
     positions: int
 
 
-_TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "bias": "bias"}
+_TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "table": "weight"}
 
 
 def torch_name(path: LeafPath) -> str:
     """`attention.query.weight` of `("attention", "query", "kernel")`."""
+    if path == ("head",):
+        return "head.weight"
     return ".".join((*path[:-1], _TORCH_NAMES.get(path[-1], path[-1])))
 
 
-# Every leaf that `modeling_diffeq.py` can have.
-_KNOWN = QWEN2.leaves.keys() | QWEN3.leaves.keys() | GPT2.leaves.keys()
-OWN = Layout(
-    layer="steps.{n}.",
-    leaves={path: torch_name(path) for path in sorted(_KNOWN)},
-    outer={
-        ("token_embedding", "table"): "token_embedding.weight",
-        ("position_embedding", "table"): "position_embedding.weight",
-        ("final_norm", "scale"): "final_norm.weight",
-        ("final_norm", "shift"): "final_norm.bias",
-        ("head",): "head.weight",
-    },
-    transposed=True,
-)
+def own_layout(config: ModelConfig) -> Layout:
+    """The layout of `modeling_diffeq.py`, and of the file of a block that has its own."""
+    return Layout(
+        layer="steps.{n}.",
+        leaves={path: torch_name(path) for path in declared_leaves(config)},
+        outer={path: torch_name(path) for path in outer_leaves(config)},
+        transposed=True,
+    )
 
 
 def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
@@ -188,38 +184,18 @@ def outer_leaves(config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
 def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
     """Checks that the layout has a name for every parameter of the model.
 
-    Args:
-      layout: the kind of folder.
-      config: the model's config.
-      params: the model's parameters.
-
     Raises:
       InputError: if it lacks one, naming it.
     """
-    makers = ("source", "adapters")  # of the block's parameters, which have names of their own
-    outer = flatten_dict({name: leaf for name, leaf in params.items() if name not in makers})
-    nameless = [
-        *(("block", *path) for path in declared_leaves(config).keys() - layout.leaves.keys()),
-        *(outer.keys() - (layout.outer.keys() & outer_leaves(config).keys())),
-    ]
+    block = ("source", "adapters")  # these make the block's parameters
+    outer = flatten_dict({name: leaf for name, leaf in params.items() if name not in block})
+    nameless = [*(declared_leaves(config).keys() - layout.leaves.keys())]
+    nameless += [*(outer.keys() - layout.outer.keys())]
     if nameless:
         raise InputError(
             f"the model's parameter {'/'.join(min(nameless))} ({len(nameless)} such) has no name "
             "in a folder of Hugging Face, so this model can't be exported"
         )
-
-
-def tensor_shapes(layout: Layout, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of all tensors of a folder, from the model's config alone."""
-    named: list[tuple[str, tuple[int, ...]]] = []
-    for path, shape in outer_leaves(config).items():
-        rows = (config.vocab_size, config.embed_dim)
-        named.append((layout.outer[path], rows if path in _VOCABULARY else shape))
-    for path, leaf in declared_leaves(config).items():
-        shape = _stored_shape(leaf, layout)
-        names = (layout.layer.format(n=n) + layout.leaves[path] for n in range(config.num_steps))
-        named += [(name, shape) for name in names]
-    return named
 
 
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
@@ -263,12 +239,6 @@ def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: Rea
             stacked[n] = _from_torch(read(name, _stored_shape(leaf, layout)), leaf, layout)
         flat["source", "weights", *path] = stacked
     return unflatten_dict(flat)
-
-
-def layout_of_block(config: ModelConfig) -> Layout:
-    """The layout of a model of another block: `OWN`, with the names of that block's leaves."""
-    leaves = {path: torch_name(path) for path in declared_leaves(config)}
-    return replace(OWN, leaves=leaves)
 
 
 def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:

@@ -25,6 +25,32 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 OUTPUTS = CausalLMOutputWithPast.__dataclass_fields__
 CACHE_NAME = "cache" if "cache" in OUTPUTS else "past_key_values"
 
+DEFAULTS = {
+    "architecture": "gpt",
+    "parallel": True,
+    "mlp_reads_attention_norm": False,
+    "norm_shift": True,
+    "norm_position": "before",
+    "qkv_bias": True,
+    "qk_norm": "none",
+    "tied_head": True,
+    "embedding_scale": 1.0,
+    "rotary_frequencies": None,
+    "rotary_factor": 1.0,
+    "activation": "gelu",
+    "norm_eps": 1e-5,
+    "final_norm_eps": 1e-5,
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 16,
+    "use_cache": True,
+}
+
 
 class DiffEqConfig(PretrainedConfig):
     """Shapes, under the library's usual names, and what makes the model an ODE's.
@@ -50,56 +76,9 @@ class DiffEqConfig(PretrainedConfig):
     model_type = "t5x_diffeq"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
 
-    def __init__(
-        self,
-        architecture="gpt",
-        parallel=True,
-        mlp_reads_attention_norm=False,
-        norm_shift=True,
-        norm_position="before",
-        qkv_bias=True,
-        qk_norm="none",
-        tied_head=True,
-        embedding_scale=1.0,
-        rotary_frequencies=None,
-        rotary_factor=1.0,
-        activation="gelu",
-        norm_eps=1e-5,
-        final_norm_eps=1e-5,
-        vocab_size=256,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=16,
-        use_cache=True,
-        **kwargs,
-    ):
-        self.architecture = architecture
-        self.parallel = parallel
-        self.mlp_reads_attention_norm = mlp_reads_attention_norm
-        self.norm_shift = norm_shift
-        self.norm_position = norm_position
-        self.qkv_bias = qkv_bias
-        self.qk_norm = qk_norm
-        self.tied_head = tied_head
-        self.embedding_scale = embedding_scale
-        self.rotary_frequencies = rotary_frequencies
-        self.rotary_factor = rotary_factor
-        self.activation = activation
-        self.norm_eps = norm_eps
-        self.final_norm_eps = final_norm_eps
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.max_position_embeddings = max_position_embeddings
-        self.use_cache = use_cache
+    def __init__(self, **kwargs):
+        for name, default in DEFAULTS.items():
+            setattr(self, name, kwargs.pop(name, default))
         super().__init__(**kwargs)
 
     @property
@@ -275,17 +254,6 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Linear | None:
         """The head, where it is not the tokens' own vectors."""
         return None if self.config.tied_head else self.head
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Only for models that are not loaded: a trained one brings all weights."""
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-        if isinstance(module, Norm):
-            nn.init.ones_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
     def forward(
         self,

@@ -51,7 +51,7 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
             f"--input: rotary positions are scaled by {kind!r} in config.json; the scalings that "
             f"can be converted are {', '.join(_NUMBERS)}"
         )
-    for key, only in (("partial_rotary_factor", 1.0), ("truncate", True)):
+    for key, only in (("partial_rotary_factor", 1.0), ("truncate", True), ("mscale", None)):
         value = given.get(key, found.get(key))
         if value not in (None, only):
             raise InputError(
@@ -85,26 +85,14 @@ def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:
     if kind == "yarn":
         values.setdefault("factor", length / _number(_LENGTH, values[_LENGTH]))
         values = {"beta_fast": 32, "beta_slow": 1} | values
-        values.setdefault("attention_factor", _attention_factor(values))
+        factor = _number("factor", values["factor"])  # on cosines and sines, 1 + 0.1 log(factor)
+        values.setdefault("attention_factor", 0.1 * log(max(1.0, factor)) + 1)
     missing = [name for name in _NUMBERS[kind] if name not in values]
     if missing:
         raise InputError(
             f"--input: config.json lacks {missing[0]} of its {kind} rotary positions; restore it"
         )
     return tuple(_number(name, values[name]) for name in _NUMBERS[kind])
-
-
-def _attention_factor(values: Mapping[str, Any]) -> float:
-    """YaRN's default factor on cosines and sines, 1 + 0.1 log(factor), or a ratio of two such."""
-    factor = _number("factor", values["factor"])
-
-    def temper(scale: float) -> float:
-        return 0.1 * scale * log(factor) + 1 if factor > 1 else 1.0
-
-    scales = [values.get(key) for key in ("mscale", "mscale_all_dim")]
-    if all(scales):
-        return temper(_number("mscale", scales[0])) / temper(_number("mscale_all_dim", scales[1]))
-    return temper(1.0)
 
 
 def _number(name: str, value: object) -> float:

@@ -9,17 +9,11 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.exchange.check_folder import check_tensors, compare_logits
-from t5x_diffeq.exchange.config_json import block_config, own_config, plain_config
+from t5x_diffeq.exchange.check_folder import compare_logits
+from t5x_diffeq.exchange.config_json import OWN_FORM, own_config, plain_config
 from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
-from t5x_diffeq.exchange.layouts import (
-    OWN,
-    check_names,
-    declared_leaves,
-    layout_of_block,
-    tensors_of,
-)
+from t5x_diffeq.exchange.layouts import check_names, declared_leaves, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -28,13 +22,10 @@ from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import make_block, need_methods
-from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin
 
-_MODELING = Path(__file__).with_name("modeling_diffeq.py")
 _EXPORTED_SCHEMES = ("euler", "lie_trotter")
 
 
@@ -58,23 +49,12 @@ def check_form(config: ModelConfig) -> None:
     """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
 
     Raises:
-      InputError: if the scheme is of another package, is reversible, or evaluates a sub-field more
-        than once.
+      InputError: if it is not.
     """
-    if is_plugin(config.scheme):
-        raise InputError(
-            f"model.scheme={config.scheme}: no PyTorch file computes the steps of another "
-            "package's scheme, so the run can't be exported"
-        )
-    if is_reversible(config.scheme):
-        raise InputError(
-            f"model.scheme={config.scheme} takes each step from two states, which no layer does; "
-            f"only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
-        )
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
-            f"model.scheme={config.scheme} evaluates a sub-field several times in a step, which no "
-            f"layer does; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
+            f"model.scheme={config.scheme}: a step of it is no layer, which evaluates attention "
+            f"and MLP once; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
         )
 
 
@@ -136,28 +116,24 @@ def save_pretrained(
         check_adapters(config)
     plain = family_of(config)
     need_methods(config, ("pytorch_form",))
-    form = make_block(config).pytorch_form() if config.block else None
-    layout = plain[1].layout if plain else layout_of_block(config) if form else OWN
+    form = make_block(config).pytorch_form() if config.block else OWN_FORM
+    layout = plain[1].layout if plain else own_layout(config)
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
         weights = _export_weights(run.placed.model, run.params, merged=not peft)
         parameters = write_tensors(
             folder, tensors_of(layout, config, _scaled(config, run.params), weights)
         )
-        check_tensors(folder, layout, config)
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         end = tokenizer.end_of_text
-        if form:
-            written = block_config(config, form, end)
-        else:
-            written = (plain_config if plain else own_config)(config, end)
+        written = plain_config(config, *plain, end) if plain else own_config(config, form, end)
         _write_json(folder / "config.json", written)
-        ends = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+        ends = {"bos_token_id": end, "eos_token_id": end}
         _write_json(folder / "generation_config.json", ends)
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
-            for file in (_MODELING, *([form.modeling] if form else [])):
+            for file in {OWN_FORM.modeling, form.modeling}:
                 shutil.copyfile(file, folder / file.name)
         notes = [lacking] if lacking else []
         if peft:

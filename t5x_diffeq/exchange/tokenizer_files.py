@@ -41,7 +41,8 @@ class _TokenizerFiles(NamedTuple):
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
     """Writes the tokenizer's files; returns what a user must know, or None."""
-    files, end, chat = _convert_tokenizer(tokenizer), _end_of_text(tokenizer), tokenizer.chat
+    files, chat = _convert_tokenizer(tokenizer), tokenizer.chat
+    end = tokenizer.special_tokens.get("eos_token")  # bytes have none that no text could contain
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast" if files.json else "LlamaTokenizer",
         "model_max_length": max_length,
@@ -58,15 +59,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
             (folder / name).write_bytes(content)
     (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
     return files.lacking
-
-
-def _end_of_text(tokenizer: Tokenizer) -> str | None:
-    """The name of the end-of-document token; bytes have none that no text could contain."""
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        return tokenizer.processor.id_to_piece(tokenizer.end_of_text)
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        return tokenizer.processor.id_to_token(tokenizer.end_of_text)
-    return None
 
 
 def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
@@ -175,10 +167,6 @@ def token_of_id(file: Path, number: int) -> str:
 
             model = sentencepiece.SentencePieceProcessor(model_file=str(file))
             token = model.id_to_piece(number) if number < model.get_piece_size() else None
-    except ImportError as error:
-        raise InputError(
-            f'{file.name} needs the package tokenizers; pip install "t5x_diffeq[data]"'
-        ) from error
     except Exception as error:  # the libraries raise bare ones
         raise InputError(f"{file} can't be read: {error}; restore it") from error
     if token is None:

@@ -144,56 +144,49 @@ def collectives(text: str) -> list[Collective]:
       ValueError: if the trip count of a loop can't be determined.
     """
     program = read_program(text)
-    found = (
-        _read_collective(execution, program)
-        for execution in executions(program)
-        if OPCODE.match(execution.instruction.opcode) or _is_sent_to_host(execution.instruction)
-    )
-    return [c for c in found if c is not None and c.devices != 1]
+    read = (_read_collective(execution, program) for execution in executions(program))
+    return [it for it in read if it is not None and it.devices != 1]
 
 
-def traffic(found: Iterable[Collective]) -> dict[str, Traffic]:
+def traffic(moved: Iterable[Collective]) -> dict[str, Traffic]:
     """Executions and bytes of each of `KINDS`, including kinds with none."""
-    found = list(found)
-    return {kind: _sum_traffic([c for c in found if c.kind == kind]) for kind in KINDS}
-
-
-def _sum_traffic(found: list[Collective]) -> Traffic:
-    return Traffic(
-        sum(c.executions for c in found),
-        sum(c.bytes for c in found),
-        sum(c.executions for c in found if not c.asynchronous),
-        sum(c.executions for c in found if c.padding),
-        sum(c.executions * c.padding for c in found),
-    )
+    by_kind = {kind: Traffic(0, 0) for kind in KINDS}
+    for it in moved:
+        more = Traffic(
+            it.executions,
+            it.bytes,
+            0 if it.asynchronous else it.executions,
+            it.executions if it.padding else 0,
+            it.executions * it.padding,
+        )
+        by_kind[it.kind] = Traffic(*map(sum, zip(by_kind[it.kind], more, strict=True)))
+    return by_kind
 
 
 def _read_collective(execution: Execution, program: Program) -> Collective | None:
-    """The collective of an instruction; None if it only continues one that has started."""
+    """The collective of an instruction; None if it is none, or continues one that has started."""
     it, computation = execution.instruction, program.computations[execution.computation]
-    if _is_sent_to_host(it):
+    if it.opcode == "send" and "xla_megascale_runtime" in it.attributes:  # between slices
         sent = tuple(shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
     match = OPCODE.match(it.opcode)
-    assert match  # `collectives` calls this only for such instructions
-    kind, start = match.groups()
-    if _is_continuation(it, execution, computation):
+    if match is None or _is_continuation(it, execution, computation):
         return None
-    if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
+    kind, start = match.groups()
+    if kind == _REDUCE and execution.computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
     if kind == "all-gather":
         moved = shapes(elements(it.type)[1] if start else it.type)
     else:
         moved = [s for name in it.operands for s in shapes(computation[name].type)]
+    zeros = (_zero_bytes(program, computation, name) for name in it.operands)
     return Collective(
         kind,
         tuple(moved),
         execution.times,
         first_group(it),
         _runs_beside_others(it, execution, program),
-        sum(_zero_bytes(program, computation, name) for name in it.operands)
-        if kind == _REDUCE
-        else 0,
+        sum(zeros) if kind == _REDUCE else 0,
     )
 
 
@@ -211,11 +204,6 @@ def _zero_bytes(program: Program, computation: Computation, name: str) -> int:
     return whole - part
 
 
-def _is_sent_to_host(it: Instruction) -> bool:
-    """Whether the instruction sends data to the host, for the network between slices."""
-    return it.opcode == "send" and "xla_megascale_runtime" in it.attributes
-
-
 def _runs_beside_others(it: Instruction, execution: Execution, program: Program) -> bool:
     """Whether other instructions can run before it is done.
 
@@ -223,17 +211,11 @@ def _runs_beside_others(it: Instruction, execution: Execution, program: Program)
     """
     if it.opcode.endswith("-start"):
         return '"is_sync":true' not in it.attributes
-    return _is_in_chain(it, execution) or _is_started(program, execution.computation)
-
-
-def _is_started(program: Program, name: str) -> bool:
-    """Whether the start of an asynchronous operation runs this computation."""
-    return any(
-        name in it.callees
-        for computation in program.computations.values()
-        for it in computation.values()
-        if it.opcode.endswith("-start")
-    )
+    if _is_in_chain(it, execution):
+        return True
+    instructions = (it for part in program.computations.values() for it in part.values())
+    starts = (it for it in instructions if it.opcode.endswith("-start"))
+    return any(execution.computation in start.callees for start in starts)
 
 
 def _is_in_chain(it: Instruction, execution: Execution) -> bool:

@@ -1,16 +1,6 @@
 """Estimates how long a compiled step may take, as a range, with all assumptions in one module.
 
-The low end adds what can't be hidden: the compiler's cycles for its own instructions, the fused
-attention kernels at the peak of the matrix units, synchronous collectives over every link that
-their devices span, and the latency of each of these collectives. The high end takes attention at
-half of the peak, hides no collective, and adds the cost of hosts and stragglers. Neither has been
-confirmed on a TPU.
-
-The GPU's compiler gives no times. The low end is then all FLOPs at the peak, or all bytes to and
-from memory, or all collectives that run beside other work, whichever takes longest, and the
-collectives that are waited for. At the high end the FLOPs are at two fifths of the peak, which is
-what well-tuned GPU training reaches (or at the peak, and then all bytes, if that takes longer), and
-no collective is hidden.
+`ASSUMED` and its like say what the two ends are, and are printed beside every estimate.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A train step compiled but not run: whether it fits, what it moves, how long it may take."""
 
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import jax
@@ -10,11 +9,9 @@ from jax.stages import Compiled
 from t5x_diffeq.planner.collectives import Traffic, collectives, traffic
 from t5x_diffeq.planner.estimate import StepTimes, step_times
 from t5x_diffeq.planner.flops import StepFlops, step_flops
-from t5x_diffeq.planner.hlo import Instruction, read_program
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
-from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.runtime.chips import GIB, Chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.host_memory import is_on_host
@@ -76,7 +73,6 @@ class Plan:
       traffic: the traffic of collectives, per device.
       between_nodes: the part of it whose groups have devices of several slices or GPU nodes; of
         exchanges between pairs of devices, this isn't known.
-      kernels: how often kernels of libraries run, on GPUs.
       times: the estimated times; None also where the compiler has no estimates, as for CPUs.
     """
 
@@ -88,7 +84,6 @@ class Plan:
     cost: ProgramCost | None = None
     traffic: dict[str, Traffic] | None = None
     between_nodes: dict[str, Traffic] | None = None
-    kernels: dict[str, int] | None = None
     times: StepTimes | None = None
 
     @property
@@ -138,7 +133,6 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     return replace(
         plan,
         between_nodes=traffic(it for it in moved if links.route(it).crossed > 1),
-        kernels=kernels(text) if topology.compiled_by == "cuda" else None,
         # Stages also compute while they wait for a microbatch, so their devices count for less.
         times=step_times(
             links, moved, cost, flops, setup.mesh.size / setup.pipeline_slowdown, memory.offloaded
@@ -186,30 +180,3 @@ def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemor
         raise error
     needed, available = (float(found.group(n)) * _UNITS[found.group(n + 1)] for n in (1, 3))
     return DeviceMemory(*state_bytes(setup), None, None, None, None, available, needed)
-
-
-_LIBRARIES = {"__cudnn$": "cuDNN", "__cublas$": "cuBLAS"}
-_FUSIONS = {"__triton": "Triton", "__cudnn": "cuDNN"}  # kinds of fusions that libraries compute
-
-
-def kernels(text: str) -> dict[str, int]:
-    """How often each kind of kernel runs, by a name such as `cuDNN fmhaSoftmax` or `Triton`.
-
-    A loop counts as often as it runs. Fusions that XLA makes itself, and copies, are left out.
-    """
-    found: Counter[str] = Counter()
-    for it, _, times, fused in executions(read_program(text)):
-        if not fused and (name := _name_of(it)):
-            found[name] += times
-    return dict(found)
-
-
-def _name_of(it: Instruction) -> str | None:
-    if it.opcode == "custom-call":
-        target = it.required_attribute(r'custom_call_target="([^"]+)"')
-        for prefix, library in _LIBRARIES.items():
-            if target.startswith(prefix):
-                return f"{library} {target.removeprefix(prefix)}"
-        return target
-    kind = it.attribute(r'"kind":"(__\w+)"') or "" if it.opcode == "fusion" else ""
-    return next((name for prefix, name in _FUSIONS.items() if kind.startswith(prefix)), None)

@@ -32,7 +32,6 @@ def plan_record(plan: Plan) -> dict[str, object]:
         "memory_traffic": plan.cost and plan.cost.memory_bytes,
         "collectives": _traffic_record(plan.traffic),
         "between_nodes": _traffic_record(plan.between_nodes),
-        "kernels": plan.kernels,
         "seconds": times and asdict(times),
         "tokens_per_second": plan.tokens_per_second,
         "mfu": plan.mfu,
@@ -148,9 +147,6 @@ def _step_range(times: StepTimes) -> str:
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
     lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    if plan.kernels:
-        counts = (f"{count} x {name}" for name, count in sorted(plan.kernels.items()))
-        lines.append(f"kernels of libraries: {', '.join(counts)}")
     others = (_describe_offload(plan), memory_share(plan))
     return [line for line in (*lines, *others) if line]
 
