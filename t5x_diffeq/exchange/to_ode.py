@@ -16,7 +16,8 @@ one e(t), each counts by its relative error.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -50,28 +51,6 @@ def ode_keys(layers: ModelKeys, width: int | None) -> ModelKeys:
     )
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A leaf of all layers: `scale * values - offset` is what P and W0 have to make.
-
-    Attributes:
-      values: `[N, ...]`.
-      scale: the factor on the values.
-      offset: the value of the leaf where P and W0 contribute nothing.
-      has_base: whether there is a W0.
-    """
-
-    values: Float[np.ndarray, "N ..."]
-    scale: int
-    offset: float
-    has_base: bool
-
-    def wanted(self) -> Matrix:
-        """`[N, entries]`, in float64."""
-        flat = self.values.reshape(len(self.values), -1)
-        return flat.astype(np.float64) * self.scale - self.offset
-
-
 def to_ode(config: ModelConfig, params: dict) -> tuple[dict, dict[str, float]]:
     """Parameters of the ODE from those of the per-layer model, and the relative errors.
 
@@ -82,80 +61,77 @@ def to_ode(config: ModelConfig, params: dict) -> tuple[dict, dict[str, float]]:
     Returns:
       The parameters; and the relative error by the name of a linear or norm, and of all kernels.
     """
-    leaves = {
-        path: _leaf_of(config, path, values)
-        for path, values in flatten_dict(params["source"]["weights"]).items()
-    }
+    layers, declared = flatten_dict(params["source"]["weights"]), declared_leaves(config)
     del params["source"]
     common = config.time_embedding == "common"
     groups: defaultdict[LeafPath, list[LeafPath]] = defaultdict(list)
-    for path in leaves:
+    for path in layers:
         groups[() if common else (".".join(path[:-1]),)].append(path)
+
+    def wanted(path: LeafPath) -> tuple[Matrix, bool]:
+        """What P and W0 have to make, `[N, entries]` in float64; and whether there is a W0."""
+        leaf, flat = declared[path], layers[path].reshape(config.num_steps, -1)
+        scale = config.num_steps if leaf.writes_residual else 1
+        return flat.astype(np.float64) * scale - OFFSET[leaf.role], leaf.role == "kernel"
+
     source: dict[LeafPath, np.ndarray] = {}
     squares: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # error and leaf
     for name, paths in groups.items():
-        table = _table([leaves[path] for path in paths], config.time_embed_dim, common)
+        table = _table(map(wanted, paths), config.num_steps, config.time_embed_dim, common)
         source[*name, "time_embedding", "coefficients"] = table
         for path in paths:
-            leaf, layer = leaves.pop(path), ".".join(path[:-1])
-            source[layer, path[-1]], base, error_and_leaf = _fit(leaf, table.astype(np.float64))
-            if base is not None:
-                source[layer, f"{path[-1]}_base"] = base
-                squares["all kernels"] += error_and_leaf
-            squares[path[-2] if leaf.has_base else f"{path[-2]} {path[-1]}"] += error_and_leaf
+            leaf, has_base = wanted(path)
+            shape, key = layers.pop(path).shape[1:], (".".join(path[:-1]), path[-1])
+            P, base = _fit(leaf, table.astype(np.float64), has_base)
+            source[key] = P.reshape(-1, *shape).astype(np.float32)
+            if has_base:
+                source[key[0], f"{key[1]}_base"] = base.reshape(shape).astype(np.float32)
+            error = np.square(leaf - base - table @ P).sum()
+            error_and_leaf = error, np.square(leaf + OFFSET[declared[path].role]).sum()
+            for kind in ("all kernels", path[-2]) if has_base else (" ".join(path[-2:]),):
+                squares[kind] += error_and_leaf
     errors = {kind: (error / (of_leaf or 1)) ** 0.5 for kind, (error, of_leaf) in squares.items()}
     return {**params, "source": unflatten_dict(source)}, errors
 
 
-def _leaf_of(config: ModelConfig, path: LeafPath, values: Float[np.ndarray, "N ..."]) -> _Leaf:
-    declared = declared_leaves(config)[path]
-    scale = config.num_steps if declared.writes_residual else 1
-    return _Leaf(values, scale, OFFSET[declared.role], declared.role == "kernel")
-
-
 def _fit(
-    leaf: _Leaf, table: Float[np.ndarray, "N T"]
-) -> tuple[Float[np.ndarray, "T ..."], Float[np.ndarray, "..."] | None, Float[np.ndarray, "2"]]:
-    """P and W0 of least squares, no W0 for a leaf that has none; the squares of error and leaf."""
-    wanted, shape = leaf.wanted(), leaf.values.shape[1:]
-    means = table.mean(0) if leaf.has_base else np.zeros(table.shape[1])
-    middle = wanted.mean(0) if leaf.has_base else np.zeros(wanted.shape[1])
-    P = np.linalg.pinv(table - means) @ (wanted - middle)
-    base = middle - means @ P
-    squares = (np.square(wanted - base - table @ P).sum(), np.square(wanted + leaf.offset).sum())
-    return (
-        P.reshape(-1, *shape).astype(np.float32),
-        base.reshape(shape).astype(np.float32) if leaf.has_base else None,
-        np.array(squares),
-    )
+    leaf: Matrix, table: Float[np.ndarray, "N T"], has_base: bool
+) -> tuple[Float[np.ndarray, "T _"], Float[np.ndarray, " _"]]:
+    """P and W0 of least squares; W0 is zero where there is none."""
+    middle, means = (x.mean(0) if has_base else np.zeros(x.shape[1]) for x in (leaf, table))
+    P = np.linalg.pinv(table - means) @ (leaf - middle)
+    return P, middle - means @ P
 
 
 # ------------------------------------------------------------------------------- e at the nodes
 
 
-def _table(leaves: list[_Leaf], width: int, by_relative_error: bool) -> Float[np.ndarray, "N T"]:
+def _table(
+    leaves: Iterable[tuple[Matrix, bool]], num_nodes: int, width: int, by_relative_error: bool
+) -> Float[np.ndarray, "N T"]:
     """e at the nodes: T columns of about unit mean square, float32.
 
     Args:
-      leaves: those that share e.
+      leaves: those that share e, as `[N, entries]`, and whether they have a W0.
+      num_nodes: N.
       width: T.
       by_relative_error: whether each leaf counts by its relative error.
     """
-    num_nodes = len(leaves[0].values)
     if width >= num_nodes:
         return (np.sqrt(width) * dct(np.eye(width), norm="ortho")[:num_nodes]).astype(np.float32)
-    total, without_base = np.zeros((2, num_nodes, num_nodes))
-    for leaf in leaves:
-        wanted = leaf.wanted()
-        gram = wanted @ wanted.T
+    with_base, without_base = np.zeros((2, num_nodes, num_nodes))
+    for leaf, has_base in leaves:
+        gram = leaf @ leaf.T
         if by_relative_error:
-            gram /= np.trace(_centre(gram) if leaf.has_base else gram) or 1
-        total += gram
-        without_base += 0 if leaf.has_base else gram
-    if not any(leaf.has_base for leaf in leaves):
-        span = _eigenvectors(total)[:, ::-1][:, :width]
+            gram /= np.trace(_centre(gram) if has_base else gram) or 1
+        if has_base:
+            with_base += gram
+        else:
+            without_base += gram
+    if not with_base.any():
+        span = _eigenvectors(without_base)[:, ::-1][:, :width]
     else:
-        centred = _centre(total)
+        centred = _centre(with_base + without_base)
         # The constant comes last, also where other eigenvalues are zero.
         centred -= (1 + np.trace(centred)) / num_nodes
         span = _with_constants(_eigenvectors(centred)[:, ::-1][:, :width], without_base)

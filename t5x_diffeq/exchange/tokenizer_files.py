@@ -119,8 +119,8 @@ def _of_sentencepiece(proto: Any) -> Any:
             byte_fallback=proto.trainer_spec.byte_fallback,
         )
     )
-    normal = [normalizers.Replace(" ", _SPACE)]
-    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if proto.normalizer_spec.add_dummy_prefix:
         normal.insert(0, normalizers.Prepend(_SPACE))
         decoding.append(decoders.Strip(" ", 1, 0))

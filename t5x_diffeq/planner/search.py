@@ -62,9 +62,9 @@ def search(
                 fitting.append((changes, plan))
         fitting.sort(key=lambda changes_and_plan: _slowness(changes_and_plan[1]))
 
-    parts, full = config.train.microbatches, {"model.remat": "full"}
-    smaller = ({**full, "train.microbatches": factor * parts} for factor in (2, 4, 8))
-    for more in ({}, full, *smaller):
+    parts, full = config.train.microbatches, Changes({"model.remat": "full"})
+    smaller = (full | {"train.microbatches": factor * parts} for factor in (2, 4, 8))
+    for more in (Changes(), full, *smaller):
         compile_all("meshes", _meshes_to_try(config.with_values(more), vocab_size, topology, more))
         if fitting:
             break
