@@ -64,7 +64,8 @@ def search(
 
     parts, full = config.train.microbatches, Changes({"model.remat": "full"})
     smaller = (full | {"train.microbatches": factor * parts} for factor in (2, 4, 8))
-    for more in (Changes(), full, *smaller):
+    again = [full] if config.model.remat != "full" else []
+    for more in (Changes(), *again, *smaller):
         compile_all("meshes", _meshes_to_try(config.with_values(more), vocab_size, topology, more))
         if fitting:
             break
