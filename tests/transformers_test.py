@@ -31,13 +31,13 @@ from exported_models import (
     tokenizer_of,
 )
 from helpers import ROOT
-from safetensors.numpy import load_file
 
 from configs import default
 from t5x_diffeq.data.chat_template import ChatTemplate
 from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.exchange import check_folder, layouts
 from t5x_diffeq.exchange.families import FAMILIES
+from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
@@ -137,11 +137,11 @@ def test_their_models_both_ways_and_as_odes(interpreter, folders, tmp_path):
 
 def assert_same_tensors(theirs: Path, ours: Path):
     """The same names; and the same numbers, but for Gemma's norms, which are stored less 1."""
-    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, ours))
+    before, after = (TensorFiles(folder).files for folder in (theirs, ours))
     assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        wanted = tensor.astype(np.float32)
-        np.testing.assert_allclose(after[name], wanted, rtol=0, atol=1e-7, strict=True)
+    for name in before:
+        a, b = (files[name].get_tensor(name).astype(np.float32) for files in (after, before))
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-7, strict=True)
 
 
 @pytest.mark.slow
