@@ -1,4 +1,4 @@
-"""A step is planned without being run: what it needs, what it moves, and what would fit."""
+"""A step is planned without being run: what it needs, what it moves, and whether it fits."""
 
 import dataclasses
 import functools
