@@ -97,11 +97,11 @@ def _measure_movement(
     )
     params, opt_state = first, optimizer.init(first)
     start, y_start = kernels_and_end(first, first)
-    found = {"start": float(jnp.sqrt(jnp.square(start).mean()))}
+    sizes = {"start": float(jnp.sqrt(jnp.square(start).mean()))}
     for n in range(1, steps + 1):
         params, opt_state = step(params, opt_state)
         if n in (1, steps):
             now, y = kernels_and_end(params, first)
-            found[f"after_{n}"] = float(jnp.abs(now - start).mean())
-            found[f"y_after_{n}"] = float(jnp.sqrt(jnp.square(y - y_start).mean()))
-    return found
+            sizes[f"after_{n}"] = float(jnp.abs(now - start).mean())
+            sizes[f"y_after_{n}"] = float(jnp.sqrt(jnp.square(y - y_start).mean()))
+    return sizes

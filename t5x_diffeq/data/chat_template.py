@@ -100,10 +100,10 @@ def _read_json(path: AnyPath) -> dict:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        settings = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; restore it") from error
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _content(token: object) -> str | None:

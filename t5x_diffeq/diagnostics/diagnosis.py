@@ -32,28 +32,28 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
       params: the parameters.
       batch: the batch of the step.
     """
-    if found := _leaves_not_finite(params):
-        return f"{found} of the parameters isn't finite"
+    if fault := _leaves_not_finite(params):
+        return f"{fault} of the parameters isn't finite"
     parts = setup.config.train.microbatches  # a whole batch may not fit
     for n in range(parts):
         rows = {name: x[n::parts] for name, x in batch.items()}
-        if found := _solver_step_not_finite(setup, params, rows):
-            return found
+        if fault := _solver_step_not_finite(setup, params, rows):
+            return fault
     if setup.config.train.distill_from:
         return None  # the gradient takes the teacher's parameters, too
     of_batch = make_gradient(setup.model, setup.trains, setup.config.train)
     gradient = jax.jit(lambda *given: of_batch(*given).gradient)(params, batch, setup.dropout_key)
-    found = _leaves_not_finite(gradient)
-    return f"all states are finite, but the gradient of {found} isn't" if found else None
+    fault = _leaves_not_finite(gradient)
+    return f"all states are finite, but the gradient of {fault} isn't" if fault else None
 
 
 def _leaves_not_finite(tree: Params) -> str | None:
     """The leaf that isn't finite, or how many of all."""
     are_finite = jax.jit(lambda leaves: jax.tree.map(lambda x: jnp.isfinite(x).all(), leaves))
-    found = flatten_dict(jax.device_get(are_finite(tree)), sep="/")
-    names = [name for name, is_finite in found.items() if not is_finite]
+    leaves = flatten_dict(jax.device_get(are_finite(tree)), sep="/")
+    names = [name for name, is_finite in leaves.items() if not is_finite]
     if len(names) > 1:
-        return f"{names[0]} (and {len(names) - 1} more of {len(found)})"
+        return f"{names[0]} (and {len(names) - 1} more of {len(leaves)})"
     return names[0] if names else None
 
 

@@ -27,10 +27,10 @@ def read_config_json(folder: Path) -> dict:
     """
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
             raise ValueError("it is no object")
-        return found
+        return values
     except FileNotFoundError as error:
         raise InputError(
             f"--input={folder} holds no config.json; name a folder that save_pretrained made"

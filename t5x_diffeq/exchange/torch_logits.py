@@ -35,8 +35,8 @@ def main(folder: str, model_class: str, tokens: str, logits: str, *adapter: str)
     if adapter:
         model = peft.PeftModel.from_pretrained(model, adapter[0])
     with torch.no_grad():
-        found = model.float().eval()(torch.from_numpy(np.load(tokens))).logits
-    np.save(logits, found.numpy())
+        computed = model.float().eval()(torch.from_numpy(np.load(tokens))).logits
+    np.save(logits, computed.numpy())
     return 0
 
 

@@ -45,9 +45,9 @@ def integrate_with_memory(
         after.append(memory)
         return value
 
-    field, found = VectorField(f_with_next_memory, g), find_scheme(scheme)
-    carried = found.start(y)
+    field, solver = VectorField(f_with_next_memory, g), find_scheme(scheme)
+    carried = solver.start(y)
     for n, of_step in enumerate(weights):
         step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
         carried = step(carried, (of_step, None))
-    return found.end(carried), after
+    return solver.end(carried), after

@@ -65,18 +65,18 @@ def integrate(
       InputError: if `remat` is none of these, or the scheme can't have it.
     """
     check_remat(scheme, remat)
-    inputs, found = step_inputs(weights, scheme, num_steps, key), find_scheme(scheme)
-    if isinstance(found, ReversibleScheme) and remat == "full":
-        bind = _bind(field, len(found.nodes))
-        start = found.start(y)
-        return found.end(scan_and_reconstruct(found, bind, step_size, start, inputs, unroll))
+    inputs, solver = step_inputs(weights, scheme, num_steps, key), find_scheme(scheme)
+    if isinstance(solver, ReversibleScheme) and remat == "full":
+        bind = _bind(field, len(solver.nodes))
+        start = solver.start(y)
+        return solver.end(scan_and_reconstruct(solver, bind, step_size, start, inputs, unroll))
     # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
     # backward pass would then compute once more.
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    end = _scan_steps(step, found.start(y), inputs, remat, unroll, kept_dtype or y.dtype)
-    return found.end(end)
+    end = _scan_steps(step, solver.start(y), inputs, remat, unroll, kept_dtype or y.dtype)
+    return solver.end(end)
 
 
 def check_remat(scheme: str, remat: str) -> None:
@@ -102,14 +102,14 @@ def trajectory(
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
-    step, found = step_function(field, scheme, step_size), find_scheme(scheme)
+    step, solver = step_function(field, scheme, step_size), find_scheme(scheme)
 
     def keep(carried: Carried, x: StepInputs) -> tuple[Carried, Vector]:
-        return step(carried, x), found.end(carried)
+        return step(carried, x), solver.end(carried)
 
     inputs = step_inputs(weights, scheme, num_steps, key=None)
-    last, before = jax.lax.scan(keep, found.start(y), inputs)
-    return jnp.concatenate((before, found.end(last)[None]))
+    last, before = jax.lax.scan(keep, solver.start(y), inputs)
+    return jnp.concatenate((before, solver.end(last)[None]))
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -126,12 +126,12 @@ def step_function(
     A profile shows its operations under `scope`. In a scan all steps are one program, so they have
     one name.
     """
-    found = find_scheme(scheme)
-    bind = _bind(field, len(found.nodes))
+    solver = find_scheme(scheme)
+    bind = _bind(field, len(solver.nodes))
 
     @jax.named_scope(scope)
     def step(carried: Carried, inputs: StepInputs) -> Carried:
-        return found.step(*bind(inputs), carried, step_size)
+        return solver.step(*bind(inputs), carried, step_size)
 
     return step
 

@@ -64,9 +64,9 @@ def is_reversible(name: str) -> bool:
 
 
 def _load_scheme(name: str) -> Scheme:
-    found = load_plugin("model.scheme", name)
+    plugin = load_plugin("model.scheme", name)
     try:
-        scheme = found if isinstance(found, Scheme) or not callable(found) else found()
+        scheme = plugin if isinstance(plugin, Scheme) or not callable(plugin) else plugin()
     except TypeError as error:
         raise InputError(
             f"model.scheme={name} can't be called without arguments ({error}); name a "

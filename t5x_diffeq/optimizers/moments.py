@@ -104,15 +104,15 @@ def scale_by_moments(
         count = optax.safe_increment(state.count)
         step = Step(beta1, beta2, epsilon, count)
         means, squares = (_by_path(tree, keepers) for tree in (state.mu, state.nu))
-        found = {}
+        updated = {}
         gradients = flatten_dict(gradient)
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
         seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
         for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
             bits = random_bits(seed, g.shape)
-            found[path] = keepers[path].update(step, g, means[path], squares[path], bits)
+            updated[path] = keepers[path].update(step, g, means[path], squares[path], bits)
         directions, mean, square = (
-            unflatten_dict({path: parts[n] for path, parts in found.items()}) for n in range(3)
+            unflatten_dict({path: parts[n] for path, parts in updated.items()}) for n in range(3)
         )
         return directions, optax.ScaleByAdamState(count, mean, square)
 

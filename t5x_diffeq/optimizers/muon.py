@@ -105,11 +105,11 @@ def kernels_of_block(declared: dict) -> list[Kernel]:
       InputError: if a kernel's axes don't say what its inputs are.
     """
     leaves = flatten_parameters(declared)
-    found = {
+    kernels = {
         path: leaf for path, leaf in leaves.items() if path[0] == "source" and leaf.role == "kernel"
     }
-    offsets = {offset_path(path) for path, leaf in found.items() if leaf.names[0] == "time_embed"}
-    return [_kernel(path, leaf) for path, leaf in found.items() if path not in offsets]
+    offsets = {offset_path(path) for path, leaf in kernels.items() if leaf.names[0] == "time_embed"}
+    return [_kernel(path, leaf) for path, leaf in kernels.items() if path not in offsets]
 
 
 def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:

@@ -82,8 +82,8 @@ class Instruction:
         """Names of the computations that the instruction runs."""
         if self.opcode in _APPLIES or self.opcode.endswith(("-done", "-update")):
             return ()
-        found = (one or several for one, several in _CALLED.findall(self.attributes))
-        return tuple(name.strip().lstrip("%") for names in found for name in names.split(","))
+        groups = (one or several for one, several in _CALLED.findall(self.attributes))
+        return tuple(name.strip().lstrip("%") for names in groups for name in names.split(","))
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of the pattern in the attributes."""
@@ -92,9 +92,9 @@ class Instruction:
 
     def required_attribute(self, pattern: str) -> str:
         """`attribute`, for one that every instruction of this opcode has."""
-        found = self.attribute(pattern)
-        assert found is not None, f"{self.name} has no {pattern}"
-        return found
+        value = self.attribute(pattern)
+        assert value is not None, f"{self.name} has no {pattern}"
+        return value
 
 
 Computation = dict[str, Instruction]
@@ -158,8 +158,8 @@ def read_program(text: str) -> Program:
             entry = header.group(2) if header.group(1) else entry
         elif _END.match(line):
             current = None
-        elif current is not None and (found := _INSTRUCTION.match(line)):
-            instruction = _read_instruction(found.group(2), found.group(3), bool(found.group(1)))
+        elif current is not None and (parts := _INSTRUCTION.match(line)):
+            instruction = _read_instruction(parts.group(2), parts.group(3), bool(parts.group(1)))
             current[instruction.name] = instruction
     if entry is None:
         raise ValueError("this text has no ENTRY computation: it is no compiled program's")

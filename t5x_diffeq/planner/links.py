@@ -99,8 +99,8 @@ class Links:
         if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
             return 1, max(len(near) - 1, 0)
         parts = zip(spans, self.extents, self.rings, strict=True)
-        found = [_links_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
-        return sum(links for links, _ in found), sum(hops for _, hops in found)
+        each = [_links_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
+        return sum(links for links, _ in each), sum(hops for _, hops in each)
 
 
 def _links_along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:

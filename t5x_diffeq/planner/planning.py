@@ -175,8 +175,8 @@ def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemor
     Raises:
       JaxRuntimeError: `error` itself, if it isn't about memory.
     """
-    found = next(filter(None, (re.search(p, str(error)) for p in _OUT_OF_MEMORY)), None)
-    if found is None:
+    sizes = next(filter(None, (re.search(p, str(error)) for p in _OUT_OF_MEMORY)), None)
+    if sizes is None:
         raise error
-    needed, available = (float(found.group(n)) * _UNITS[found.group(n + 1)] for n in (1, 3))
+    needed, available = (float(sizes.group(n)) * _UNITS[sizes.group(n + 1)] for n in (1, 3))
     return DeviceMemory(*state_bytes(setup), None, None, None, None, available, needed)

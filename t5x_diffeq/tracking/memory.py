@@ -16,10 +16,10 @@ def memory_in_use() -> dict[str, float]:
       `host_memory_gib`: resident memory of this process; `device_memory_gib` and
         `device_memory_peak_gib`: the most that any of its devices holds, and has held.
     """
-    found = {}
+    gibibytes = {}
     if _STATM.exists():
         pages = int(_STATM.read_text().split()[1])
-        found["host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / _GIB
+        gibibytes["host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / _GIB
     stats = [each for device in jax.local_devices() if (each := device.memory_stats())]
     for name, key in (
         ("device_memory_gib", "bytes_in_use"),
@@ -27,5 +27,5 @@ def memory_in_use() -> dict[str, float]:
     ):
         sizes = [each[key] for each in stats if key in each]
         if sizes:
-            found[name] = max(sizes) / _GIB
-    return found
+            gibibytes[name] = max(sizes) / _GIB
+    return gibibytes

@@ -158,12 +158,12 @@ def _on_device(
     states, heads = zip(*(prepare(*model) for model in models), strict=True)
     first = jax.lax.axis_index(vocab) * len(heads[0]) if vocab else 0
     wanted = jnp.pad(targets.reshape(-1), (0, missing))
-    found = jax.lax.map(
+    per_chunk = jax.lax.map(
         jax.checkpoint(partial(of_chunk, heads, first, vocab, vocab_size)),
         (states, wanted.reshape(-1, chunk)),
     )
     shape, size = targets.shape, targets.size
-    return tuple(x.reshape(-1)[:size].reshape(shape) for x in found)
+    return tuple(x.reshape(-1)[:size].reshape(shape) for x in per_chunk)
 
 
 def _losses_of_chunk(

@@ -128,17 +128,19 @@ def make_train_step(
         state: TrainState, batch: Batch, *teacher_params: Params
     ) -> tuple[TrainState, Metrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        found = gradient_of(state.params, batch, dropout_key, *teacher_params)
-        curves = watch_gradient(state.step + 1, found.d_weights, keys.watch_every)
+        gradient, norm, means, embeddings, d_weights = gradient_of(
+            state.params, batch, dropout_key, *teacher_params
+        )
+        curves = watch_gradient(state.step + 1, d_weights, keys.watch_every)
         rejected, recent, of_spikes = look_for_spike(
-            state.recent, state.step, found.means["loss"], found.norm, keys.spike_deviations
+            state.recent, state.step, means["loss"], norm, keys.spike_deviations
         )
         with jax.named_scope("optimizer"):
             updated = update_unless(
-                rejected, state, setup, found.gradient, norm=found.norm, embeddings=found.embeddings
+                rejected, state, setup, gradient, norm=norm, embeddings=embeddings
             )
         after = replace(updated, step=state.step + 1, recent=recent)
-        values = {"grad_norm": found.norm, "learning_rate": setup.schedule(state.step)}
-        return after, {**found.means, **values, **of_spikes, **curves}
+        values = {"grad_norm": norm, "learning_rate": setup.schedule(state.step)}
+        return after, {**means, **values, **of_spikes, **curves}
 
     return train_step

@@ -33,7 +33,7 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
     Raises:
       InputError: if a --text flag is malformed, repeats a name, or names no known source or file.
     """
-    found = {}
+    keys_by_text = {}
     for given in flags.text:
         name, _, where = given.partition("=")
         source, colon, path = where.partition(":")
@@ -41,19 +41,19 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
             source, path = ("stdlib", "") if name == "stdlib" else ("text_files", where)
         if not re.fullmatch(r"\w+", name) or (not path and source != "stdlib"):
             raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
-        if name in found:
+        if name in keys_by_text:
             raise InputError(f"--text={given}: there is a text of the name {name} already")
         if source not in (*SOURCES, "tokens"):
             raise InputError(
                 f"--text={given}: {source!r} is no source; there are {', '.join(SOURCES)}, tokens"
             )
-        found[name] = {"data.source": source, **({"data.path": path} if path else {})}
+        keys_by_text[name] = {"data.source": source, **({"data.path": path} if path else {})}
         if flags.scale == "paper" and source != "tokens" and flags.tokenizers != OWN:
-            found[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
-    for name, keys in found.items():
+            keys_by_text[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
+    for name, keys in keys_by_text.items():
         if keys["data.source"] == "text_files":
             _check_text(name, keys["data.path"])
-    return found
+    return keys_by_text
 
 
 def _check_text(name: str, path: str) -> None:

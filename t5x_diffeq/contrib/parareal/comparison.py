@@ -81,8 +81,8 @@ def compare_with_serial(
     config = replace(model.config.in_float32(), attention="xla", remat="none")
     _check(config, slices)
     model = LanguageModel(config)
-    found = jax.jit(partial(_compare, model, slices))(params, tokens)
-    return Comparison(config.num_steps, slices, *jax.device_get(found))
+    measured = jax.jit(partial(_compare, model, slices))(params, tokens)
+    return Comparison(config.num_steps, slices, *jax.device_get(measured))
 
 
 def _check(config: ModelConfig, slices: int) -> None:
@@ -145,8 +145,8 @@ def _compare(model: LanguageModel, slices: int, params: dict, tokens: Tokens) ->
         def logits(model: LanguageModel, y: State) -> Array:
             return model.logits(model.normalise(y))
 
-        found = model.apply({"params": params}, y, method=logits)
-        return optax.softmax_cross_entropy_with_integer_labels(found, targets).mean()
+        predicted = model.apply({"params": params}, y, method=logits)
+        return optax.softmax_cross_entropy_with_integer_labels(predicted, targets).mean()
 
     def losses(params: dict) -> tuple[Float[Array, " iterates"], tuple[Array, Array]]:
         start: Any = model.apply({"params": params}, read, in_one_document(read), method="embed")
