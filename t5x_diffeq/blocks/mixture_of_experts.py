@@ -212,14 +212,14 @@ def _apply_experts(
     the product skips the others; elsewhere jax 0.10 and 0.12 multiply all tokens by all kernels.
     """
     count, width, k = len(up), x.shape[-1], chosen.shape[-1]
-    own = (chosen >= 0) & (chosen < count)
-    expert = jnp.where(own, chosen, count).reshape(-1)  # those of other devices come last
+    is_here = (chosen >= 0) & (chosen < count)
+    expert = jnp.where(is_here, chosen, count).reshape(-1)  # those of other devices come last
     order = jnp.argsort(expert, stable=True)
     token, sizes = order // k, jnp.bincount(expert, length=count).astype(jnp.int32)
     sorted_x = x.reshape(-1, width)[token]
     product = partial(jax.lax.ragged_dot, group_sizes=sizes, preferred_element_type=jnp.float32)
     gates, ups = (product(sorted_x, kernel).astype(x.dtype) for kernel in (gate, up))
     output = product(jax.nn.silu(gates) * ups, down)
-    weight = jnp.where(own, shares, 0).reshape(-1)[order]
+    weight = jnp.where(is_here, shares, 0).reshape(-1)[order]
     weighted = jnp.where(weight[:, None] > 0, weight[:, None] * output, 0)
     return jnp.zeros((x.size // width, width)).at[token].add(weighted).reshape(x.shape)

@@ -61,10 +61,10 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
       InputError: if one can't be read, or there are several templates and none is the default.
     """
     config = _read_json(folder / _CONFIG_FILE)
-    given = {**_read_json(folder / _MAP_FILE), **config}
+    settings = {**_read_json(folder / _MAP_FILE), **config}
     tokens = {
         key: text
-        for key, value in given.items()
+        for key, value in settings.items()
         if key.endswith("_token") and (text := _content(value)) is not None
     }
     if (folder / _TEMPLATE_FILE).exists():

@@ -59,10 +59,10 @@ def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
     c = model.config
     if c.weights == "time_dependent":
         return nn.apply(LanguageModel.derivative, model)({"params": params})
-    own = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
+    of_block = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
     if c.weights == "shared":
-        return jax.tree.map(jnp.zeros_like, own)
-    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), own)
+        return jax.tree.map(jnp.zeros_like, of_block)
+    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), of_block)
 
 
 # ------------------------------------------------------------------------------ sizes of f, g, y

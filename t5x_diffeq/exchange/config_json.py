@@ -215,5 +215,5 @@ def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str 
             f"--input: {key} is {value!r}, and of {kind} only models with "
             f"{' or '.join(map(repr, family.activations))} can be converted"
         )
-    ours = family.activations[value]
-    return None if ours == ACTIVATIONS[family.architecture][0] else ours
+    activation = family.activations[value]
+    return None if activation == ACTIVATIONS[family.architecture][0] else activation

@@ -44,22 +44,22 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
     Raises:
       InputError: if its positions are of a kind that we don't have.
     """
-    given = _parameters(found)
-    kind = given.get("rope_type", given.get("type", "default"))
+    rope = _parameters(found)
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" and kind not in _NUMBERS:
         raise InputError(
             f"--input: rotary positions are scaled by {kind!r} in config.json; the scalings that "
             f"can be converted are {', '.join(_NUMBERS)}"
         )
     for key, only in (("partial_rotary_factor", 1.0), ("truncate", True), ("mscale", None)):
-        value = given.get(key, found.get(key))
+        value = rope.get(key, found.get(key))
         if value not in (None, only):
             raise InputError(
                 f"--input: {key} is {value!r} in config.json, and only rotary positions with "
                 f"{only} can be converted"
             )
-    base = given.get("rope_theta", found.get("rope_theta"))
-    scaling = () if kind == "default" else (kind, *_numbers(kind, given, length))
+    base = rope.get("rope_theta", found.get("rope_theta"))
+    scaling = () if kind == "default" else (kind, *_numbers(kind, rope, length))
     return {
         "rope_theta": _number("rope_theta", BASE if base is None else base),
         "rope_scaling": scaling,
@@ -68,13 +68,13 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
 
 def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
-        given = found.get(key) or {}
-        if not isinstance(given, Mapping) or any(isinstance(x, Mapping) for x in given.values()):
+        rope = found.get(key) or {}
+        if not isinstance(rope, Mapping) or any(isinstance(x, Mapping) for x in rope.values()):
             raise InputError(
-                f"--input: {key} is {given!r} in config.json; it must be one set of parameters"
+                f"--input: {key} is {rope!r} in config.json; it must be one set of parameters"
             )
-        if given:
-            return given
+        if rope:
+            return rope
     return {}
 
 

@@ -20,9 +20,11 @@ def main(folder: str, model_class: str, tokens: str, logits: str, *adapter: str)
         import torch
         import transformers
 
-        own = "auto_map" in json.loads((Path(folder) / "config.json").read_text())
+        has_code = "auto_map" in json.loads((Path(folder) / "config.json").read_text())
         kind = (
-            transformers.AutoModelForCausalLM if own else getattr(transformers, model_class, None)
+            transformers.AutoModelForCausalLM
+            if has_code
+            else getattr(transformers, model_class, None)
         )
         if kind is None:
             raise ImportError(f"transformers {transformers.__version__} has no {model_class}")
@@ -31,7 +33,7 @@ def main(folder: str, model_class: str, tokens: str, logits: str, *adapter: str)
     except ImportError as error:
         print(error)
         return CANNOT_COMPARE
-    model = kind.from_pretrained(folder, trust_remote_code=own)
+    model = kind.from_pretrained(folder, trust_remote_code=has_code)
     if adapter:
         model = peft.PeftModel.from_pretrained(model, adapter[0])
     with torch.no_grad():

@@ -49,9 +49,9 @@ class GridSweep:
     def config_of(self, point: Point) -> tuple[str, dict[str, object]]:
         """The config file of a point, with its variant, and the keys that the point's runs set."""
         common = {key: value for key, value in self.overrides.items() if key != _SEED}
-        own = {key: value for key, value in point.items() if key != VARIANT}
+        of_point = {key: value for key, value in point.items() if key != VARIANT}
         variant = f":{point[VARIANT]}" if VARIANT in point else ""
-        return f"{self.file}{variant}", {**common, **own}
+        return f"{self.file}{variant}", {**common, **of_point}
 
     def runs(self) -> list[ExperimentRun]:
         """A run for every seed and point.

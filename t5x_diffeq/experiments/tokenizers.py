@@ -43,8 +43,8 @@ def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
     Raises:
       InputError: if one doesn't, with the address to download it from.
     """
-    given = f"--config.{KEY}="
-    paths = [each.removeprefix(given) for run in runs for each in run.arguments if given in each]
+    flag = f"--config.{KEY}="
+    paths = [each.removeprefix(flag) for run in runs for each in run.arguments if flag in each]
     for path in dict.fromkeys(paths):
         file = parse_path(path, "--tokenizers")
         if not file.is_file():

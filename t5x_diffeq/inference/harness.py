@@ -96,9 +96,9 @@ def load_tasks(
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     """Reads the user's task files only if they have all names; else the harness's thousands too."""
     if include_path:
-        own = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(own.all_subtasks):
-            return own
+        of_folder = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(of_folder.all_subtasks):
+            return of_folder
     return TaskManager(include_path=include_path)
 
 

@@ -162,10 +162,10 @@ def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> S
       head_dim: width of a head.
       shards: the number of devices that share each sequence.
     """
-    _, _, given = kernel.partition(":")
+    _, _, block_size = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
     chunk = length // _chunks(shards)
-    size = int(given) if given else next(b for b in fitting if chunk % b == 0)
+    size = int(block_size) if block_size else next(b for b in fitting if chunk % b == 0)
     copies = length // size
     fused = copies <= MOST_COPIES
     backward = (

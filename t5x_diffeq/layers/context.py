@@ -69,15 +69,15 @@ def on_own_tokens(
       segments: of the tokens, or None.
     """
     spec = spec_of(("batch", "length", "heads", "head_dim"))
-    given, split = how
+    state, split = how
 
-    def on_device(given: Any, q: Array, k: Array, v: Array, segments: Array | None) -> Array:
+    def on_device(state: Any, q: Array, k: Array, v: Array, segments: Array | None) -> Array:
         of_keys = None if segments is None else _gather_in_order(segments)
-        return attend(given, q, _gather_in_order(k), _gather_in_order(v), segments, of_keys)
+        return attend(state, q, _gather_in_order(k), _gather_in_order(v), segments, of_keys)
 
     in_specs = (split, spec, spec, spec, PartitionSpec(*spec[:2]))
     # Pallas' kernels don't declare over which mesh axes their outputs vary.
-    return on_shards(on_device, in_specs, spec, check_vma=False)(given, q, k, v, segments)
+    return on_shards(on_device, in_specs, spec, check_vma=False)(state, q, k, v, segments)
 
 
 def attend_in_order(

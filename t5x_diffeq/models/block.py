@@ -205,8 +205,10 @@ def has_own_method(kind: type[Block], method: str) -> bool:
     A subclass that replaces f or g, and inherits a method about it, has none.
     """
 
-    given = getattr(kind, method) is not getattr(Block, method)
-    return given and all(_depth(kind, method) <= _depth(kind, name) for name in _DESCRIBES[method])
+    overrides = getattr(kind, method) is not getattr(Block, method)
+    return overrides and all(
+        _depth(kind, method) <= _depth(kind, name) for name in _DESCRIBES[method]
+    )
 
 
 def can_split_length(kind: type[Block]) -> bool:

@@ -102,8 +102,8 @@ class ModelConfig(ModelKeys):
             check_values({"model.scheme": scheme})
             changes |= {"scheme": scheme, **(_OF_REVERSIBLE if is_reversible(scheme) else {})}
         other = replace(self, **changes)
-        own, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
-        if self.weights == "per_layer" and not np.array_equal(own, nodes):
+        trained_nodes, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
+        if self.weights == "per_layer" and not np.array_equal(trained_nodes, nodes):
             raise InputError(
                 f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
                 f"times than num_steps={self.num_steps} with scheme {self.scheme}, and per_layer "
@@ -243,8 +243,8 @@ class ModelConfig(ModelKeys):
 
     def time_width(self, layer: str) -> int:
         """T of a linear or norm, by its name in the source's parameters."""
-        own = self.attention_time_embed_dim if of_attention(layer) else None
-        return own or self.time_embed_dim
+        of_attention_layers = self.attention_time_embed_dim if of_attention(layer) else None
+        return of_attention_layers or self.time_embed_dim
 
     @property
     def num_nodes(self) -> int:

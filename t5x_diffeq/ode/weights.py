@@ -161,8 +161,8 @@ class TimeDependentWeights(nn.Module):
 
         def rate(name: str) -> Float[Array, "nodes T"]:
             """e'(t), from one product with the time embedding's derivative."""
-            own = (params if self.shared_embedding else params[name])["time_embedding"]
-            e = partial(self._embed, own, self._scales_of(name))
+            of_embedding = (params if self.shared_embedding else params[name])["time_embedding"]
+            e = partial(self._embed, of_embedding, self._scales_of(name))
             return jax.jvp(e, (times,), (jnp.ones_like(times),))[1]
 
         rates = {}

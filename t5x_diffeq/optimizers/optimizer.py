@@ -69,12 +69,12 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
     Before the cooldown, only the warm-up depends on `total_steps`. So a run that branches off while
     the rate is at its peak goes on at exactly that rate.
     """
-    given = optimizer.cooldown_steps
-    cooldown = total_steps // 5 if given is None else given
+    asked = optimizer.cooldown_steps
+    cooldown = total_steps // 5 if asked is None else asked
     if warmup + cooldown > total_steps:
         raise InputError(
             f"{warmup} steps of warm-up (optimizer.warmup_fraction={optimizer.warmup_fraction:g}) "
-            f"and {cooldown} of cooldown (optimizer.cooldown_steps={given}) are more than "
+            f"and {cooldown} of cooldown (optimizer.cooldown_steps={asked}) are more than "
             f"train.total_steps={total_steps}; make one of the two shorter"
         )
 

@@ -59,11 +59,11 @@ def first_group(it: Instruction) -> Group | None:
 def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     indices = _arrange(source or str(np.prod(list(sizes.values()))), order)
-    own = {axis: [0] for axis in sizes}
+    indices_by_axis = {axis: [0] for axis in sizes}
     for axis, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
         stride = sizes[axis] // (int(before) * int(part)) if part else 1
-        own[axis] = [n * stride for n in range(int(part or sizes[axis]))]
-    chosen_indices = indices.reshape(tuple(sizes.values()))[np.ix_(*own.values())]
+        indices_by_axis[axis] = [n * stride for n in range(int(part or sizes[axis]))]
+    chosen_indices = indices.reshape(tuple(sizes.values()))[np.ix_(*indices_by_axis.values())]
     return tuple(chosen_indices.reshape(-1).tolist())
 
 

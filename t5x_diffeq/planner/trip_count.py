@@ -73,8 +73,8 @@ def _visit(
             continue
         for number, called in enumerate(it.callees):
             branch = partial(_branch_argument, operand, number)
-            given = branch if it.opcode == "conditional" else operand
-            yield from _visit(program, called, times, fused or it.opcode == "fusion", given)
+            argument = branch if it.opcode == "conditional" else operand
+            yield from _visit(program, called, times, fused or it.opcode == "fusion", argument)
 
 
 def _branch_argument(operand: _Elements, branch: int, _: int) -> _Value:

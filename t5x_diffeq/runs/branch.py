@@ -58,8 +58,8 @@ def branch_off(
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
-        own = read_config(workdir, to_train=True).with_values(values)
-        return own if config is None else _with_cooldown(config, began)
+        of_branch = read_config(workdir, to_train=True).with_values(values)
+        return of_branch if config is None else _with_cooldown(config, began)
     original = read_config(source, to_train=True)
     step = find_step(source, step)
     config = config or original.with_values(values)

@@ -107,11 +107,11 @@ class PretrainedRun:
         asked = placed.model.config
         self.check(asked)
         params, step = self.params(placed.mesh, placed.rules)
-        own = self.model.at_depth(asked.num_steps, asked.scheme)
-        if asked.weights == own.weights and not own.adapter_rank:
+        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)
+        if asked.weights == on_grid.weights and not on_grid.adapter_rank:
             return params, step
         shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
-        convert = jax.jit(partial(discretise, own), out_shardings=shardings)
+        convert = jax.jit(partial(discretise, on_grid), out_shardings=shardings)
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
         return {**kept, "source": {"weights": convert(params)}}, step
 
@@ -121,16 +121,16 @@ class PretrainedRun:
         Raises:
           InputError: if they can't.
         """
-        own = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
-        if asked.weights not in (own.weights, "per_layer"):
+        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
+        if asked.weights not in (on_grid.weights, "per_layer"):
             raise InputError(
                 f"model.weights={asked.weights} is asked for, and {self.workdir} holds a model of "
-                f"{own.weights} weights, which has no such part; tune it by :lora or :full"
+                f"{on_grid.weights} weights, which has no such part; tune it by :lora or :full"
             )
-        if asked.max_length != own.max_length and own.architecture == "gpt":
+        if asked.max_length != on_grid.max_length and on_grid.architecture == "gpt":
             raise InputError(
                 f"data.sequence_length={asked.max_length}, and the positions of {self.workdir} "
-                f"were learned for {own.max_length}; leave it at that"
+                f"were learned for {on_grid.max_length}; leave it at that"
             )
 
 

@@ -121,9 +121,9 @@ def num_slices(devices: Sequence[Any]) -> int:
 
 def _default_data(sizes: Mapping[str, int | None], num_devices: int, slices: int) -> int:
     """The size of `data` where the config leaves it open: weights shall not cross slices."""
-    given = [size for axis, size in sizes.items() if axis != "data" and size is not None]
-    others = prod(given)
-    if slices > 1 and min(given) > 0 and num_devices % others == 0:
+    fixed = [size for axis, size in sizes.items() if axis != "data" and size is not None]
+    others = prod(fixed)
+    if slices > 1 and min(fixed) > 0 and num_devices % others == 0:
         return num_devices // others
     return slices // gcd(sizes[STAGE] or 1, slices)
 

@@ -45,8 +45,8 @@ class PlacedModel:
     @property
     def pipeline_microbatches(self) -> int:
         """The parts into which stages cut the rows that they get at once; 1 without stages."""
-        given = self.config.model.pipeline_microbatches
-        return partitioning.pipeline_microbatches(given, self.mesh.shape)
+        wanted = self.config.model.pipeline_microbatches
+        return partitioning.pipeline_microbatches(wanted, self.mesh.shape)
 
     @property
     def pipeline_ticks(self) -> int:

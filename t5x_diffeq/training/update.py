@@ -157,8 +157,8 @@ def _update_by_layer(
     def unless_rejected(owner: str) -> _Part:
         there = only(owner, places)
 
-        def change(_: Array, own: _Part) -> _Part:
-            return store(update(owner, fetch(own, there)), there)
+        def change(_: Array, part_of_owner: _Part) -> _Part:
+            return store(update(owner, fetch(part_of_owner, there)), there)
 
         with jax.named_scope(AT_MOST_ONCE):
             return jax.lax.fori_loop(0, jnp.where(rejected, 0, 1), change, only(owner, before))
