@@ -23,4 +23,4 @@ case "${JAX_PLATFORMS:-}" in
     export LIBTPU_INIT_ARGS ;;
 esac
 # Not `exec`: to the first process of a container SIGTERM means nothing, until it asks for it.
-forwarding python -m "t5x_diffeq.$verb" "$@"
+forwarding python -m t5x_diffeq "$verb" "$@"

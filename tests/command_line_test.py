@@ -11,8 +11,8 @@ from patience import patience
 
 from t5x_diffeq.cli import VERBS
 from t5x_diffeq.runtime import command_line, completion, processes
-from t5x_diffeq.runtime.command_line import check_keys, explain_parse_error
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.mistakes import check_keys, explain_parse_error
 
 
 @pytest.fixture(autouse=True)

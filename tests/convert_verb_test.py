@@ -185,6 +185,27 @@ def test_folders_that_dont_fit(what, good_folder, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_without_a_folder_is_fetched_from_the_hub(good_folder, tmp_path, monkeypatch):
+    fetched = []
+
+    def fetch(name, allow_patterns):
+        fetched.append(name)
+        if name != "owner/model-1.5":
+            raise FileNotFoundError("cannot find the snapshot\nand more lines")
+        return str(good_folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.chdir(tmp_path)
+    name = "--input=owner/model-1.5"
+    with pytest.raises(InputError, match=r"must be from 1 to the folder's 24"):
+        call(convert, name, "--workdir=run", "--sequence_length=99")
+    with pytest.raises(InputError, match=r"the model \(cannot find the snapshot\); .*hf download"):
+        call(convert, "--input=gpt2", "--workdir=run")
+    with pytest.raises(InputError, match=r"--input=a/b/c holds no config.json"):
+        call(convert, "--input=a/b/c", "--workdir=run")
+    assert fetched == ["owner/model-1.5", "gpt2"]
+
+
 def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
     folder, new = f"--input={good_folder}", f"--workdir={tmp_path / 'run'}"
     (tmp_path / "full").mkdir()

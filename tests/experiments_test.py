@@ -22,8 +22,8 @@ from t5x_diffeq.experiments.runs import (
     time_left,
     training_seconds,
 )
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.mistakes import check_keys
 from t5x_diffeq.verbs import reproduce as reproduce_verb
 from t5x_diffeq.verbs.make_tasks import documents, passage
 
@@ -114,7 +114,7 @@ def test_every_run_comes_after_what_it_needs(name, scale):
         labels = {*table.row, table.column, table.best_of} - {None, "task"}
         assert all(run.labels.keys() >= labels for run in runs if run.labels)
     for run in runs:  # every key of the config exists
-        command_line.check_keys(run.command(Path("out"))[2:])
+        check_keys(run.command(Path("out"))[2:])
 
 
 def lowest_at(sweep, best):

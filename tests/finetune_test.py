@@ -216,7 +216,7 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
     with pytest.raises(InputError, match=r"config\.init_from is not set"):
         verb.finetune(flatten(config), tmp_path / "new")
     config.init_from = str(tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"holds no config.json"):
+    with pytest.raises(InputError, match=r"holds no run: there is no such folder"):
         verb.finetune(flatten(config), tmp_path / "new")
     config.init_from, config.init_step = str(base), 77
     with pytest.raises(InputError, match=r"checkpoint 77 of .* does not exist; there are 2, 4, 6"):

@@ -7,10 +7,11 @@ from ml_collections.config_flags import config_flags
 from configs import default
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import former_keys
-from t5x_diffeq.runtime.command_line import check_keys, parse
+from t5x_diffeq.runtime.command_line import parse
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import load_config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.mistakes import check_keys
 
 
 def write_config(folder, **values):

@@ -183,17 +183,17 @@ def image(stand_ins, folder):
 def test_entry_point(stand_ins, tmp_path):
     """Runs the verb, hands back its status, and asks for the accelerator's flags."""
     entry = image(stand_ins, tmp_path / "image")
-    stand_ins.rules({"call": "diffeq.train", "status": 42}, {"call": "xla_flags", "out": "--x=1"})
+    stand_ins.rules({"call": "diffeq train", "status": 42}, {"call": "xla_flags", "out": "--x=1"})
     environment = stand_ins.environment(JAX_PLATFORMS="cpu")
     assert subprocess.run([entry, "train", "--a=$(b) c"], env=environment).returncode == 42
-    assert stand_ins.calls() == [["python", "-m", "t5x_diffeq.train", "--a=$(b) c"]]
+    assert stand_ins.calls() == [["python", "-m", "t5x_diffeq", "train", "--a=$(b) c"]]
     for platforms, words in (("cuda,cpu", ["gpu"]), ("tpu,cpu", ["tpu", "v5p"])):
         environment = stand_ins.environment(JAX_PLATFORMS=platforms, T5X_DIFFEQ_TPU="v5p")
         assert subprocess.run([entry, "train"], env=environment).returncode == 42
         flags, train = stand_ins.calls()[-2:]
         assert flags[1].endswith("xla_flags.py")
         assert flags[2:] == words
-        assert train == ["python", "-m", "t5x_diffeq.train"]
+        assert train == ["python", "-m", "t5x_diffeq", "train"]
     assert subprocess.run([entry], env=environment).returncode == 0
     assert stand_ins.calls()[-1] == ["python", "-m", "t5x_diffeq"]
 
@@ -212,7 +212,7 @@ def test_jax_takes_most_of_a_gpus_memory(stand_ins, tmp_path):
 def test_on_kubernetes_all_lines_go_to_standard_output(stand_ins, tmp_path):
     """Of standard error, Google's logging makes errors ("stderr entries have severity ERROR")."""
     entry = image(stand_ins, tmp_path / "image")
-    stand_ins.rules({"call": "diffeq.train", "error": "step 5\n", "out": "{}\n"})
+    stand_ins.rules({"call": "diffeq train", "error": "step 5\n", "out": "{}\n"})
     for there in ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}):
         environment = stand_ins.environment(JAX_PLATFORMS="cpu", **there)
         ended = subprocess.run([entry, "train"], env=environment, capture_output=True, text=True)

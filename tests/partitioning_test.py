@@ -51,7 +51,7 @@ def test_idle_devices_are_told(small):
     ("mesh", "message"),
     [
         ({"fsdp": 3}, "batch size 8 is not divisible by 3 devices"),
-        ({"fsdp": 16}, "needs 16 devices and there are 8"),
+        ({"fsdp": 16}, "needs 16 devices, and JAX finds 8"),
         ({"data": -1}, "mesh.data and mesh.fsdp are both -1"),
         ({"tensor": 3}, "8 devices are not divisible by the 3"),
         ({"tensor": 0}, "each is at least 1, or -1"),

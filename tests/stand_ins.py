@@ -27,6 +27,7 @@ ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; 
 def slow_training(python: str) -> str:
     """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python."""
     return (
+        'if [ "${2:-}" = t5x_diffeq ]; then set -- "$1" "$2.$3" "${@:4}"; fi\n'
         'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
         f'  shift 2\n  exec {python} {ROOT}/tests/slow_train.py "$@"\nfi\n'
     )

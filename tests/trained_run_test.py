@@ -126,7 +126,7 @@ def test_the_five_lines_on_the_first_run(tmp_path):
 
 def test_configs_that_can_not_be_loaded():
     for file, values, message in (
-        ("configs/nothing.py", {}, "there is no such config file"),
+        ("configs/nothing.py", {}, "configs/nothing.py: there is no such file"),
         ("configs/tiny.py:odd", {}, "variant 'odd' is unknown"),
         ("configs/tiny.py", {"model.width": 3}, "config key 'model.width' does not exist"),
         ("configs/tiny.py", {"model.num_steps": 0}, "model.num_steps is 0; it must be at least 1"),

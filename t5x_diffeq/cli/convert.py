@@ -1,13 +1,14 @@
 """Makes a run of a Hugging Face folder: --input=FOLDER --workdir=NEW [--to_ode].
 
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
-t5x_diffeq/exchange/README.md has a table of what is supported. The new workdir is a complete run at
-step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the layers become the
-values of W(t) at the nodes of a neural ODE, which is the same model at that number of steps. With
---time_embed_dim below the number of layers, it approximates the model, with kernels as near as so
-few functions of time allow, and has fewer parameters. --config.data.source and --config.data.path
-name the text to measure it on; model, length and tokenizer come from FOLDER. Needs safetensors:
-pip install -e '.[export]'.
+t5x_diffeq/exchange/README.md has a table of what is supported. A model's name on the Hub instead,
+such as Qwen/Qwen3-0.6B, is fetched first (pip install -e '.[huggingface]'). The new workdir is a
+complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
+layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
+number of steps. With --time_embed_dim below the number of layers, it approximates the model, with
+kernels as near as so few functions of time allow, and has fewer parameters. --config.data.source
+and --config.data.path name the text to measure it on; model, length and tokenizer come from FOLDER.
+Needs safetensors: pip install -e '.[export]'.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,8 @@ FLAGS = flags.FlagValues()
 _INPUT = flags.DEFINE_string(
     "input",
     None,
-    "Hugging Face folder with config.json, safetensors and a tokenizer.",
+    "Hugging Face folder with config.json, safetensors and a tokenizer; or a model's name on the "
+    "Hub.",
     flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(

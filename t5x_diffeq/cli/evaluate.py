@@ -6,14 +6,16 @@ lm-evaluation-harness instead, prints the harness's table and writes its JSON.
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import product
 
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import KEYS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
-from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, STEPS
+from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
@@ -113,6 +115,17 @@ def _check_plot() -> None:
         raise InputError(f"--plot={_PLOT.value} is a folder; name a file")
 
 
+def _check_schemes(schemes: Sequence[str | None]) -> None:
+    values = KEYS["model.scheme"].values
+    for scheme in schemes:
+        if scheme and scheme not in ADAPTIVE_SOLVERS and values.fault(scheme):
+            near = get_close_matches(scheme, (*SCHEMES, *ADAPTIVE_SOLVERS), n=1)
+            raise InputError(
+                f"--scheme={scheme} is unknown; {f'did you mean {near[0]}? ' if near else ''}There "
+                f"are {', '.join(values.choices)}, and the adaptive {', '.join(ADAPTIVE_SOLVERS)}"
+            )
+
+
 def _parse_num_steps(values: list[str] | None) -> list[int | None]:
     """The numbers of `--num_steps`; [None] for the trained one."""
     for value in values or ():
@@ -125,6 +138,7 @@ def main() -> None:
     """The verb."""
     workdir = command_line.parse_folder(_WORKDIR, "evaluate")
     schemes: Sequence[str | None] = _SCHEME.value or [None]
+    _check_schemes(schemes)
     adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
     if adaptive and (_NUM_STEPS.value or _PLOT.value or len(schemes) > 1):
         raise InputError(

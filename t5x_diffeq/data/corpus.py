@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
@@ -248,7 +249,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     """
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
     if not facts_file.exists() and not (workdir / _CONFIG_FILE).exists():
-        raise InputError(f"workdir {workdir} holds no run; train there first")
+        raise InputError(explain_no_run(workdir))
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
@@ -263,6 +264,18 @@ def load_corpus(workdir: AnyPath) -> Corpus:
             f"{type(error).__name__}: {error}; restore it or train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
+
+
+def explain_no_run(workdir: AnyPath) -> str:
+    """One line for a workdir without a run, which names runs within it or beside it."""
+    where = workdir if workdir.is_dir() else workdir.parent
+    names = [path.parent.name for path in sorted(where.glob(f"*/{_CONFIG_FILE}"))]
+    near = get_close_matches(workdir.name, names, n=1) or names[:3]
+    runs = ", ".join(str(where / name) for name in near)
+    missing = "" if workdir.exists() else ": there is no such folder"
+    return f"workdir {workdir} holds no run{missing}; " + (
+        f"name one that does, such as {runs}" if runs else "train there first"
+    )
 
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:

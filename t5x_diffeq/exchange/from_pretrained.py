@@ -33,7 +33,8 @@ def read_config_json(folder: Path) -> dict:
         return values
     except FileNotFoundError as error:
         raise InputError(
-            f"--input={folder} holds no config.json; name a folder that save_pretrained made"
+            f"--input={folder} holds no config.json; name a folder that save_pretrained made, or a "
+            "model of the Hugging Face Hub, such as Qwen/Qwen3-0.6B"
         ) from error
     except (ValueError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error

@@ -8,6 +8,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
+from t5x_diffeq.data.corpus import explain_no_run
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -93,7 +94,7 @@ def read_config(workdir: AnyPath, to_train: bool = False) -> Config:
         if missing := sorted(_SECTIONS - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
-        raise InputError(f"workdir {workdir} holds no {CONFIG_FILE}; train there first") from error
+        raise InputError(explain_no_run(workdir)) from error
     except (ValueError, OSError) as error:
         raise InputError(
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "

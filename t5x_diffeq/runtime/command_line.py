@@ -25,7 +25,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
-from t5x_diffeq.runtime.config import KEYS, check_complete, check_values
+from t5x_diffeq.runtime.config import check_complete, check_values
 from t5x_diffeq.runtime.config_files import config_file, flatten, offer_configs
 from t5x_diffeq.runtime.errors import (
     InputError,
@@ -45,9 +44,15 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
-from t5x_diffeq.runtime.keys.values import BEST, INT32, Values
+from t5x_diffeq.runtime.keys.values import BEST, INT32
 from t5x_diffeq.runtime.limits import raise_limits
+from t5x_diffeq.runtime.mistakes import (
+    check_keys,
+    explain_argument,
+    explain_parse_error,
+    explain_range,
+    explain_unknown_flag,
+)
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
 from t5x_diffeq.runtime.version import __version__
 
@@ -223,20 +228,18 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
     except flags.UnrecognizedFlagError as error:
-        near = get_close_matches(error.flagname.split(".")[0], list(own), n=1)
-        hint = f"did you mean --{near[0]}?" if near else "see --help"
-        raise InputError(f"--{error.flagname} is no flag of this verb; {hint}") from error
+        raise InputError(explain_unknown_flag(error.flagname, own)) from error
     except InputError:
         raise
     except flags.Error as error:
         raise InputError(
-            _explain_range(str(error), own) or explain_parse_error(str(error))
+            explain_range(str(error), own) or explain_parse_error(str(error))
         ) from error
     except Exception as error:  # whatever a config file may raise
         line = explain_parse_error(str(error) or type(error).__name__)
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
-        raise InputError(f"argument {rest[0]!r} is not understood; flags are --name=value")
+        raise InputError(explain_argument(rest[0], own))
 
 
 def _find_config_file(argument: str) -> str:
@@ -341,60 +344,3 @@ def _check_flags(own: flags.FlagValues) -> None:
             raise InputError(f"--{name} is empty; give it a value or leave it out")
         if isinstance(value, float) and not -inf < value < inf:
             raise InputError(f"--{name}={value} must be a finite number")
-
-
-def _explain_range(message: str, own: flags.FlagValues) -> str | None:
-    """One line for a flag whose value is out of bounds; None if the error is another one."""
-    found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
-    if not found or found[1] not in own:
-        return None
-    parser = own[found[1]].parser
-    if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
-        return None
-    kind = int if isinstance(parser, flags.IntegerParser) else float
-    least = -inf if parser.lower_bound is None else parser.lower_bound
-    try:
-        fault = Values(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
-    except ValueError:
-        fault = Values(kind).fault(found[2])
-    return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
-
-
-def check_keys(argv: list[str]) -> None:
-    """Checks that every `--config.KEY` on the command line exists.
-
-    Raises:
-      InputError: if one doesn't; suggests the nearest key that does.
-    """
-    known = list(KEYS)
-    groups = {key.rpartition(".")[0] for key in known}
-    for argument in argv[1:]:
-        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
-        if key and key.group(1) not in known and key.group(1) not in groups:
-            if said := former_key_error(key.group(1)):
-                raise InputError(said)
-            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "configs/keys.md has all keys"
-            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
-
-
-def explain_parse_error(message: str) -> str:
-    """One line from what the flag and config libraries say."""
-    message = " ".join(message.split())
-    if said := former_name_error(message):
-        return said
-    value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
-    if value:
-        default = KEYS[value.group(1)].default
-        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
-        return f"config.{value.group(1)}={value.group(2)} can't be used; it takes {wanted}"
-    if "positional argument" in message and "get_config() takes" in message:
-        return "--config: this file has no variants; leave out the colon and what follows"
-    if missing := re.search(r"No such file or directory: '(.*?)'", message):
-        return f"--config={missing.group(1)}: there is no such file"
-    if "config file is an empty string" in message:
-        return "--config is empty; name a config file"
-    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
-        return f"--config={folder_named.group(1)} is a folder; name a config file"
-    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
-    return f"{raised.group(1)}: {raised.group(2)}" if raised else message

@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,17 @@ def config_file(name: str) -> Path:
     return ours if ours.exists() and not here.exists() else here
 
 
+def explain_missing_config(file: str) -> str:
+    """One line for a config file that doesn't exist: the nearest that does, or all of them."""
+    paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
+    names = {path.stem for path in paths if "def get_config(" in path.read_text()}
+    if near := get_close_matches(Path(file).stem, sorted(names), n=1):
+        hint = f"did you mean configs/{near[0]}.py?"
+    else:
+        hint = f"there are {', '.join(f'configs/{name}.py' for name in sorted(names))}"
+    return f"{file}: there is no such file; {hint}"
+
+
 def values_of(name: str, variant: str) -> dict[str, Any]:
     """The values, by dotted key, of the config that `configs/NAME:variant` returns."""
     offer_configs()
@@ -75,7 +87,7 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     folder, _, name = path.rpartition("/")
     path_here = config_file(name) if folder == "configs" else Path(path)
     if not path_here.is_file():
-        raise InputError(f"{file}: there is no such config file")
+        raise InputError(explain_missing_config(path))
     module = _import_file(path_here)
     try:
         config = Config.of(module.get_config(variant) if variant else module.get_config())

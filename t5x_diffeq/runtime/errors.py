@@ -84,9 +84,11 @@ def platform_error(error: BaseException) -> InputError | None:
     if not wordless and (not str(error).startswith(_BACKEND) or is_of_machinery(error)):
         return None
     reason = "" if wordless else f" ({error})"
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    extra = "tpu" if platforms.startswith("tpu") else "gpu"
     return InputError(
-        f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: JAX finds no such device on this "
-        f"machine{reason}; unset it to use what there is, or set JAX_PLATFORMS=cpu"
+        f"JAX_PLATFORMS={platforms}: JAX finds no such device on this machine{reason}; if there is "
+        f"one, JAX needs pip install -e '.[{extra}]'; if not, unset JAX_PLATFORMS, or set it to cpu"
     )
 
 

@@ -9,10 +9,10 @@ from math import log
 from statistics import mean, pstdev
 from typing import Any
 
-from t5x_diffeq.runtime.command_line import check_keys
 from t5x_diffeq.runtime.config import KEYS, check_values
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import Values
+from t5x_diffeq.runtime.mistakes import check_keys
 
 VARIANT = "variant"  # the axis of the config file's variants, which is no key of the config
 Point = dict[str, Any]  # a value for each axis

@@ -157,12 +157,14 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
     must also divide what the other axes leave.
     """
     others = prod(size for size in sizes.values() if size != -1)
+    size = len(devices) // others
+    if others > len(devices):  # refused as if this axis were 1
+        _check_mesh({**sizes, axis: 1}, batch_size, devices)
     if len(devices) % others:
         raise InputError(
-            f"mesh {describe_mesh(sizes)}: {len(devices)} devices are not divisible by the "
-            f"{others} of the other axes; change one of them"
+            f"mesh {describe_mesh({**sizes, axis: size})}: {len(devices)} devices are not "
+            f"divisible by the {others} of all axes but {axis}; change one of them"
         )
-    size = len(devices) // others
     if axis not in _BATCH or _on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in _BATCH if a != axis)
@@ -180,8 +182,8 @@ def _check_mesh(sizes: dict[str, int], batch_size: int, devices: Sequence[Any]) 
     needed, present = prod(sizes.values()), len(devices)
     if needed > present or (needed < present and _on_many_machines(devices)):
         raise InputError(
-            f"mesh {describe_mesh(sizes)} needs {needed} devices and there are {present}; "
-            "set one axis to -1 to fill it"
+            f"mesh {describe_mesh(sizes)} needs {needed} devices, and JAX finds {present}; make "
+            "an axis smaller, or set one to -1, which takes what the others leave"
         )
     shards = batch_shards(sizes)
     if batch_size % shards:

@@ -18,6 +18,7 @@ from t5x_diffeq.exchange.from_pretrained import (
     with_model,
     with_tokenizer,
 )
+from t5x_diffeq.exchange.hub import fetch_model, is_hub_id
 from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.inference.split_loss import evaluate_split
@@ -86,7 +87,7 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
 
     Args:
       config: provides the data, train and optimizer sections.
-      source: the Hugging Face folder.
+      source: the Hugging Face folder; if it doesn't exist, its name is a model's on the Hub.
       to: the workdir, new or empty.
       flags: the verb's flags.
 
@@ -97,6 +98,8 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     need_packages("convert")
     check_new_folder(workdir, "workdir")
     check_data(config.data)
+    if not folder.exists() and is_hub_id(flags.input):
+        folder = fetch_model(flags.input)
     errors: dict[str, float] = {}
     with Progress(f"converting {folder}"):
         original, tokenizer, params = load_folder(config, folder, flags)

@@ -1,0 +1,45 @@
+"""Models of the Hugging Face Hub, by their id: `gpt2`, `Qwen/Qwen3-0.6B`."""
+
+import re
+from pathlib import Path
+
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+
+_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a model's id."""
+    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name, re.ASCII) is not None
+
+
+def fetch_model(name: str) -> Path:
+    """The folder of a model in huggingface_hub's cache; what isn't there yet is fetched.
+
+    Raises:
+      InputError: if huggingface_hub isn't installed, or the Hub doesn't give the model.
+    """
+    by_hand = f"where the Hub can be reached: hf download {name} --local-dir=DIR, then --input=DIR"
+    try:
+        from huggingface_hub import snapshot_download  # takes a second
+        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    except ImportError as error:
+        raise InputError(
+            f"--input={name}: there is no such folder; to fetch the model of that name from the "
+            f"Hugging Face Hub, pip install -e '.[huggingface]', or {by_hand}"
+        ) from error
+    say(f"fetching {name} from the Hugging Face Hub, unless it is in the cache")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except RepositoryNotFoundError:
+        raise InputError(
+            f"--input={name}: there is no such folder, nor such a model on the Hugging Face Hub "
+            "(if it is private or gated: hf auth login)"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"--input={name}: there is no such folder, and the Hugging Face Hub doesn't give the "
+            f"model ({reason}); {by_hand}"
+        ) from None

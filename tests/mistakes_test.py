@@ -1,0 +1,87 @@
+"""Mistakes of a new user: each ends with status 2 and one line that names it and the way out."""
+
+import sys
+
+import pytest
+
+from t5x_diffeq import __main__
+
+TINY = "--config=configs/tiny.py"
+
+
+@pytest.fixture
+def said(capsys, monkeypatch, tmp_path):
+    """What `python -m t5x_diffeq WORDS` says, run in this process."""
+
+    def said(words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
+        with pytest.raises(SystemExit) as ended:
+            __main__.main()
+        assert ended.value.code == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        (line,) = shown.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("trian", "there is no verb 'trian'; did you mean train?"),
+        ("train configs/tiny.py --workdir=w", "did you mean --config=configs/tiny.py?"),
+        ("train --workdir=w", "train needs --config=FILE"),
+        (f"train {TINY}", "train needs --workdir=DIR"),
+        ("train --config=configs/tinny.py --workdir=w", "did you mean configs/tiny.py?"),
+        ("train --config=tiny --workdir=w", "did you mean configs/tiny.py?"),
+        ("train --config=my.py --workdir=w", "there are configs/default.py, configs/finetune.py"),
+        (f"train {TINY}:smoth --workdir=w", "variant 'smoth' is unknown; there are ode, compact"),
+        (f"train {TINY} --wrkdir=w", "--wrkdir is no flag of this verb; did you mean --workdir?"),
+        (f"train {TINY} --model.num_steps=3", "did you mean --config.model.num_steps?"),
+        (f"train {TINY} --batch_size=3", "did you mean --config.train.batch_size?"),
+        (f"train {TINY} --config.model.num_step=3", "did you mean model.num_steps?"),
+        (
+            f"train {TINY} --config.train.batch_size=many",
+            "config.train.batch_size=many can't be used; it takes a value like its default, 16",
+        ),
+        (
+            f"train {TINY} --config.optimizer.learning_rate=-1",
+            "optimizer.learning_rate is -1.0; it must be greater than 0",
+        ),
+        (
+            f"train {TINY} --config.model.scheme=eulr",
+            "model.scheme is 'eulr'; it can be euler, lie_trotter, strang, midpoint, heun, rk4, l",
+        ),
+        (
+            f"train {TINY} --config.model.num_heads=3 --workdir=w",
+            "model.embed_dim=128 is not divisible by model.num_heads=3",
+        ),
+        (
+            f"train {TINY} --config.mesh.data=16 --workdir=w",
+            "mesh data 16 x fsdp 1 x tensor 1 needs 16 devices, and JAX finds 8",
+        ),
+        (
+            f"train {TINY} --config.data.source=text_files --config.data.path=no --workdir=w",
+            "data.path=no",
+        ),
+        ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
+        ("evaluate --workdir=w --num_steps=4,x", "--num_steps='x' is not a number of steps"),
+        ("evaluate --workdir=w --config.model.num_steps=4", "did you mean --num_steps?"),
+        ("evaluate --workdir=w", "workdir w holds no run: there is no such folder; train there"),
+        ("evaluate --workdir=runs/tiyn", "there is no such folder; name one that does, such as ru"),
+        ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
+        ("generate --workdir=w --temp=0.5", "--temp is no flag of this verb; did you mean --temp"),
+        ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
+        ("status --workdir=w", "--workdir=w: neither it nor a folder in it holds a run"),
+        (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
+        ("convert --input=gpt2 --workdir=w", "hf download gpt2 --local-dir=DIR"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "config.json").write_text("{}")
+    assert named in said(words)
