@@ -16,7 +16,7 @@ from t5x_diffeq.data.chat_template import (
     read_template,
 )
 from t5x_diffeq.data.recipe import adopt_tokenizer, tokenizer_in
-from t5x_diffeq.data.tokenizer import ByteTokenizer, load_tokenizer, make_tokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, load_tokenizer, make_tokenizer, with_template
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
@@ -73,6 +73,17 @@ def test_the_environment_is_that_of_transformers():
 )
 def test_what_the_assistant_wrote(text, expected):
     assert written_by_assistant(template_of(text), TWO_TURNS) == expected
+
+
+def test_the_plain_template_is_built_in(small):
+    small.data.chat_template = "plain"
+    tokenizer = with_template(ByteTokenizer(), Config.of(small).data)
+    template = ChatTemplate(tokenizer.chat, tokenizer.special_tokens)
+    text, spans = template.render_spans(TWO_TURNS, "assistant")
+    asked, answered = (TWO_TURNS[n]["content"] for n in (-2, -1))
+    assert text.endswith(f"User:\n{asked}\n\nAssistant:\n{answered}\n\n")
+    assert text[slice(*spans[-1])].startswith(answered)
+    assert template.render(TWO_TURNS[:-1], prompting=True).endswith("\n\nAssistant:\n")
 
 
 def test_without_generation_prompt_the_answer_begins_after_the_question():

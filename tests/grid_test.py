@@ -19,7 +19,14 @@ from t5x_diffeq.experiments.grid_runs import (
     format_table,
     summarise,
 )
-from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results
+from t5x_diffeq.experiments.runs import (
+    ExperimentRun,
+    carry_out,
+    finished,
+    read_results,
+    steps_done,
+)
+from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.errors import InputError, MachineryError
 from t5x_diffeq.runtime.grid import Axis, parse_grid, points
 
@@ -146,7 +153,8 @@ def test_the_table_has_means_and_errors_and_counts_what_diverged():
     half[0.001, 1] = {"failed": "disk full"}
     summaries = summarise(plan.runs(), outcomes_of(plan, half), plan.axes)
     assert [each.state for each in summaries] == ["1 of 2, 1 failed", "1 of 2, 1 not run"]
-    assert best_of(summaries).labels == (0.002,)
+    assert best_of(summaries) is None  # one seed each: nothing is known to be better
+    assert "**" not in format_table(summaries, plan.axes)
     assert best_of(summarise(plan.runs(), {}, plan.axes)) is None
     no_bits = {
         key: {k: v for k, v in of.items() if k != "bits_per_byte"} for key, of in half.items()
@@ -166,8 +174,9 @@ def test_the_figure_has_a_line_for_each_choice_of_the_other_axes(monkeypatch, tm
     monkeypatch.setattr(plots, "means_with_errors", lambda *given: drawn.append(given))
     monkeypatch.setattr(plots, "render_image", lambda *given: b"")
     draw(outcomes, figure_spec(plan.axes), tmp_path / "sweep", tmp_path)
-    ((panels, across, up, log),) = drawn
+    ((panels, across, up, log, ticks),) = drawn
     assert (across, up, log) == ("optimizer.learning_rate", "loss", True)
+    assert ticks == [0.001, 0.002]
     points = [(rate, pytest.approx(2.1), pytest.approx(0.1)) for rate in (0.001, 0.002)]
     assert panels == {"": {"num_steps=6": points, "num_steps=12": points}}
 
@@ -212,6 +221,16 @@ def test_a_run_that_diverges_is_marked_and_one_that_fails_is_tried_again(program
     found = read_results(tmp_path)  # though the file with the failure is read later
     assert "failed" not in found["bad"] and found["bad"]["loss"] == 1
     assert len((tmp_path / "nan.log").read_text().splitlines()) == 1  # it wasn't tried again
+
+
+def test_the_steps_of_a_training_are_shown_while_it_runs(programs, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(console.Progress, "update", lambda progress, *given: shown.append(given))
+    wait = "import time; print('step  20/300   7%  loss 5', file=__import__('sys').stderr, flush=1)"
+    training = run_of("trains", f"{wait}; time.sleep(1.5); {GOOD.arguments[0]}")
+    carry_out([training], tmp_path)
+    assert shown[0] == (20, 300)
+    assert steps_done(tmp_path / "trains.log") == (20, 300)
 
 
 def test_the_machinerys_failures_are_passed_on(programs, tmp_path):
@@ -325,7 +344,7 @@ def test_the_table_of_a_sweep_that_is_partly_done(monkeypatch, tmp_path, capsys)
     words = [TINY, f"--output={tmp_path}", "--grid", RATES, "--seeds=2"]
     assert call_sweep(monkeypatch, *words, "--table_only") == 0
     out = capsys.readouterr().out
-    assert "| **0.001** | **2.0000** |" in out and "1 of 2, 1 not run" in out
+    assert "| 0.001 | 2.0000 |" in out and "1 of 2, 1 not run" in out
     assert "| 0.002 |  |  |  |  | 0 of 2, 2 not run |" in out
     assert (tmp_path / "sweep.md").read_text() == out
     assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"

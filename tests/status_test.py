@@ -1,7 +1,10 @@
 """Goodput and status, from histories whose right answers are known."""
 
 import json
+import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 from helpers import call
 
@@ -101,7 +104,10 @@ def write_history(folder, events):
     (folder / FILE).write_text(
         "".join(f"{json.dumps(each)}\n" for each in events) + '{"event": "ti'
     )
-    losses = [{"step": 0, "eval/loss": 7.5}, {"step": 50, "eval/loss": 3.0}]
+    losses = [
+        {"step": 0, "eval/loss": 7.5},
+        {"step": 50, "eval/loss": 3.0, "eval/bits_per_byte": 1.5},
+    ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in losses))
 
 
@@ -125,16 +131,27 @@ def test_the_verb_on_a_run_and_on_a_folder_of_runs(tmp_path, capsys):
     write_history(tmp_path / "two", ROLLED_BACK)
     (tmp_path / "three").mkdir()
     (tmp_path / "three" / "config.json").write_text("{}")  # older than histories
+    (tmp_path / "four" / "checkpoints" / "0").mkdir(parents=True)
+    (tmp_path / "four" / "config.json").write_text("{}")
     call(status, f"--workdir={tmp_path / 'one'}")
-    said = capsys.readouterr()
-    assert json.loads(said.out)["goodput"] == pytest.approx(100 / 262)
-    assert "one: done at step 100 of 100" in said.err
-    assert "validation loss 7.5000 -> 3.0000, lowest 3.0000 at step 50" in said.err
-    assert "goodput 38.2% of 4:22" in said.err
+    said = capsys.readouterr().out
+    assert "one: done at step 100 of 100" in said
+    assert "lowest 3.0000 at step 50; 1.5000 bits per byte" in said
+    assert "goodput 38.2% of 4:22" in said
+    assert "{" not in said
+    call(status, f"--workdir={tmp_path / 'one'}", "--json")
+    assert json.loads(capsys.readouterr().out)["goodput"] == pytest.approx(100 / 262)
+    call(status, f"--workdir={tmp_path / 'four'}")
+    assert capsys.readouterr().out == f"{tmp_path / 'four'}: converted, and not trained since\n"
     call(status, f"--workdir={tmp_path}")
-    said = capsys.readouterr()
-    facts = [json.loads(line) for line in said.out.splitlines()]
+    head, four, one, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[4:6] == ["lowest", "bits/byte"]
+    assert four.split()[:3] == ["four", "converted", "0"]
+    assert one.split()[:6] == ["one", "done", "100/100", "3.0000", "3.0000", "1.5000"]
+    call(status, f"--workdir={tmp_path}", "--json")
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["state"].partition(" ")[0], each["step"]) for each in facts] == [
+        ("converted", 0),
         ("done", 100),
         ("unknown", 0),
         ("silent", 30),
@@ -163,6 +180,18 @@ def test_an_attempt_that_never_started_leaves_nothing(tmp_path):
     with History(tmp_path, Stopwatch()):
         pass
     assert not (tmp_path / FILE).exists()
+
+
+def test_compilation_counts_as_such_whatever_goes_on():
+    watch = Stopwatch("other")
+    with watch.counting_compilation():
+        jax.jit(lambda x: x * 3.25 - 1.125)(jnp.ones(7))
+    before = watch.seconds()
+    assert before["compile"] > 0
+    jax.jit(lambda x: x * 4.25 - 1.125)(jnp.ones(7))
+    after = watch.seconds()
+    assert after["compile"] == before["compile"]
+    assert sum(after.values()) == pytest.approx(time.time() - watch.began, abs=0.5)
 
 
 def test_a_stopwatch_divides_all_of_the_time():

@@ -173,6 +173,10 @@ def test_benchmark_compares_equal_work(small, tmp_path):
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1
+    for each in (model, baseline, ratio):
+        low, high = each["step_ms_quartiles"]
+        assert 0 < low <= high
+    assert baseline["step_ms_quartiles"][0] <= baseline["step_ms"]
 
 
 @pytest.mark.slow

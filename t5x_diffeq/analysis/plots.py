@@ -215,7 +215,11 @@ _Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]
 
 
 def means_with_errors(
-    panels: Mapping[str, _Lines], across: str, up: str, log: bool = False
+    panels: Mapping[str, _Lines],
+    across: str,
+    up: str,
+    log: bool = False,
+    ticks: Sequence[float] = (),
 ) -> Figure:
     """A line per row of a table, or only points if the horizontal coordinates aren't numbers.
 
@@ -225,6 +229,7 @@ def means_with_errors(
       across: label of the horizontal axis.
       up: label of the vertical axis.
       log: whether the horizontal axis is logarithmic.
+      ticks: horizontal coordinates to mark; none: matplotlib chooses them.
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -237,6 +242,9 @@ def means_with_errors(
         axes.set_axis_off()
     for axes in grid[-1]:
         axes.set(xlabel=across, **({"xscale": "log"} if log else {}))
+        if ticks:
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
     for axes in grid[:, 0]:
         axes.set(ylabel=up)
     grid.flat[0].legend(fontsize=6)

@@ -19,6 +19,15 @@ _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
 _START, _STOP = "\0(", "\0)"  # around what {% generation %} holds; no conversation contains NUL
 _DAY_OF_DATA = datetime(2024, 7, 26)  # what `strftime_now` tells: data is the same on any day
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PLAIN = "plain"  # the value of `data.chat_template` that means this template
+_PLAIN_TEMPLATE = """\
+{%- for message in messages %}
+    {{- message['role'] | capitalize + ':\\n' + message['content'] + '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:\\n' }}
+{%- endif %}
+"""
 Span = tuple[int, int]  # the first character, and the one after the last
 
 
@@ -79,6 +88,11 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
             )
         template = named["default"]
     return ChatFormat(template, tokens, str(folder / _CONFIG_FILE))
+
+
+def plain_format(tokens: Mapping[str, str]) -> ChatFormat:
+    """The template that needs no special tokens: `User:`, the message, a blank line, and so on."""
+    return ChatFormat(_PLAIN_TEMPLATE, tokens, f"data.chat_template={PLAIN}")
 
 
 def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:

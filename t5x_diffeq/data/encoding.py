@@ -109,7 +109,7 @@ class ConversationEncoder(TextEncoder):
         if self.tokenizer.chat.template is None:
             raise InputError(
                 "data.loss_on=completion: the records have messages, and the tokenizer has no chat "
-                "template to write them with; set --config.data.chat_template=FILE.jinja"
+                "template to write them with; set --config.data.chat_template=plain, or FILE.jinja"
             )
         return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
 

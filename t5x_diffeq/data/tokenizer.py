@@ -11,7 +11,13 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
-from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
+from t5x_diffeq.data.chat_template import (
+    PLAIN,
+    ChatFormat,
+    plain_format,
+    read_chat_format,
+    read_template,
+)
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
@@ -300,7 +306,9 @@ def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
     Raises:
       InputError: if it can't be read.
     """
-    if data.chat_template is not None:
+    if data.chat_template == PLAIN:
+        tokenizer.chat = plain_format(tokenizer.chat.tokens)
+    elif data.chat_template is not None:
         path = parse_path(data.chat_template, "data.chat_template")
         tokenizer.chat = read_template(path, tokenizer.chat.tokens)
     return tokenizer

@@ -2,7 +2,8 @@
 
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -47,8 +48,15 @@ class Commands:
         if self.received is not None:
             raise StoppedError(_STATUSES[signal.Signals(self.received)])
 
-    def run(self, command: Sequence[str], log: Path) -> tuple[int, str]:
+    def run(
+        self, command: Sequence[str], log: Path, watch: Callable[[], None] = lambda: None
+    ) -> tuple[int, str]:
         """Runs a command, with its messages in a log; returns its status and standard output.
+
+        Args:
+          command: the command.
+          log: the file to which its standard error is appended.
+          watch: called every second while it runs.
 
         Raises:
           StoppedError: if a signal ended it.
@@ -59,7 +67,11 @@ class Commands:
             )
             if self.received is not None:  # it came while the command started
                 self.child.send_signal(self.received)
-            said, _ = self.child.communicate()
+            said = None
+            while said is None:
+                with suppress(subprocess.TimeoutExpired):
+                    said, _ = self.child.communicate(timeout=1)
+                watch()
         status, self.child = self.child.returncode, None
         if status in _STATUSES.values():
             raise StoppedError(status)

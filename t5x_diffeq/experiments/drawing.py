@@ -40,8 +40,11 @@ def draw(
         return
 
     def write(name: str, panels: dict[str, dict[str, Line]], across: str, up: str) -> None:
-        log = table.log and across == table.column
-        figure = plots.means_with_errors(panels, across, up + caveat, log)
+        is_table = across == table.column
+        lines = [line for each in panels.values() for line in each.values()] if is_table else []
+        ticks = sorted({x for line in lines for x, *_ in line if not isinstance(x, str)})
+        log = table.log and is_table
+        figure = plots.means_with_errors(panels, across, up + caveat, log, ticks)
         for kind in ("png", "pdf"):
             write_whole(path.with_name(f"{name}.{kind}"), plots.render_image(figure, kind))
 

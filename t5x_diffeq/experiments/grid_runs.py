@@ -111,14 +111,17 @@ def summarise(
 
 
 def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
-    """The point with the lowest mean of the last loss, among those with the most seeds done."""
+    """The point with the lowest mean of the last loss, among those with the most seeds done.
+
+    None if each has at most one: the difference of two runs may be that of their seeds.
+    """
     seeds = max((len(each.values("loss")) for each in summaries), default=0)
-    full = [each for each in summaries if seeds and len(each.values("loss")) == seeds]
+    full = [each for each in summaries if seeds > 1 and len(each.values("loss")) == seeds]
     return min(full, key=lambda each: mean(each.values("loss")), default=None)
 
 
 def format_table(summaries: Sequence[PointSummary], axes: Sequence[Axis]) -> str:
-    """The table in Markdown: means over seeds with their standard errors, the best point bold."""
+    """The table in Markdown: means over seeds with standard errors; the `best_of` all is bold."""
     columns = [key for key in _COLUMNS if any(each.values(key) for each in summaries)]
     lines = [[*(axis.key for axis in axes), *(_COLUMNS[key] for key in columns), "seeds"]]
     best = best_of(summaries) if len(summaries) > 1 else None

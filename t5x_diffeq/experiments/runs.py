@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
 from t5x_diffeq.experiments.child import Commands
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.console import format_duration, say
+from t5x_diffeq.runtime.console import Progress, format_duration, say
 from t5x_diffeq.runtime.errors import MachineryError, RunError
 from t5x_diffeq.runtime.files import write_whole
 from t5x_diffeq.runtime.peers import EXIT_MACHINERY
@@ -21,6 +22,7 @@ _BITS = "eval/bits_per_byte"
 _TRAINING = ("train", "finetune")
 # What a training that diverges ends with.
 _NOT_FINITE = re.compile(r"\bis (nan|-?inf)\b|^error: spike at step")
+_TAIL = 4096  # bytes at the end of a log, which hold the last steps
 Label = str | int | float
 
 
@@ -137,7 +139,13 @@ def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
 def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: bool) -> dict:
     """Carries out a run, with its messages in a log; returns its outcome."""
     began, log = time.perf_counter(), output / f"{run.name}.log"
-    status, said = commands.run(run.command(output), log)
+    with Progress(run.name, unit="steps") as progress:
+
+        def show_steps() -> None:
+            if found := steps_done(log):
+                progress.update(*found)
+
+        status, said = commands.run(run.command(output), log, show_steps)
     if status == 0:
         numbers = read_numbers(run, output, said)
     else:
@@ -156,6 +164,14 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
     outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
     seconds = time.perf_counter() - began
     return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
+
+
+def steps_done(log: Path) -> tuple[int, int] | None:
+    """The optimizer steps that the log of a training last reported, and how many it will take."""
+    with log.open("rb") as words:
+        words.seek(max(0, words.seek(0, SEEK_END) - _TAIL))
+        found = re.findall(rb"^step +(\d+)/(\d+) ", words.read(), re.MULTILINE)
+    return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
 def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:

@@ -89,7 +89,7 @@ class MetricsLog(Hook):
         finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
         training.writer.write_scalars(step, finite)
         training.history.write_time(step)
-        say(training.clock.line(step, values["loss"], rate))
+        say(training.clock.line(step, values))
 
     def go_back(self, step: int) -> None:
         """Measures rates from there."""

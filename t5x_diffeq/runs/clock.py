@@ -1,7 +1,7 @@
 """How fast optimizer steps are taken."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
@@ -59,11 +59,20 @@ class Clock:
             "data_wait": data / seconds,
         }
 
-    def line(self, step: int, loss: float, rate: float) -> str:
-        """`step 200/300  67%  loss 3.1416  21.0k tokens/s  0:42 left`."""
+    def line(self, step: int, values: Mapping[str, float]) -> str:
+        """`step 200/300  67%  loss 3.1416  gradient 0.72  rate 3.0e-03  21.0k tokens/s  0:42 left`.
+
+        Args:
+          step: the optimizer steps that are done.
+          values: the step's metrics, with `rates`; `gradient` is the norm before clipping, `rate`
+            the learning rate.
+        """
+        rate = values["tokens_per_second"]
         left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
         width = len(str(self.total_steps))
         return (
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
-            f"loss {loss:.4f}  {format_count(rate)} tokens/s  {format_duration(left)} left"
+            f"loss {values['loss']:.4f}  gradient {values['grad_norm']:.2f}  "
+            f"rate {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
+            f"{format_duration(left)} left"
         )

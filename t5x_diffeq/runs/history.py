@@ -14,6 +14,7 @@ each line is an event with the time (seconds since 1970) and the optimizer step.
 """
 
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +23,17 @@ from contextlib import contextmanager, suppress
 import jax
 
 from t5x_diffeq.checkpoints.writing import FinishedSave
-from t5x_diffeq.runs.goodput import STARTUP, Attempt, add_event, attempts_of, goodput
+from t5x_diffeq.runs.goodput import COMPILE, STARTUP, Attempt, add_event, attempts_of, goodput
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import MachineryError, RunError
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile
 
 FILE = "history.jsonl"
 SECONDS_BETWEEN_TIMES = 60
+_COMPILATION = (  # JAX's events; tracing, which may be nested, isn't among them
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
 
 
 class Stopwatch:
@@ -59,6 +64,21 @@ class Stopwatch:
         """Counts seconds that were counted as `source` as `target`."""
         self.elapsed[source] -= seconds
         self.elapsed[target] += seconds
+
+    @contextmanager
+    def counting_compilation(self) -> Iterator[None]:
+        """A context in which the time that this thread spends compiling counts as compilation."""
+        thread = threading.get_ident()
+
+        def count(event: str, seconds: float, **_: object) -> None:
+            if event in _COMPILATION and threading.get_ident() == thread:
+                self.move(seconds, self.activity, COMPILE)
+
+        jax.monitoring.register_event_duration_secs_listener(count)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(count)
 
     def seconds(self) -> dict[str, float]:
         """The seconds of each activity so far."""

@@ -13,6 +13,7 @@ from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.planner.flops import mfu, step_flops
+from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
@@ -187,10 +188,11 @@ def python_command() -> str:
 def say_next(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
+    chat = " --chat" if read_config(workdir).data.loss_on == "completion" else ""
     python = python_command()
     say(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
         f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",
-        f"  {python} -m t5x_diffeq.generate --workdir={folder} --prompt='...'",
+        f"  {python} -m t5x_diffeq.generate --workdir={folder}{chat} --prompt='...'",
         f"  tensorboard --logdir={folder}/events    (pip install tensorboard)",
     )

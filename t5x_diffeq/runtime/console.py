@@ -126,11 +126,11 @@ class Progress:
         if self.bar:
             self.bar.stop()
 
-    def update(self, done: int) -> None:
-        """Shows that `done` of the total are done."""
-        self.done = done
+    def update(self, done: int, total: int | None = None) -> None:
+        """Shows that `done` of the total are done; a total that is known only now may be given."""
+        self.done, self.total = done, total or self.total
         if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=done)
+            self.bar.update(self.bar.task_ids[0], completed=done, total=self.total)
 
     def _say_lines(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LINES):

@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -157,14 +158,25 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
             contestant.profile(traces)
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
     model, *others = results
-    ratios = [
+    ratios: list[dict[str, Any]] = [
         {
             "name": f"model / {other['name']}",
             **{k: model[k] / other[k] for k in model if k != "name"},
         }
         for other in others
     ]
+    for result, each in zip([*results, *ratios], _times(contestants), strict=True):
+        result["step_ms_quartiles"] = list(np.quantile(each, (0.25, 0.75)))
     return [*results, *ratios]
+
+
+def _times(contestants: Sequence[Contestant]) -> list[np.ndarray]:
+    """By round, the milliseconds of each, then the ratio of the first's to each other's.
+
+    The models take turns, so a round's ratio suffers less from what else the machine does.
+    """
+    times = [1e3 * np.array(each.seconds) for each in contestants]
+    return [*times, *(times[0] / other for other in times[1:])]
 
 
 def show_coordinate_check(config: Config) -> None:
@@ -208,13 +220,18 @@ def show_generation(config: Config, rounds: int) -> None:
     print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
 
 
+def _format_cell(result: dict[str, Any], key: str) -> str:
+    values = result[key] if isinstance(result[key], list) else [result[key]]
+    ratio = "/" in result["name"]
+    return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
+
+
 def show_comparison(config: Config, rounds: int, traces: AnyPath | None = None) -> None:
     """Prints a table with a column per model and per ratio; stores traces where one is given."""
     results = compare_models(config, rounds, traces)
     lines = [["", *(result["name"] for result in results)]]
     for key in (key for key in results[0] if key != "name"):
-        cells = (f"{r[key]:.3f}" if "/" in r["name"] else format_count(r[key]) for r in results)
-        lines.append([key, *cells])
+        lines.append([key, *(_format_cell(result, key) for result in results)])
     say(*align(lines))
     for result in results:
         print(json.dumps(result), flush=True)

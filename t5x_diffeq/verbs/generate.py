@@ -47,7 +47,7 @@ def _chat_template(tokenizer: Tokenizer, workdir: AnyPath) -> ChatTemplate:
     if tokenizer.chat.template is None:
         raise InputError(
             f"--chat: the run in {workdir} has no chat template; tune it with "
-            "--config.data.loss_on=completion --config.data.chat_template=FILE.jinja"
+            "--config.data.loss_on=completion --config.data.chat_template=plain (or FILE.jinja)"
         )
     return ChatTemplate(tokenizer.chat, tokenizer.special_tokens, datetime.now())
 

@@ -17,11 +17,12 @@ from t5x_diffeq.runs.goodput import (
 )
 from t5x_diffeq.runs.history import FILE, read_events
 from t5x_diffeq.runs.workdir import CONFIG_FILE
-from t5x_diffeq.runtime.console import align, format_duration, say
+from t5x_diffeq.runtime.console import align, format_duration
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.tracking.jsonl import read_metrics
 
+_LOSS, _BITS = "eval/loss", "eval/bits_per_byte"
 _SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
 
 
@@ -48,10 +49,21 @@ class RunStatus:
         return attempts_of(self.events)
 
     @cached_property
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """The lines of its evaluations by step, in the order of the steps."""
+        lines = {int(line["step"]): line for line in read_metrics(self.workdir) if _LOSS in line}
+        return {step: lines[step] for step in sorted(lines)}
+
+    @property
     def losses(self) -> dict[int, float]:
-        """Its evaluation losses by step."""
-        lines = read_metrics(self.workdir)
-        return {int(line["step"]): line["eval/loss"] for line in lines if "eval/loss" in line}
+        """Its evaluation losses by step, in the order of the steps."""
+        return {step: line[_LOSS] for step, line in self.evaluations.items()}
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of its last evaluation; None if that doesn't have them."""
+        last = list(self.evaluations.values())[-1:]
+        return last[0].get(_BITS) if last else None
 
     @property
     def step(self) -> int:
@@ -60,9 +72,10 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """`done`, `running`, `stopped`, `failed (...)` or `silent for ...`."""
+        """`done`, `running`, `stopped`, `failed (...)`, `silent for ...` or `converted`."""
         if not self.attempts:
-            return "unknown"
+            is_new = (self.workdir / "checkpoints" / "0").exists()  # which training doesn't save
+            return "converted" if is_new else "unknown"
         last = self.attempts[-1]
         if last.error == UNKNOWN:
             silence = self.now - last.heard
@@ -90,13 +103,14 @@ class RunStatus:
 
     def facts(self) -> dict[str, object]:
         """Everything as one JSON object; times in seconds."""
-        losses = {step: self.losses[step] for step in sorted(self.losses)}
+        losses = self.losses
         facts: dict[str, object] = {
             "workdir": str(self.workdir),
             "state": self.state,
             "step": self.step,
             "loss": list(losses.values())[-1] if losses else None,
             "lowest": min(losses.values()) if losses else None,
+            "bits_per_byte": self.bits_per_byte,
         }
         if self.attempts:
             facts |= {
@@ -111,8 +125,12 @@ class RunStatus:
         return facts
 
 
-def show_status(folder: AnyPath) -> None:
+def show_status(folder: AnyPath, as_json: bool = False) -> None:
     """Prints the status of the run in `folder`, or of the runs in its subfolders.
+
+    Args:
+      folder: a workdir, or a folder of workdirs.
+      as_json: prints a JSON object per run instead of text.
 
     Raises:
       InputError: if there is no run.
@@ -120,8 +138,8 @@ def show_status(folder: AnyPath) -> None:
     now = time.time()
     if _is_run(folder):
         run = RunStatus(folder, now)
-        say(*_lines_of_run(run))
-        print(json.dumps(run.facts()))
+        lines = [json.dumps(run.facts())] if as_json else _lines_of_run(run)
+        print(*lines, sep="\n")
         return
     found = sorted(path for path in folder.iterdir() if _is_run(path)) if folder.is_dir() else []
     if not found:
@@ -130,9 +148,8 @@ def show_status(folder: AnyPath) -> None:
             f"{CONFIG_FILE}); name the --workdir of a training"
         )
     runs = [RunStatus(path, now) for path in found]
-    say(*_table_of_runs(runs))
-    for run in runs:
-        print(json.dumps(run.facts()))
+    lines = [json.dumps(run.facts()) for run in runs] if as_json else _table_of_runs(runs)
+    print(*lines, sep="\n")
 
 
 def _is_run(folder: AnyPath) -> bool:
@@ -142,6 +159,8 @@ def _is_run(folder: AnyPath) -> bool:
 def _lines_of_run(run: RunStatus) -> list[str]:
     title = f"{run.workdir}: {run.state} at step {run.step}"
     if not run.attempts:
+        if run.state == "converted":
+            return [f"{run.workdir}: converted, and not trained since"]
         return [f"{title}; it has no {FILE}, so where its time went is unknown", _losses_of(run)]
     lines = [f"{title} of {run.attempts[-1].total_steps}{_end_of(run)}", _losses_of(run)]
     lines += _table_of_attempts(run)
@@ -155,11 +174,11 @@ def _losses_of(run: RunStatus) -> str:
     """`validation loss 7.6501 -> 3.8102, lowest 3.8102 at step 300`."""
     if not run.losses:
         return "not evaluated yet"
-    steps = sorted(run.losses)
-    lowest = min(steps, key=run.losses.__getitem__)
+    losses, bits = run.losses, run.bits_per_byte
+    curve, lowest = list(losses.values()), min(losses, key=losses.__getitem__)
     return (
-        f"validation loss {run.losses[steps[0]]:.4f} -> {run.losses[steps[-1]]:.4f}, "
-        f"lowest {run.losses[lowest]:.4f} at step {lowest}"
+        f"validation loss {curve[0]:.4f} -> {curve[-1]:.4f}, lowest {losses[lowest]:.4f} at step "
+        f"{lowest}{'' if bits is None else f'; {bits:.4f} bits per byte'}"
     )
 
 
@@ -186,9 +205,9 @@ def _table_of_attempts(run: RunStatus) -> list[str]:
 
 
 def _table_of_runs(runs: list[RunStatus]) -> list[str]:
-    lines = [["run", "state", "step", "loss", "lowest", "goodput", "time", "left"]]
+    lines = [["run", "state", "step", "loss", "lowest", "bits/byte", "goodput", "time", "left"]]
     for run in runs:
-        losses = [run.losses[step] for step in sorted(run.losses)]
+        losses, bits = list(run.losses.values()), run.bits_per_byte
         known = run.attempts
         wall = wall_seconds(known) if known else 0.0
         lines.append(
@@ -198,6 +217,7 @@ def _table_of_runs(runs: list[RunStatus]) -> list[str]:
                 f"{run.step}/{known[-1].total_steps}" if known else str(run.step),
                 f"{losses[-1]:.4f}" if losses else "-",
                 f"{min(losses):.4f}" if losses else "-",
+                "-" if bits is None else f"{bits:.4f}",
                 f"{goodput(known):.1%}" if known else "-",
                 format_duration(wall) if known else "-",
                 format_duration(run.seconds_left) if run.seconds_left is not None else "-",

@@ -106,7 +106,12 @@ def _present(plan: GridSweep, output: AnyPath) -> None:
     draw(outcomes, spec, output / "sweep", output)
     print(table, flush=True)
     best = best_of(summaries)
+    where = f"table and figures in {output}: sweep.md, sweep.png"
     if best and axes:
         choices = zip(axes, best.labels, strict=True)
         said = ", ".join(f"{axis.key}={label}" for axis, label in choices)
-        say(f"best: {said}; table and figures in {output}: sweep.md, sweep.png")
+        say(f"best: {said}; {where}")
+    else:
+        say(where)
+    if axes and len(plan.seeds) == 1:
+        say("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")

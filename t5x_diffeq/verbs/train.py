@@ -131,6 +131,7 @@ def train(
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # ---------------------------------------------------------------- state, new or restored
+        stack.enter_context(stopwatch.counting_compilation())
         history = stack.enter_context(History(workdir, stopwatch))
         watchdog = stack.enter_context(Watchdog(workdir))
         trackers_end = stack.enter_context(ExitStack())  # after the checkpoints, which matter more

@@ -48,7 +48,8 @@ class DataKeys(Section):
     chat_template: TextOrNone = _key(
         None,
         """a .jinja file that writes messages as text; None: the tokenizer's own
-        (chat_template.jinja or tokenizer_config.json beside its file)""",
+        (chat_template.jinja or tokenizer_config.json beside its file) | plain: User: and Assistant:
+        before each message""",
     )
     data_dir: TextOrNone = _key(None, "where libraries keep datasets; None: their default")
     train_split: Text = _key("train", 'of tfds and huggingface, such as "train[:99%]"')
