@@ -166,6 +166,14 @@ def test_help_tells_defaults():
         ("python -m t5x_diffeq evaluate --eval", "--eval_batches="),
         ("python -m t5x_diffeq.train --config=conf", ""),
         ("python script.py --ev", ""),
+        ("python -m t5x_diffeq.analyze ly", "lyapunov"),
+        ("python -m t5x_diffeq.analyze spectra --convention=o", "official"),
+        ("python -m t5x_diffeq.evaluate --scheme=ts", "tsit5"),
+        ("python -m t5x_diffeq.evaluate --workdir=", ""),
+        ("python -m t5x_diffeq.train --config.model.scheme=heu", "heun"),
+        ("python -m t5x_diffeq.train --config.model.tied_head=", "True False"),
+        ("python -m t5x_diffeq train --config.model.wei", "--config.model.weights="),
+        ("python -m t5x_diffeq train x", ""),
     ],
 )
 def test_completion(line, words, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from helpers import call
 
 from t5x_diffeq.cli import status
+from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import (
     COLUMNS,
     attempts_of,
@@ -192,6 +193,13 @@ def test_compilation_counts_as_such_whatever_goes_on():
     after = watch.seconds()
     assert after["compile"] == before["compile"]
     assert sum(after.values()) == pytest.approx(time.time() - watch.began, abs=0.5)
+
+
+def test_the_line_of_a_step():
+    values = {"loss": 3.14159, "grad_norm": 0.716, "learning_rate": 3e-3, "tokens_per_second": 2e4}
+    assert Clock(300, 2000, 0, Stopwatch()).line(200, values) == (
+        "step 200/300   67%  loss 3.1416  gradient 0.72  lr 3.0e-03  20.0k tokens/s  0:10 left"
+    )
 
 
 def test_a_stopwatch_divides_all_of_the_time():

@@ -18,6 +18,7 @@ from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.runtime.keys.values import CONVENTIONS, STEPS
 
 _KINDS = ("spectra", "lyapunov", "clustering")
+CHOICES = {"": (*_KINDS, "all"), "convention": CONVENTIONS}  # for completion
 
 FLAGS = flags.FlagValues()
 _WHAT = flags.DEFINE_string(

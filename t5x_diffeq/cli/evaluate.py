@@ -17,6 +17,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
 
+CHOICES = {"scheme": (*SCHEMES, *ADAPTIVE_SOLVERS)}  # for completion
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
 _NUM_STEPS = flags.DEFINE_list(

@@ -33,6 +33,7 @@ EXPERIMENTS = (
     "appendixF",
 )
 _SCALES = ("laptop", "paper")
+CHOICES = {"experiment": EXPERIMENTS, "scale": _SCALES}  # for completion
 FLAGS = flags.FlagValues()
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS

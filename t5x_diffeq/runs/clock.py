@@ -60,12 +60,12 @@ class Clock:
         }
 
     def line(self, step: int, values: Mapping[str, float]) -> str:
-        """`step 200/300  67%  loss 3.1416  gradient 0.72  rate 3.0e-03  21.0k tokens/s  0:42 left`.
+        """`step 200/300  67%  loss 3.1416  gradient 0.72  lr 3.0e-03  21.0k tokens/s  0:42 left`.
 
         Args:
           step: the optimizer steps that are done.
-          values: the step's metrics, with `rates`; `gradient` is the norm before clipping, `rate`
-            the learning rate.
+          values: the step's metrics, with `rates`; `gradient` is the norm before clipping, `lr` the
+            learning rate.
         """
         rate = values["tokens_per_second"]
         left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
@@ -73,6 +73,6 @@ class Clock:
         return (
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
             f"loss {values['loss']:.4f}  gradient {values['grad_norm']:.2f}  "
-            f"rate {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
+            f"lr {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
             f"{format_duration(left)} left"
         )
