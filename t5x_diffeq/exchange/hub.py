@@ -6,7 +6,7 @@ from pathlib import Path
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
-_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 
 
 def is_hub_id(name: str) -> bool:

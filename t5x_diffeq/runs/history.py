@@ -70,9 +70,9 @@ class Stopwatch:
         """A context in which the time that this thread spends compiling counts as compilation."""
         thread = threading.get_ident()
 
-        def count(event: str, seconds: float, **_: object) -> None:
+        def count(event: str, duration_secs: float, **_: object) -> None:
             if event in _COMPILATION and threading.get_ident() == thread:
-                self.move(seconds, self.activity, COMPILE)
+                self.move(duration_secs, self.activity, COMPILE)
 
         jax.monitoring.register_event_duration_secs_listener(count)
         try:

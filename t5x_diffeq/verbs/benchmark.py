@@ -3,7 +3,6 @@
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +34,7 @@ from t5x_diffeq.training.setup import (
 from t5x_diffeq.training.state import TrainState
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
+_QUARTILES = "step_ms_quartiles"
 _TRACED_STEPS = 3  # of each model
 
 
@@ -84,12 +84,13 @@ class Contestant:
                     self.step()
         self.seconds = timed
 
-    def results(self) -> dict[str, float]:
+    def results(self) -> dict[str, Any]:
         """Step time; FLOPs on all devices; memory and memory traffic of one device."""
         memory, program = self.compiled.memory_analysis(), self.compiled.as_text()
         assert memory is not None and program is not None  # CPUs, GPUs and TPUs all have them
         return {
             "step_ms": 1e3 * statistics.median(self.seconds),
+            _QUARTILES: _quartiles(1e3 * np.array(self.seconds)),
             "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
             "state_bytes": memory.argument_size_in_bytes,
             "temporary_bytes": memory.temp_size_in_bytes,
@@ -158,25 +159,19 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
             contestant.profile(traces)
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
     model, *others = results
-    ratios: list[dict[str, Any]] = [
-        {
-            "name": f"model / {other['name']}",
-            **{k: model[k] / other[k] for k in model if k != "name"},
-        }
-        for other in others
-    ]
-    for result, each in zip([*results, *ratios], _times(contestants), strict=True):
-        result["step_ms_quartiles"] = list(np.quantile(each, (0.25, 0.75)))
+    ratios = []
+    for contestant, other in zip(contestants[1:], others, strict=True):
+        ratio = {k: model[k] / other[k] for k in model if k not in ("name", _QUARTILES)}
+        # Of the rounds, in each of which the models take turns on an equally busy machine.
+        by_round = np.divide(contestants[0].seconds, contestant.seconds)
+        of_rounds = {_QUARTILES: _quartiles(by_round)}
+        ratios.append({"name": f"model / {other['name']}", **of_rounds, **ratio})
     return [*results, *ratios]
 
 
-def _times(contestants: Sequence[Contestant]) -> list[np.ndarray]:
-    """By round, the milliseconds of each, then the ratio of the first's to each other's.
-
-    The models take turns, so a round's ratio suffers less from what else the machine does.
-    """
-    times = [1e3 * np.array(each.seconds) for each in contestants]
-    return [*times, *(times[0] / other for other in times[1:])]
+def _quartiles(values: np.ndarray) -> list[float]:
+    """The values that a quarter and three quarters of them are below."""
+    return np.quantile(values, (0.25, 0.75)).tolist()
 
 
 def show_coordinate_check(config: Config) -> None:
@@ -230,7 +225,7 @@ def show_comparison(config: Config, rounds: int, traces: AnyPath | None = None) 
     """Prints a table with a column per model and per ratio; stores traces where one is given."""
     results = compare_models(config, rounds, traces)
     lines = [["", *(result["name"] for result in results)]]
-    for key in (key for key in results[0] if key != "name"):
+    for key in list(results[0])[1:]:
         lines.append([key, *(_format_cell(result, key) for result in results)])
     say(*align(lines))
     for result in results:
