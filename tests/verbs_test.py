@@ -99,7 +99,7 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
         (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its steps itself"),
         (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
         (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),
-        (["--scheme=eular"], "model.scheme is 'eular'; it can be euler"),
+        (["--scheme=eular"], "--scheme=eular is unknown; did you mean euler"),
         (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 3"),
         (["--batch_size=0"], "--batch_size=0 must be at least 1"),
     ],
