@@ -1,7 +1,8 @@
 """Another run's model, tuned on a grid of its own (paper, section 6.2: figure 5).
 
     python -m t5x_diffeq.finetune --config=configs/finetune.py:lora --workdir=NEW \\
-        --config.init_from=DIR --config.model.num_steps=9 --config.data.path=...
+        --config.init_from=DIR --config.model.num_steps=9 \\
+        --config.data.source=text_files --config.data.path=...
 
 The model and its tokenizer come from the run in DIR: W(t), made at the nodes of `model.num_steps`
 steps (None: as many as it was trained with), becomes layer weights. The paper trains with 18 steps

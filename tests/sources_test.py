@@ -9,7 +9,7 @@ import pytest
 
 from configs import default
 from t5x_diffeq.data.encoding import TextEncoder
-from t5x_diffeq.data.sources import find_text_files, load_source, stdlib
+from t5x_diffeq.data.sources import check_paths, find_text_files, load_source, stdlib
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
@@ -95,6 +95,18 @@ def test_paths_that_lead_nowhere(tmp_path, small):
     small.data.source = "books"
     with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):
         load_source(Config.of(small).data)
+
+
+def test_paths_that_the_source_does_not_read(small):
+    check_paths(Config.of(small).data)
+    small.data.source = "stdlib"
+    with pytest.raises(InputError, match=r"data.path=.*text.txt is set, and data.source=stdlib .*"):
+        check_paths(Config.of(small).data)
+    small.data.update(source="tokens", validation_path="v.txt")
+    with pytest.raises(InputError, match=r"v.txt is set, and data.source=tokens"):
+        check_paths(Config.of(small).data)
+    small.data.source = "package.module:function"  # which may read them
+    check_paths(Config.of(small).data)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,22 @@
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ROOT
 
 import t5x_diffeq as td
+from t5x_diffeq.inference import trained_run
 from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.inference.trained_grids import (
+    describe_trained_grids,
+    is_smooth,
+    is_trained_grid,
+)
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
@@ -35,8 +43,8 @@ def test_weights_at_the_nodes_are_those_of_the_grid(run):
     config = run.run.placed.model.config
     grid = nodes(config)
     of_pass = run._apply(LanguageModel.weights)
-    jax.tree.map(np.testing.assert_array_equal, run.weights(grid), of_pass)
-    between = run.weights(grid + 0.3 / config.num_steps)
+    jax.tree.map(np.testing.assert_array_equal, dict(run.weights(grid)), of_pass)
+    between = dict(run.weights(grid - 0.3 / config.num_steps))
     differences = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), between, of_pass)
     assert max(jax.tree.leaves(differences)) > 0
 
@@ -158,6 +166,119 @@ def test_integrate_takes_a_field_of_ones_own(scheme):
     np.testing.assert_allclose(states[-1], by_values, rtol=1e-6)
     with pytest.raises(InputError, match=rf"4 steps of {scheme} read them at {len(times)} times"):
         td.integrate(grow, times[1:], np.ones(3), scheme=scheme, num_steps=4)
+
+
+def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
+    """A few short lines, also where its metrics can't be read; a table in a notebook."""
+    lines = repr(run).splitlines()
+    assert len(lines) == 5 and max(map(len, lines)) < 200
+    for word in (f"{run_on_lines}, step 20", "gpt, time_dependent", "2 steps of euler, as trained"):
+        assert word in repr(run)
+    loss = read_metrics(run_on_lines)[-1]["eval/loss"]
+    assert f"{loss:.4f} nats" in repr(run)
+    assert run._repr_html_().count("<tr>") == 5
+    assert "not a grid that it was trained on" in repr(run.at_depth(4))
+    monkeypatch.setattr(trained_run, "read_metrics", unreadable)
+    assert "unknown" in repr(run)
+
+
+def unreadable(workdir):
+    raise InputError("it can't be read")
+
+
+def test_what_is_known_of_a_run(run, monkeypatch):
+    assert (run.num_steps, run.step, run.config.train.total_steps) == (2, 20, 20)
+    assert run.at_depth(5).num_steps == 5 and run.at_depth(5).config.model.num_steps == 2
+    assert "".join(run.pieces("line 1")) == "line 1"
+    assert run.metrics()["step"].max() == 20
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert run.metrics() == run.metric_lines()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.at_depth(0), "model.num_steps is 0; it must be at least 1"),
+        (lambda run: run.weights([0, 2]), r"t=\[0, 2\]: times run from 0 to 1"),
+        (lambda run: run.weights(float("nan")), "t=nan: times run from 0 to 1"),
+        (lambda run: run.weights(np.ones((1, 1))), r"has the shape \(1, 1\); give a number"),
+        (lambda run: run.generate([]), r"prompts=\[\]: there is no text"),
+        (lambda run: run.generate(["line", ""]), "the text '' has no tokens"),
+        (lambda run: run.generate("line", 0), "max_tokens=0; it must be at least 1"),
+        (lambda run: run.generate("line", temperature=-1.0), "temperature=-1.0; it must be 0"),
+        (lambda run: run.generate("line", top_k=0), "top_k=0; it must be at least 1"),
+        (lambda run: run.generate("line", top_p=2.0), "top_p=2.0; it must be above 0"),
+        (lambda run: run.evaluate(limit=0), "limit=0; it must be at least 1"),
+        (lambda run: run.evaluate(batch_size=0), "batch_size=0; it must be at least 1"),
+        (lambda run: run.trajectory(""), "the text '' has no tokens"),
+    ],
+)
+def test_arguments_that_can_not_be_used(run, call, message):
+    with pytest.raises(InputError, match=message):
+        call(run)
+
+
+@pytest.mark.slow
+def test_results_say_their_axes(run):
+    """They are arrays, and trees of arrays, all the same; what is computed of them is plain."""
+    y = run.trajectory("line")
+    np.testing.assert_allclose(y.t, [0, 0.5, 1])
+    assert y.tokens == ("l", "i", "n", "e")
+    assert repr(y).startswith("y(t): [t 3, token 4, width 16]") and "'n', 'e'" in str(y)
+    assert type(y[1:]) is np.ndarray and repr(y - y) == repr(np.zeros(y.shape, np.float32))
+    np.testing.assert_array_equal(jnp.diff(y, axis=0), np.diff(y, axis=0))
+    W = run.weights([0.0, 0.5, 1.0])
+    assert W.axes["attention/qkv/kernel"] == ("t", "embed", "maps", "heads", "head_dim")
+    assert "W(t) at t = 0, 0.5, 1" in repr(W) and "[t 3, embed 16, mlp 32]" in repr(W)
+    at_half = run.weights(0.5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[1], b, atol=1e-6), dict(W), dict(at_half)
+    )
+    assert at_half.axes["mlp/up/kernel"] == ("embed", "mlp")
+
+
+@pytest.mark.slow
+def test_programs_are_compiled_once(run):
+    """Texts of other lengths take the same program."""
+    run.logits("line"), run.trajectory("line")
+    compiled = trained_run._apply._cache_size()
+    run.logits("another"), run.trajectory("lines")
+    assert trained_run._apply._cache_size() == compiled
+
+
+@pytest.mark.slow
+def test_off_the_trained_grid_it_warns_once(run):
+    trained_run._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.evaluate(limit=1)
+        assert not caught
+        run.at_depth(4).evaluate(limit=1)
+        run.at_depth(2, scheme="heun").evaluate(limit=1)
+    (warning,) = caught
+    assert "trained with 2 steps of euler alone" in str(warning.message)
+    assert ":smooth" in str(warning.message)
+
+
+def test_grids_of_a_training():
+    tiny = td.load_config("configs/tiny.py", {"train.depths": (2, 4)})
+    assert describe_trained_grids(tiny) == "2, 4 and 6 steps of euler"
+    assert is_trained_grid(tiny, "euler", 4) and not is_trained_grid(tiny, "heun", 4)
+    assert not is_trained_grid(tiny, "euler", 3) and not is_trained_grid(tiny, "dopri5", None)
+    assert [is_smooth(td.load_config(f"configs/tiny.py{v}")) for v in ("", ":smooth")] == [0, 1]
+
+
+@pytest.mark.slow
+def test_figures(run):
+    for figure in (run.plot(), run.plot.weights(), run.plot.states("a\nb"), run.plot.depths([2])):
+        assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_figures_need_matplotlib(run, monkeypatch):
+    for module in ("plots", "run_plots"):
+        monkeypatch.setitem(sys.modules, f"t5x_diffeq.analysis.{module}", None)
+    with pytest.raises(InputError, match=r"run.plot\(\) needs the package matplotlib; pip install"):
+        run.plot()
 
 
 def test_too_long_a_text(run):

@@ -84,7 +84,11 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     flops = [row["flops_per_token"] for row in rows]
     assert flops[0] < flops[1] < flops[3]
     assert flops[1] == flops[2]  # one step of two stages
-    table = [line.split() for line in err.splitlines() if line.startswith(("euler ", "heun "))]
+    lines = [line for line in err.splitlines() if line.startswith(("euler ", "heun "))]
+    assert [line.endswith("trained grid") for line in lines] == [False, True, False, False]
+    table = [line.removesuffix("trained grid").split() for line in lines]
+    (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert "trained with 2 steps of euler alone" in warning and ":smooth" in warning
     for column, key in ((-1, "eval/perplexity"), (-2, "eval/bits_per_byte")):
         shown = [float(line[column]) for line in table]
         assert shown == pytest.approx([row[key] for row in rows], abs=0.01)

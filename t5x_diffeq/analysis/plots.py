@@ -1,4 +1,4 @@
-"""Print-quality figures. Only this module and `prompt_plots` need matplotlib."""
+"""Print-quality figures. Only this module, `prompt_plots` and `run_plots` need matplotlib."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -5,6 +5,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -70,6 +71,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens."""
+
+    def pieces(self, tokens: TokenSequence) -> list[str]:
+        """The text that each token adds to that of the tokens before it."""
+        texts = [self.decode(tokens[:end]) for end in range(len(tokens) + 1)]
+        return [after[len(before) :] for before, after in pairwise(texts)]
 
     def save(self, folder: AnyPath) -> None:
         """Writes what `load_tokenizer` needs into `folder`."""

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.layers.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.runtime.errors import InputError
 
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
 
@@ -24,11 +25,22 @@ class Sampling:
       temperature: temperature of the softmax; 0 takes the likeliest token.
       top_k: draw among this many likeliest tokens; None for all.
       top_p: draw among the likeliest that together have this probability (Holtzman et al. 2020).
+
+    Raises:
+      InputError: if one of them can't be used.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise InputError(f"temperature={self.temperature}; it must be 0 (greedy) or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k={self.top_k}; it must be at least 1, or None for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p={self.top_p}; it must be above 0 and at most 1 (all tokens)")
 
     def __call__(self, logits: Float[Array, "B V"], key: Array) -> Int[Array, " B"]:
         """A token for each row."""

@@ -6,10 +6,14 @@ run = td.load("workdirs/tiny")
 W = run.weights([0.0, 0.5, 1.0])
 """
 
+import html
+import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from os import PathLike
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,66 +26,172 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
-from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.inference.labelled import Trajectory, WeightsOverTime
+from t5x_diffeq.inference.run_figures import Figures
+from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
 from t5x_diffeq.inference.split_loss import evaluate_split
-from t5x_diffeq.layers.array_types import Weights
+from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
+from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.models.sub_fields import block_of_shapes
+from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime.compilation_cache import enable_cache
+from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.console import format_count
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.runtime.files import AnyPath, parse_path
+from t5x_diffeq.tracking.jsonl import read_metrics
 
-_Result = TypeVar("_Result")
+if TYPE_CHECKING:
+    import pandas
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class TrainedRun:
     """A model with its trained parameters, its tokenizer and its data.
 
     Attributes:
-      run: config, model and parameters.
+      run: model and parameters.
       corpus: the run's tokenizer and data.
+      workdir: where it was trained.
+      config: the config with which it was trained; `at_depth` doesn't change it.
+      loaded_with: what was loaded besides the parameters, or instead of them; "" for nothing.
     """
 
     run: Run
     corpus: Corpus
+    workdir: AnyPath
+    config: Config
+    loaded_with: str = ""
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        wide = max(map(len, facts))
+        return "\n".join(f"{name:<{wide}}  {value}" for name, value in facts.items())
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._facts().items()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        """What a line each says of the run."""
+        c = self._model
+        leaves = jax.tree.leaves(self.run.params)
+        trained = "as trained" if self.on_trained_grid else "not a grid that it was trained on"
+        try:
+            lines = [] if self.loaded_with else self.metric_lines()
+        except InputError:  # a run is shown even if its metrics can't be read
+            lines = []
+        losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
+        return {
+            "run": ", ".join(filter(None, (f"{self.workdir}, step {self.step}", self.loaded_with))),
+            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
+            f"{c.num_heads} heads, {c.vocab_size} tokens",
+            "parameters": format_count(sum(leaf.size for leaf in leaves)),
+            "grid": f"{c.num_steps} steps of {c.scheme}, {trained}",
+            "validation loss": f"{losses[-1]:.4f} nats per token when it was trained"
+            if losses
+            else "unknown: evaluate()",
+        }
+
+    @property
+    def _model(self) -> ModelConfig:
+        return self.run.placed.model.config
+
+    @property
+    def num_steps(self) -> int:
+        """The number of solver steps of its grid."""
+        return self._model.num_steps
+
+    @property
+    def step(self) -> int:
+        """The optimizer step of its checkpoint."""
+        return self.run.step
+
+    @property
+    def nodes(self) -> Float[np.ndarray, " nodes"]:
+        """The times at which a forward pass reads the weights, in the order in which it does."""
+        return nodes(self._model)
+
+    @property
+    def on_trained_grid(self) -> bool:
+        """Whether its grid is one that it was trained on."""
+        return is_trained_grid(self.config, self._model.scheme, self._model.num_steps)
+
+    @property
+    def plot(self) -> Figures:
+        """Figures: `plot()` of the losses; `plot.weights`, `plot.states` and `plot.depths`."""
+        return Figures(self)
+
+    def metric_lines(self) -> list[dict[str, float]]:
+        """The reports of the training, oldest first: the lines of `metrics.jsonl`."""
+        return read_metrics(self.workdir)
+
+    def metrics(self) -> "pandas.DataFrame | list[dict[str, float]]":
+        """`metric_lines`, as a table of pandas if that is installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            return self.metric_lines()
+        return pandas.DataFrame(self.metric_lines())
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "TrainedRun":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, run=self.run.at_depth(num_steps, scheme))
 
-    def weights(self, t: Sequence[float] | ArrayLike) -> Weights:
+    def weights(self, t: Sequence[float] | ArrayLike) -> WeightsOverTime:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
 
+        At one time, given as a number, the leaves have no axis of time.
+
         Raises:
-          InputError: if the weights are per-layer, and `t` isn't the grid of their layers.
+          InputError: if a time isn't in [0, 1]; or the weights are per-layer, and `t` isn't the
+            grid of their layers.
         """
-        config = self.run.placed.model.config
-        own, times = nodes(config), np.asarray(t, np.float32)
-        if config.weights == "per_layer" and not (
-            own.shape == times.shape and np.allclose(own, times)
+        times = np.asarray(t, np.float32)
+        if times.ndim > 1 or not times.size:
+            raise InputError(
+                f"t={t!r} has the shape {times.shape}; give a number or a list of numbers"
+            )
+        if not ((times >= 0) & (times <= 1)).all():
+            raise InputError(f"t={t!r}: times run from 0 to 1, and W(t) was learned there alone")
+        if self._model.weights == "per_layer" and not (
+            self.nodes.shape == times.shape and np.allclose(self.nodes, times)
         ):
             raise InputError(
-                f"per-layer weights exist at their own {len(own)} nodes alone, {own.tolist()}, and "
-                f"{times.tolist()} were asked for; time-dependent and shared weights have others"
+                f"per-layer weights exist at their own {len(self.nodes)} nodes alone, "
+                f"{self.nodes.tolist()}, and {times.tolist()} were asked for; time-dependent and "
+                "shared weights have others"
             )
-        return self._apply(LanguageModel.weights, jnp.asarray(t, jnp.float32))
+        W = self._apply(LanguageModel.weights, jnp.atleast_1d(times))
+        W = W if times.ndim else jax.tree.map(lambda leaf: leaf[0], W)
+        return WeightsOverTime(W, times if times.ndim else float(times), _axes_of(self._model))
 
     def logits(self, text: str) -> Float[Array, "L V"]:
         """The logits of each token's successor, over the padded vocabulary.
 
         Raises:
-          InputError: if the text is longer than the model's length.
+          InputError: if the text is empty, or longer than the model's length.
         """
-        return self._apply(LanguageModel.__call__, self.tokens(text)[None])[0]
+        return self._read(LanguageModel.__call__, self._tokens(text))[0]
 
-    def trajectory(self, text: str) -> Float[Array, "states L D"]:
+    def trajectory(self, text: str) -> Trajectory:
         """The states y at t = 0, 1/N, ..., 1, for the N solver steps of the run's grid.
 
+        An array `[N + 1, tokens, width]`, whose `t` and `tokens` say where its entries belong.
+
         Raises:
-          InputError: if the text is longer than the model's length.
+          InputError: if the text is empty, or longer than the model's length.
         """
-        weights = self._apply(LanguageModel.weights)
-        return self._apply(LanguageModel.trajectory, self.tokens(text)[None], weights)[:, 0]
+        tokens = self._tokens(text)
+        states = self._read(LanguageModel.trajectory_of_pass, tokens)[:, 0]
+        t = np.arange(self.num_steps + 1) / self.num_steps
+        return Trajectory.of(np.asarray(states), t, self.tokenizer.pieces(tokens.tolist()))
 
     def loss(self, text: str) -> float:
         """The mean cross entropy of the text's tokens but the first, in nats per token.
@@ -89,7 +199,7 @@ class TrainedRun:
         Raises:
           InputError: if the text has fewer than two tokens, or is longer than the model's length.
         """
-        tokens = self.tokens(text)
+        tokens = self._tokens(text)
         if len(tokens) < 2:
             raise InputError(f"{text!r} has {len(tokens)} tokens; a loss takes at least 2")
         logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
@@ -98,12 +208,21 @@ class TrainedRun:
     def evaluate(self, batch_size: int = 32, limit: int | None = None) -> dict[str, float]:
         """`loss` (nats per token), `perplexity`, `bits_per_byte` and `tokens` on validation.
 
-        `bits_per_byte` is there if the bytes of tokens are known (see `data.token_bytes`).
+        `bits_per_byte` is there if the bytes of tokens are known (see `data.token_bytes`). On a
+        grid that the run wasn't trained on it warns once, unless W(t) is smooth.
 
         Args:
           batch_size: sequences per batch.
           limit: only the first `limit` batches; None for the whole split.
+
+        Raises:
+          InputError: if `batch_size` or `limit` is less than 1.
         """
+        for name, value in (("batch_size", batch_size), ("limit", limit)):
+            if value is not None and value < 1:
+                raise InputError(f"{name}={value}; it must be at least 1")
+        if not self.on_trained_grid and not is_smooth(self.config):
+            _warn_once(off_grid_warning(self.config))
         return evaluate_split(self.run, self.corpus, batch_size, limit)
 
     def generate(
@@ -112,23 +231,37 @@ class TrainedRun:
         max_tokens: int = 64,
         sampling: Sampling | None = None,
         seed: int = 0,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float = 1.0,
     ) -> str | list[str]:
         """Each prompt and its continuation, up to the model's length.
 
         Args:
           prompts: a text to continue, or several, which are continued at once.
           max_tokens: most tokens to add to each.
-          sampling: how tokens are drawn; None draws at temperature 0.8.
+          sampling: how tokens are drawn; None for what the last three arguments say.
           seed: seed of the random draws.
+          temperature: temperature of the softmax; 0 takes the likeliest token.
+          top_k: draw among this many likeliest tokens; None for all.
+          top_p: draw among the likeliest that together have this probability.
 
         Raises:
-          InputError: if a prompt is longer than the model's length.
+          InputError: if there is no prompt, one is empty or longer than the model's length, or
+            another argument can't be used.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
-        tokens = [self.tokens(text).tolist() for text in texts]
-        room = self.run.placed.model.config.max_length - max(map(len, tokens))
+        if not texts:
+            raise InputError(
+                f"prompts={prompts!r}: there is no text to continue; give at least one"
+            )
+        if max_tokens < 1:
+            raise InputError(f"max_tokens={max_tokens}; it must be at least 1")
+        sampling = sampling or Sampling(temperature, top_k, top_p)
+        tokens = [self._tokens(text).tolist() for text in texts]
+        room = self._model.max_length - max(map(len, tokens))
         rows = [Continuation(self.tokenizer, each) for each in tokens]
-        sampling, key = sampling or Sampling(temperature=0.8), jax.random.key(seed)
         with self.run.placed.context():
             drawn = generate(
                 self.run.placed.model,
@@ -136,12 +269,12 @@ class TrainedRun:
                 tokens,
                 min(max_tokens, room),
                 sampling,
-                key,
+                jax.random.key(seed),
             )
             for _ in grow(rows, drawn):
                 pass
-        found = [row.text() for row in rows]
-        return found[0] if isinstance(prompts, str) else found
+        continued = [row.text() for row in rows]
+        return continued[0] if isinstance(prompts, str) else continued
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -149,22 +282,62 @@ class TrainedRun:
         return self.corpus.tokenizer
 
     def tokens(self, text: str) -> Int[Array, " L"]:
-        """The text's tokens.
+        """The text's tokens; `pieces` has their texts.
 
         Raises:
           InputError: if the text is longer than the model's length.
         """
         (tokens,) = self.tokenizer.encode([text])
-        limit = self.run.placed.model.config.max_length
+        limit = self._model.max_length
         if len(tokens) > limit:
             raise InputError(
                 f"the text has {len(tokens)} tokens, and the model's length is {limit}"
             )
         return jnp.asarray(tokens, jnp.int32)
 
-    def _apply(self, method: Callable[..., _Result], *arguments: Array | Weights) -> _Result:
+    def pieces(self, text: str) -> list[str]:
+        """The text of each token of a text, which together are the text."""
+        (tokens,) = self.tokenizer.encode([text])
+        return self.tokenizer.pieces(tokens)
+
+    def _tokens(self, text: str) -> Int[Array, " L"]:
+        """At least one token."""
+        tokens = self.tokens(text)
+        if not len(tokens):
+            raise InputError(f"the text {text!r} has no tokens; give at least one")
+        return tokens
+
+    def _read(self, method: Callable, tokens: Int[Array, " L"]) -> Array:
+        """A method of the model on one row of tokens: an array whose third axis is the width.
+
+        The row is padded, and the padding cut off, so that few programs are compiled.
+        """
+        length = len(tokens)
+        padded = min(-(-length // BUCKET) * BUCKET, self._model.max_length)
+        row = jnp.pad(tokens, (0, padded - length))[None]
+        return self._apply(method, row)[..., :length, :]
+
+    def _apply(self, method: Callable, *arguments: ArrayLike) -> Any:
         with self.run.placed.context():
-            return nn.apply(method, self.run.placed.model)({"params": self.run.params}, *arguments)
+            return _apply(method, self.run.placed.model, self.run.params, *arguments)
+
+
+@partial(jax.jit, static_argnames=("method", "model"))
+def _apply(method: Callable, model: LanguageModel, params: dict, *arguments: Array) -> Any:
+    return nn.apply(method, model)({"params": params}, *arguments)
+
+
+@cache
+def _axes_of(model: ModelConfig) -> dict[tuple[str, ...], tuple[str | None, ...]]:
+    """The logical axes of the block's parameters, by path."""
+    block = block_of_shapes(model)
+    declared = block_parameters(block, block.input_shapes())
+    return {path: tuple(parameter.names) for path, parameter in declared.items()}
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def load(
@@ -191,6 +364,7 @@ def load(
     """
     folder = parse_path(str(workdir), "workdir")
     corpus = load_corpus(folder)
+    enable_cache()
     run = load_run(
         folder,
         corpus.tokenizer.vocab_size,
@@ -200,4 +374,7 @@ def load(
         grids=[(num_steps, scheme)],
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
-    return TrainedRun(run.at_depth(num_steps, scheme), corpus)
+    config = replace(read_config(folder), model=run.placed.config.model)  # adapters have their own
+    with_averages = "moving averages of the parameters" if averages else ""
+    loaded_with = f"adapters of {adapters}" if adapters else with_averages
+    return TrainedRun(run.at_depth(num_steps, scheme), corpus, folder, config, loaded_with)

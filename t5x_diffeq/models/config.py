@@ -95,9 +95,13 @@ class ModelConfig(ModelKeys):
           scheme: the scheme; None for the model's own.
 
         Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own.
+          InputError: if the model has per-layer weights, and the grid isn't their own; or there are
+            no such grids.
         """
-        changes: dict[str, Any] = {"num_steps": num_steps or self.num_steps}
+        changes: dict[str, Any] = {}
+        if num_steps is not None:
+            check_values({"model.num_steps": num_steps})
+            changes = {"num_steps": num_steps}
         if scheme is not None and scheme != self.scheme:
             check_values({"model.scheme": scheme})
             changes |= {"scheme": scheme, **(_OF_REVERSIBLE if is_reversible(scheme) else {})}

@@ -275,6 +275,10 @@ class LanguageModel(nn.Module):
             step_size=c.dt,
         )
 
+    def trajectory_of_pass(self, tokens: Tokens) -> States:
+        """`trajectory` with the weights of a forward pass."""
+        return self.trajectory(tokens, self.weights())
+
     def embed(self, tokens: Tokens, places: Places) -> State:
         """The state at t = 0."""
         with jax.named_scope("embed"):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +39,6 @@ def _encode_prompt(tokenizer: Tokenizer, text: str, limit: int) -> list[int]:
     return tokens.tolist()
 
 
-def _split_pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    texts = [tokenizer.decode(tokens[:end]) for end in range(len(tokens) + 1)]
-    return [after[len(before) :] for before, after in pairwise(texts)]
-
-
 def _make_spectra_section(corpus: Corpus, run: Run, params: dict, flags: FlagValues) -> Section:
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
@@ -60,7 +54,7 @@ def _make_lyapunov_section(corpus: Corpus, run: Run, params: dict, flags: FlagVa
     from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
 
     prompts = _prompts_of(corpus, run, flags.prompt)
-    texts = [_split_pieces(corpus.tokenizer, prompt) for prompt in prompts]
+    texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
     return lyapunov_section(
         run.placed.model, params, prompts, texts, flags.convention, flags.memory
     )

@@ -9,6 +9,7 @@ from absl.flags import FlagValues
 
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
 from t5x_diffeq.exchange.from_pretrained import (
@@ -98,6 +99,7 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     need_packages("convert")
     check_new_folder(workdir, "workdir")
     check_data(config.data)
+    check_paths(config.data)
     if not folder.exists() and is_hub_id(flags.input):
         folder = fetch_model(flags.input)
     errors: dict[str, float] = {}

@@ -1,8 +1,6 @@
 """Loss and bits per byte of a run on any grid, or tasks of lm-evaluation-harness."""
 
-import importlib
 import json
-from types import ModuleType
 
 import jax
 from absl.flags import FlagValues
@@ -10,11 +8,14 @@ from absl.flags import FlagValues
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.inference.downstream import check_harness
+from t5x_diffeq.inference.run_figures import import_plots
 from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
 from t5x_diffeq.models.adaptive import SOLVERS, Adaptive
 from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.planner.flops import forward_flops
 from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
@@ -61,13 +62,13 @@ def _evaluate_grid(
     return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
 
 
-def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int]) -> None:
+def _show_table(results: list[dict], plot: str | None, trained: Config) -> None:
     """Prints a line per grid, and draws the figure if one is asked for.
 
     Args:
       results: results of each grid.
       plot: the figure's file; None for no figure.
-      trained: scheme and number of solver steps with which the model was trained.
+      trained: the config with which the model was trained.
     """
     per_byte = "eval/bits_per_byte" in results[0]
     wide = 11 if per_byte else 0
@@ -82,21 +83,20 @@ def _show_table(results: list[dict], plot: str | None, trained: tuple[str, int])
             f"{values['scheme']:<12}{values['num_steps']:>7}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
             f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
+            f"{'  trained grid' if _is_trained(values, trained) else ''}"
         )
     if plot:
         path = parse_path(plot, "--plot")
-        figure = _import_plots().perplexity_over_depth(results, trained)
-        write_whole(path, _import_plots().render_image(figure, path.suffix[1:]))
+        plots = import_plots("--plot")
+        figure = plots.perplexity_over_depth(
+            results, (trained.model.scheme, trained.model.num_steps)
+        )
+        write_whole(path, plots.render_image(figure, path.suffix[1:]))
         say(f"figure in {path}")
 
 
-def _import_plots() -> ModuleType:
-    try:
-        return importlib.import_module("t5x_diffeq.analysis.plots")
-    except ImportError as error:
-        raise InputError(
-            "--plot needs the package matplotlib; pip install -e '.[analysis]', or leave it out"
-        ) from error
+def _is_trained(values: dict, trained: Config) -> bool:
+    return is_trained_grid(trained, values["scheme"], values.get("num_steps"))
 
 
 def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
@@ -120,7 +120,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
 def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
     if flags.plot:
-        _import_plots()
+        import_plots("--plot")
     corpus = load_corpus(workdir)
     run = _load_run(workdir, corpus.tokenizer, grids, flags)
     results = []
@@ -131,7 +131,10 @@ def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
         say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
-    fixed = "num_steps" in results[0]
-    if fixed and (len(results) > 1 or flags.plot) and jax.process_index() == 0:
-        model = run.placed.model.config
-        _show_table(results, flags.plot, (model.scheme, model.num_steps))
+    if jax.process_index() != 0:
+        return
+    trained = run.placed.config
+    if "num_steps" in results[0] and (len(results) > 1 or flags.plot):
+        _show_table(results, flags.plot, trained)
+    if not is_smooth(trained) and not all(_is_trained(values, trained) for values in results):
+        say(f"warning: {off_grid_warning(trained)}")

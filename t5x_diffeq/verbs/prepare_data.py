@@ -5,7 +5,7 @@ import json
 from t5x_diffeq.data.manifest import MASKS, SPLITS, TRAINED
 from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
-from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.data.sources import check_paths, load_source
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.files import AnyPath, digest
@@ -24,6 +24,7 @@ def prepare_data(
       workers: number of processes that tokenise.
       part: (i, n), the i-th of n parts.
     """
+    check_paths(data)
     lock = folder / f".lock-{part[0]}-of-{part[1]}"
     with hold_lock(lock, f"--output={folder}"):
         source = load_source(data)

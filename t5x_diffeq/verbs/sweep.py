@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from absl.flags import FlagValues
 
 from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.grid_runs import (
@@ -83,6 +84,7 @@ def _check_points(plan: GridSweep) -> None:
         check_new(config)
         check_depths(config)
         check_data(config.data)
+        check_paths(config.data)
 
 
 def _check_failed(runs: Sequence[ExperimentRun], output: AnyPath) -> None:

@@ -11,6 +11,7 @@ from t5x_diffeq.data.batches import Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
 from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.planner.device_memory import check_fits
@@ -82,6 +83,7 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
     check_fits(setup, config.train.batch_size)
     if new:
         check_new(config)
+        check_paths(config.data)
     check_depths(config)
     check_data(config.data)
     check_teacher(config)
