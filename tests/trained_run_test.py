@@ -1,8 +1,8 @@
 """The Python interface to a trained run."""
 
+import re
 import subprocess
 import sys
-import textwrap
 import warnings
 
 import jax
@@ -108,9 +108,9 @@ def test_evaluate_is_what_training_reported(run, run_on_lines):
 def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     """They run as they stand, on this run."""
     text = (ROOT / "README.md").read_text()
-    lines = text.partition("In Python, the run is\n\n")[2].partition("\n\n")[0]
-    assert lines.count("\n") == 5
-    code = textwrap.dedent(lines).replace("workdirs/tiny", str(run_on_lines))
+    lines = re.findall(r"^    In \[\d\]: (.*)$", text, re.MULTILINE)
+    assert len(lines) == 5
+    code = "\n".join(lines).replace("workdirs/tiny-smooth", str(run_on_lines))
     names = {}
     exec(code.replace("def main():", "line"), names)
     assert {len(leaf) for leaf in jax.tree.leaves(names["W"])} == {3}
