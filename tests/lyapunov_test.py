@@ -12,7 +12,6 @@ from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params
 
 from t5x_diffeq.analysis.lyapunov import (
     choose_chunks,
-    kaplan_yorke_dimension,
     lyapunov_exponents,
     pair_exponents,
     step_map,
@@ -163,13 +162,6 @@ def test_chunks_follow_the_bound():
     sizes = [choose_chunks(memory, states, weights) for memory in (1e-9, 1e-3, 1.0)]
     assert sizes[0] == (1, 1) and sizes[2] == (64, 32)
     assert 1 < sizes[1].tokens < 64 and 1 <= sizes[1].products < 32
-
-
-def test_kaplan_yorke_dimension():
-    assert kaplan_yorke_dimension(np.array([0.9, 0.0, -14.5])) == pytest.approx(2 + 0.9 / 14.5)
-    assert kaplan_yorke_dimension(np.array([-1.0, -2.0])) == 0
-    assert kaplan_yorke_dimension(np.array([0.5, -0.1])) == 2
-    assert kaplan_yorke_dimension(np.array([-3.0, 1.0, -0.5])) == pytest.approx(2 + 0.5 / 3)
 
 
 @pytest.mark.parametrize(

@@ -200,21 +200,6 @@ def choose_chunks(memory: float, states: Float[Array, "N B L D"], weights: StepW
     return Chunks(int(np.clip(half // tangent, 1, L)), int(np.clip(half // product, 1, D)))
 
 
-def kaplan_yorke_dimension(exponents: Float[np.ndarray, " D"]) -> float:
-    """j + (sum of the j largest) / |the next|, for the largest j whose sum isn't negative.
-
-    It is 0 if the largest is negative, and D if the sum of all isn't negative.
-    """
-    falling = np.sort(exponents)[::-1]
-    sums = np.cumsum(falling)
-    if falling[0] < 0:
-        return 0.0
-    if sums[-1] >= 0:
-        return float(len(falling))
-    j = int(np.argmax(sums < 0))
-    return float(j + (sums[j - 1] if j else 0.0) / abs(falling[j]))
-
-
 def _check_arguments(
     config: ModelConfig,
     tokens: Tokens,

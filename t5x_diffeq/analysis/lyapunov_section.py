@@ -1,34 +1,43 @@
 """The report's section on token-level sensitivity."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from t5x_diffeq.analysis.lyapunov import Exponents, kaplan_yorke_dimension, lyapunov_exponents
-from t5x_diffeq.analysis.plots import make_drawing
+from t5x_diffeq.analysis.lyapunov import Exponents, lyapunov_exponents
+from t5x_diffeq.analysis.plots import make_drawing, render_image
 from t5x_diffeq.analysis.prompt_plots import (
     escape_piece,
     exponents_over_depth,
     scale_to_unit,
     shaded_prompt,
 )
-from t5x_diffeq.analysis.report import Drawing, Section, Table, prompt_markup
+from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
+from t5x_diffeq.analysis.spectra import LEAST_TIMES, STRONG, rank_correlation
 from t5x_diffeq.layers.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import has_method
 
-_COLUMNS = ("prompt.token", "largest", "mean", "Kaplan-Yorke dimension")
+_LINES = 6  # tokens whose exponents are drawn over depth
+_COLUMNS = ("token", "largest exponent", "mean exponent")
 _COMMON = (
-    "The outlined token is the one whose output, the prediction of the next, is differentiated."
+    "The outlined token is the one whose output, the prediction of the next, is differentiated. "
+    "Its exponent for itself is in the table and sets no shade."
 )
 _ROLLOUT = (
     "Beside it, attention rollout: the product over the steps of (A + I) / 2, A the mean over "
     "heads."
 )
 _NO_ROLLOUT = "The block has no `attention_matrix`, so attention rollout is left out."
+_OTHER = {
+    "pair": "full`, which counts the paths through other tokens too",
+    "official": "full`, which counts the paths through other tokens too",
+    "full": "pair`, which leaves out the paths through other tokens",
+}
 _METHOD = {
     "pair": (
         "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
@@ -41,7 +50,7 @@ _METHOD = {
     ),
     "official": (
         "The official code's convention: M <- (I + dt J_jk) M with the weights at t = n/N and the "
-        "state after step n, and for exponents the sums over the steps of log |diag R|.",
+        "state after step n, and as exponents the sums over the steps of log |diag R|.",
         _COMMON,
     ),
     "full": (
@@ -79,19 +88,22 @@ def lyapunov_section(
     markup, rows, sentences = "", [], []
     drawings: dict[str, Drawing] = {}
     for p, text in enumerate(pieces):
-        shown = {"largest exponent": found.largest[p, : len(text)]}
+        shown = {f"Largest exponent ({convention})": found.largest[p, : len(text)]}
         if flow is not None:
-            shown["attention rollout"] = flow[p, : len(text)]
+            shown["Attention rollout"] = flow[p, : len(text)]
         markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
         drawings |= _prompt_drawings(p, text, shown, found)
         rows += list(_prompt_rows(p, text, found, flow))
-        sentences.append(_prompt_findings(p, text, shown["largest exponent"]))
+        sentences.append(_prompt_findings(p, text, *shown.values()))
     return Section(
         name="lyapunov",
-        title="Lyapunov exponents",
-        findings=sentences,
+        title="Sensitivity to tokens",
+        conclusion=sentences[0],
+        advice="Repeat it with prompts of your own (`--prompt=TEXT`, several times) and with "
+        f"`--convention={_OTHER[convention]}, before you speak of the model.",
+        findings=sentences[1:],
         method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
-        tables=[Table("Finite-time exponents of each input token", columns, rows)],
+        tables=[Table(f"Finite-time exponents ({convention}) of each input token", columns, rows)],
         drawings=drawings,
         arrays=_arrays_of(tokens, outputs, found, flow),
         markup=markup,
@@ -108,36 +120,50 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
 
 
 def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
-    words = [f"token {k}: {value:.3g}" for k, value in enumerate(values)]
-    span = f"{np.nanmin(values):.3g} (white) to {np.nanmax(values):.3g}"
-    heading = f"Prompt {p + 1}, {title}, from {span}"
-    return prompt_markup(heading, text, scale_to_unit(values), words, len(text) - 1)
+    return prompt_markup(f"Prompt {p + 1}: {title}", text, scale_to_unit(values[:-1]), values)
 
 
 def _prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
 ) -> dict[str, Drawing]:
-    figure = shaded_prompt(text, shown)
+    """The prompt as figure 3 for a paper, as the page has it as text; and exponents over depth."""
+    shades = {title: np.append(values[:-1], np.nan) for title, values in shown.items()}
+    figure = shaded_prompt(text, shades)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
-    drawings = {f"prompt{p + 1}": make_drawing(figure, caption)}
-    if found.by_step is not None:
-        figure = exponents_over_depth(found.by_step[:, p, : len(text)], text)
-        caption = f"Prompt {p + 1}: sums of log |diag R| of its six most sensitive tokens."
-        drawings[f"depth{p + 1}"] = make_drawing(figure, caption)
+    files = Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
+    drawings = {f"prompt{p + 1}": files}
+    if found.by_step is not None and len(text) > 1:
+        most = np.argsort(-found.largest[p, : len(text) - 1])[:_LINES]
+        names = [f"{k}: {escape_piece(text[k])}" for k in most]
+        drawings[f"depth{p + 1}"] = make_drawing(
+            partial(exponents_over_depth, found.by_step[:, p, most], names),
+            f"Prompt {p + 1}: the mean of all exponents up to depth t, of the {len(most)} tokens "
+            "before the last with the largest exponents. It ends at the mean of the table.",
+        )
     return drawings
 
 
-def _prompt_findings(p: int, text: Sequence[str], largest: Float[np.ndarray, " L"]) -> str:
-    """The tokens to which the last token's output is the most and the least sensitive."""
+def _prompt_findings(
+    p: int,
+    text: Sequence[str],
+    largest: Float[np.ndarray, " L"],
+    flow: Float[np.ndarray, " L"] | None = None,
+) -> str:
+    """The tokens to which the last token's output is most and least sensitive, and rollout's."""
     if len(text) < 2:
         return f"Prompt {p + 1} has one token: there is no other that its output could depend on."
     others = largest[:-1]
     most, least = int(np.nanargmax(others)), int(np.nanargmin(others))
-    return (
-        f"Prompt {p + 1}: of the tokens before the last, its output is most sensitive to token "
-        f"{most}, {escape_piece(text[most])!r} (largest exponent {others[most]:.3g}), and "
-        f"least to token {least}, {escape_piece(text[least])!r} ({others[least]:.3g})."
+    told = (
+        f"Prompt {p + 1}: of the {len(others)} tokens before the last, its output is most "
+        f"sensitive to token {most}, {as_code(text[most])} (largest exponent {others[most]:.3g}), "
+        f"and least to token {least}, {as_code(text[least])} ({others[least]:.3g})"
     )
+    if flow is None or len(others) < LEAST_TIMES:
+        return told + "."
+    rank = rank_correlation(others, flow[:-1])
+    verb = "orders them alike" if rank >= STRONG else "orders them otherwise"
+    return f"{told}; attention rollout {verb} (rank correlation {rank:.2f})."
 
 
 def _prompt_rows(
@@ -145,9 +171,9 @@ def _prompt_rows(
 ) -> Iterator[tuple[str | float, ...]]:
     for k, piece in enumerate(text):
         each = found.exponents[p, k]
-        numbers = [each.max(), each.mean(), kaplan_yorke_dimension(each)]
-        numbers += [] if flow is None else [flow[p, k]]
-        yield (f"{p + 1}.{k} {escape_piece(piece)!r}", *map(float, numbers))
+        numbers = [each.max(), each.mean(), *([] if flow is None else [flow[p, k]])]
+        own = " (itself)" if k == len(text) - 1 else ""
+        yield (f"{p + 1}.{k} {as_code(piece)}{own}", *map(float, numbers))
 
 
 def _arrays_of(

@@ -1,7 +1,8 @@
 """Print-quality figures. Only this module, `prompt_plots` and `run_plots` need matplotlib."""
 
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -30,9 +31,12 @@ _STYLE = {
 }
 matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # the stub lists every key
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
-_HEADS_PER_ROW = 4
 _MOST_TICKS = 8  # on an axis that labels every number of steps
-WIDTH = 7.0  # width of a page's text, in inches
+WIDTH, NARROW = 7.0, 3.6  # of the text on a page, and of a phone's screen, in inches
+_ENDS = {"start": "#2980b9", "end": "#c0392b"}  # of a particle's trajectory
+_INK = "#000000"  # what follows the colour of a page's text
+_OUTSIDE = re.compile(r".*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL)
+_NEEDLESS_DIGITS = re.compile(r"(\.\d\d)\d+")  # of a coordinate in points
 
 
 def render_image(figure: Figure, kind: str = "png") -> bytes:
@@ -42,22 +46,48 @@ def render_image(figure: Figure, kind: str = "png") -> bytes:
     return content.getvalue()
 
 
-def make_drawing(figure: Figure, caption: str) -> Drawing:
-    """Both files of a figure, with its caption."""
-    return Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
+def render_svg(figure: Figure, name: str) -> str:
+    """The figure as an SVG element, what is black in the colour of the text around it.
+
+    Args:
+      figure: the figure.
+      name: what its ids are made of; another than that of any other on the page.
+    """
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(content, format="svg", transparent=True)
+    svg = _OUTSIDE.sub("", content.getvalue().decode(), count=3).replace(_INK, "currentColor")
+    return _NEEDLESS_DIGITS.sub(r"\1", svg)
 
 
-def make_figure(height: float) -> Figure:
-    """An empty figure as wide as the text; `height` is in inches."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+def make_drawing(draw: Callable[[float], Figure], caption: str) -> Drawing:
+    """A figure's files and its SVGs, with its caption.
+
+    Args:
+      draw: makes the figure, so many inches wide.
+      caption: its caption.
+    """
+    figure = draw(WIDTH)
+    svgs = tuple(
+        render_svg(each, f"{caption} {width}")
+        for each, width in ((figure, WIDTH), (draw(NARROW), NARROW))
+    )
+    return Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"), svgs)
 
 
-def _make_panels(count: int, height: float = 1.5) -> tuple[Figure, list]:
-    """A figure of `count` panels, in rows of at most `_HEADS_PER_ROW`."""
-    columns = min(count, _HEADS_PER_ROW)
+def make_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, as wide as the text of a page; sizes are in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def make_panels(
+    count: int, width: float, least: float, height: float, **how: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, as many in a row as fit if each is `least` inches wide."""
+    columns = min(count, int(width // least))
     rows = -(-count // columns)
-    figure = make_figure(height * rows + 0.4)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    figure = make_figure(height * rows + 0.4, width)
+    grid = figure.subplots(rows, columns, squeeze=False, **how)
     for spare in grid.flat[count:]:
         spare.set_axis_off()
     return figure, list(grid.flat[:count])
@@ -71,6 +101,7 @@ def eigenvalues_over_depth(
     nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
     depth: str = "depth t",
     heads: Int[np.ndarray, " heads"] | None = None,
+    width: float = WIDTH,
 ) -> Figure:
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
@@ -79,21 +110,22 @@ def eigenvalues_over_depth(
       values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
       part: "magnitude" or "real".
       name: name of the product.
-      nodes: times at which the model was trained, and the eigenvalues there, drawn as dots.
+      nodes: times at which the model was trained, and the eigenvalues there, drawn as dots; None if
+        `times` are these, and there is nothing between them: dotted lines join the dots.
       depth: label of the horizontal axis.
       heads: the heads' indices; None: these are all heads.
+      width: width of the figure in inches.
     """
-    figure, axes = _make_panels(values.shape[1])
+    figure, axes = make_panels(values.shape[1], width, 1.7, 1.5, sharex=True, sharey=True)
     indices = range(len(axes)) if heads is None else heads
+    line = {"linewidth": 0.5, "linestyle": ":" if nodes is None else "-"}
+    at, dots = (times, values) if nodes is None else nodes
     for head, ax in enumerate(axes):
         curves = _sorted_part(values[:, head], part)
         colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
         for curve, colour in zip(curves.T, colours, strict=True):
-            ax.plot(times, curve, color=colour, linewidth=0.5 if nodes else 0.7)
-        dots = (
-            (times, curves) if nodes is None else (nodes[0], _sorted_part(nodes[1][:, head], part))
-        )
-        ax.plot(*dots, ".", color="black", markersize=2)
+            ax.plot(times, curve, color=colour, **line)
+        ax.plot(at, _sorted_part(dots[:, head], part), ".", color="black", markersize=2)
         ax.axhline(0, color="grey", linewidth=0.4)
         ax.set_title(f"head {indices[head] + 1}" if values.shape[1] > 1 else "", fontsize=8)
     symbol = "$|\\lambda|$" if part == "magnitude" else "Re $\\lambda$"
@@ -107,24 +139,46 @@ def _sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.
     return -np.sort(-(np.abs(values) if part == "magnitude" else values.real), axis=-1)
 
 
-def heat_maps(found: spectra.Spectra, labels: Sequence[str], depth: str) -> Figure:
+def mean_magnitudes(
+    found: spectra.Spectra,
+    times: Float[np.ndarray, " times"],
+    depth: str = "depth t",
+    width: float = WIDTH,
+) -> Figure:
+    """A panel per product: mean |lambda| at each node or layer, and that of each head in grey."""
+    figure, axes = make_panels(len(found), width, 1.7, 1.6)
+    for ax, (kind, values) in zip(axes, found.items(), strict=True):
+        means = spectra.magnitude(values).reshape(len(values), -1)
+        if means.shape[1] > 1:
+            ax.plot(times, means, color="grey", linewidth=0.5)
+        ax.plot(times, means.mean(1), ".:", color="black")
+        ax.set_ylim(bottom=0)
+        ax.set_title(f"${tex(spectra.title_of(kind))}$", fontsize=8)
+    figure.supylabel("mean $|\\lambda|$", fontsize=8)
+    figure.supxlabel(depth, fontsize=8)
+    return figure
+
+
+def heat_maps(
+    found: spectra.Spectra, labels: Sequence[str], depth: str, width: float = WIDTH
+) -> Figure:
     """Mean |lambda| and the share of positive real parts, by head and time or layer."""
-    figure = make_figure(1.8 * len(found))
-    axes = figure.subplots(len(found), 2, sharex=True, sharey="row", squeeze=False)
-    for row, (kind, values) in enumerate(found.items()):
-        name = spectra.title_of(kind)
-        limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
-        shown: tuple[tuple[np.ndarray, str, dict[str, Any]], ...] = (
-            (spectra.magnitude(values), f"mean $|\\lambda|$ of ${tex(name)}$", {"cmap": "viridis"}),
-            (spectra.positive_fraction(values), f"positive fraction of ${tex(name)}$", limits),
-        )
-        for ax, (numbers, title, colours) in zip(axes[row], shown, strict=True):
-            drawn = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
-            figure.colorbar(drawn, ax=ax)
-            ax.set_title(title, fontsize=8)
-            ax.set_yticks(range(numbers.shape[1]), [f"{h + 1}" for h in range(numbers.shape[1])])
-            every = -(-len(labels) // 12)
-            ax.set_xticks(range(0, len(labels), every), labels[::every])
+    figure, axes = make_panels(2 * len(found), width, 3, 1.6, sharex=True)
+    limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
+    shown: list[tuple[np.ndarray, str, dict[str, Any]]] = []
+    for kind, values in found.items():
+        name = f"${tex(spectra.title_of(kind))}$"
+        shown += [
+            (spectra.magnitude(values), f"mean $|\\lambda|$ of {name}", {"cmap": "viridis"}),
+            (spectra.positive_fraction(values), f"positive fraction of {name}", limits),
+        ]
+    every = -(-len(labels) // 8)
+    for ax, (numbers, title, colours) in zip(axes, shown, strict=True):
+        drawn = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
+        figure.colorbar(drawn, ax=ax)
+        ax.set_title(title, fontsize=8)
+        ax.set_yticks(range(numbers.shape[1]), [f"{h + 1}" for h in range(numbers.shape[1])])
+        ax.set_xticks(range(0, len(labels), every), labels[::every])
     figure.supxlabel(depth, fontsize=8)
     figure.supylabel("head", fontsize=8)
     return figure
@@ -137,43 +191,55 @@ def tex(name: str) -> str:
     return name
 
 
-def trajectories(found: dict[str, Clustering], seed: int = 0) -> Figure:
+def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int = 0) -> Figure:
     """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
 
     Each panel is scaled by its own largest |x| at the end.
     """
-    figure = make_figure(2.1 * -(-len(found) // 3))
-    axes = figure.subplots(-(-len(found) // 3), min(len(found), 3), subplot_kw={"projection": "3d"})
-    for ax in np.ravel(axes):
-        ax.set_axis_off()
-    for ax, (title, each) in zip(np.ravel(axes), found.items(), strict=False):
+    figure, axes = make_panels(len(found), width, 2.2, 2.1, subplot_kw={"projection": "3d"})
+    for ax, (title, each) in zip(axes, found.items(), strict=True):
         paths = each.states[seed]
         for particle in range(paths.shape[1]):
-            ax.plot(*paths[:, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
-        ax.scatter(*paths[0, :, :3].T, s=4, color="#2980b9", depthshade=False)
-        ax.scatter(*paths[-1, :, :3].T, s=7, color="#c0392b", depthshade=False)
-        ax.set_axis_on()
+            ax.plot(*paths[::4, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
+        for end, size, colour in zip((0, -1), (4, 7), _ENDS.values(), strict=True):
+            ax.scatter(*paths[end, :, :3].T, s=size, color=colour, depthshade=False)
         ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
-        ax.set_title(f"{title}: {each.clusters[seed, -1]:.0f} clusters", fontsize=8)
-    ends = (("#2980b9", "start"), ("#c0392b", "end"))
-    dots = [Line2D([], [], color=c, marker="o", linestyle="", markersize=3) for c, _ in ends]
-    figure.legend(dots, [name for _, name in ends], loc="lower right")
+        for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+            axis.set_pane_color((0, 0, 0, 0))
+        count = each.clusters[seed, -1]
+        ax.set_title(
+            f"{_tex_power(title)}: {count:.0f} cluster{'' if count == 1 else 's'}", fontsize=8
+        )
+    dot = {"marker": "o", "linestyle": "", "markersize": 3}
+    dots = [Line2D([], [], color=colour, **dot) for colour in _ENDS.values()]
+    figure.legend(dots, _ENDS, loc="outside lower right", ncols=2)
     return figure
 
 
-def clustering_over_time(found: dict[str, Clustering]) -> Figure:
-    """Clusters, spread and distance: medians over the seeds, with the middle half shaded."""
-    figure = make_figure(2.3)
+def clustering_over_time(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+    """Clusters, spread and distance: medians over the seeds, with the middle half shaded.
+
+    The distance has a logarithmic axis, on which there is no place for a distance of 0.
+    """
     columns = ("clusters", "spread", "distance")
-    axes = figure.subplots(1, len(columns))
+    figure, axes = make_panels(len(columns), width, 2.2, 1.9)
     for ax, column in zip(axes, columns, strict=True):
         for title, each in found.items():
-            low, middle, high = np.nanquantile(getattr(each, column), (0.25, 0.5, 0.75), axis=0)
-            (line,) = ax.plot(each.times, middle, label=title)
+            quantiles = np.nanquantile(getattr(each, column), (0.25, 0.5, 0.75), axis=0)
+            if column == "distance":
+                quantiles = np.where(quantiles > 0, quantiles, np.nan)
+            low, middle, high = quantiles
+            (line,) = ax.plot(each.times, middle, label=_tex_power(title))
             ax.fill_between(each.times, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        ax.set(xlabel="time", ylabel=column, yscale="log" if column == "distance" else "linear")
-    axes[0].legend(fontsize=6)
+        ax.set(xlabel="time", ylabel=column)
+        ax.set_ylim(bottom=0)
+    axes[-1].set_yscale("log")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
+
+
+def _tex_power(name: str) -> str:
+    return f"${name}$" if "^" in name else name
 
 
 def perplexity_over_depth(

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from t5x_diffeq.analysis.plots import SHADES, WIDTH, make_figure
+from t5x_diffeq.analysis.report import RETURN
 
 _FONT, _LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches
 _COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * _FONT))  # a letter of DejaVu Sans Mono is 0.602 em wide
@@ -61,8 +62,8 @@ def break_lines(pieces: Sequence[str], width: int) -> list[list[int]]:
 
 
 def escape_piece(piece: str) -> str:
-    """A token's text on one line, with matplotlib's math delimiter escaped."""
-    return piece.replace("\n", "\u21b5").replace("\t", "\u2192").replace("$", r"\$")
+    """A token's text on one line, for matplotlib, whose math delimiter is escaped."""
+    return piece.replace("\n", RETURN).replace("\t", "\u2192").replace("$", r"\$")
 
 
 def scale_to_unit(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
@@ -74,17 +75,20 @@ def scale_to_unit(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
     return np.where(finite, (np.where(finite, values, low) - low) / max(high - low, 1e-12), 0)
 
 
-def exponents_over_depth(by_step: Float[np.ndarray, "N L D"], pieces: Sequence[str]) -> Figure:
-    """Cumulative log |diag R| over depth for the most sensitive tokens: largest and mean."""
-    total = np.concatenate((np.zeros_like(by_step[:1]), np.cumsum(by_step, axis=0)))
-    x = np.arange(len(total)) / (len(total) - 1)
-    order = np.argsort(-np.nan_to_num(total[-1].max(-1), nan=-np.inf))[:6]
-    figure = make_figure(2.4)
-    for ax, what in zip(figure.subplots(1, 2), ("largest", "mean"), strict=True):
-        for token in order:
-            curve = total[:, token].max(-1) if what == "largest" else total[:, token].mean(-1)
-            ax.plot(x, curve, marker=".", label=f"{token}: {escape_piece(pieces[token])!r}")
-        ax.axhline(0, color="grey", linewidth=0.4)
-        ax.set(xlabel="depth", ylabel=f"{what} of the {by_step.shape[-1]} sums so far")
-    ax.legend(fontsize=6)
+def exponents_over_depth(
+    by_step: Float[np.ndarray, "N K D"], names: Sequence[str], width: float = WIDTH
+) -> Figure:
+    """The mean exponent of tokens up to each depth: sums of log |diag R|, divided by D.
+
+    It is log |det M| / D in each convention, and at the end the mean of the exponents.
+    """
+    means = by_step.mean(-1)
+    total = np.concatenate((np.zeros_like(means[:1]), np.cumsum(means, axis=0)))
+    figure = make_figure(2.6, width)
+    ax = figure.subplots()
+    for curve, name in zip(total.T, names, strict=True):
+        ax.plot(np.linspace(0, 1, len(total)), curve, ".-", label=name)
+    ax.axhline(0, color="grey", linewidth=0.4)
+    ax.set(xlabel="depth t", ylabel="mean exponent up to t")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=int(width // 1.75))
     return figure

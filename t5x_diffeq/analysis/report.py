@@ -1,6 +1,5 @@
 """A self-contained page, and the arrays and figures beside it."""
 
-import base64
 import html
 import io
 import json
@@ -14,26 +13,72 @@ from jaxtyping import Float
 from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
+RETURN = "\u21b5"  # shows the end of a line
 
 _STYLE = """
-:root { color-scheme: light }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
-       margin: 0 auto; padding: 1rem; max-width: 60rem }
-h1 { font-size: 1.5rem }
-h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ccc }
-figure { margin: 1.2rem 0 } figure img { width: 100%; height: auto }
-sub, sup { font-size: .75em; line-height: 0 }
-figcaption, .how { color: #555; font-size: .9rem }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; margin: .8rem 0 }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
-td { white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2rem 1rem }
-dd { margin: 0; overflow-wrap: anywhere }
-.prompt { font-family: ui-monospace, monospace; line-height: 1.9; overflow-wrap: anywhere }
-.prompt span { white-space: pre-wrap; padding: .15em 0 }
-.prompt .output { outline: 1.5px solid #2c3e50 }
-@media (max-width: 40rem) { dl { display: block } dt { color: #555; margin-top: .5rem } }
+:root { color-scheme: light dark; --ink: #1d2129; --soft: #59616d; --paper: #fff; --line: #d9dde3;
+        --box: #f5f7f9; --link: #0b5cad }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --soft: #a3abb6; --paper: #14171b;
+        --line: #343a42; --box: #1d2127; --link: #7db7f5 } }
+@media print { :root { color-scheme: light; --ink: #000; --soft: #444; --paper: #fff; --line: #bbb;
+        --box: #fff; --link: #000 } }
+* { box-sizing: border-box }
+body { font: 1rem/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--ink);
+       background: var(--paper); max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem;
+       counter-reset: figure table; print-color-adjust: exact }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 1rem; overflow-wrap: anywhere }
+h2 { font-size: 1.35rem; margin: 3.5rem 0 .8rem; padding-top: .8rem;
+     border-top: 2px solid var(--ink) }
+h3 { font-size: 1rem; margin: 2rem 0 .4rem }
+p { margin: .6rem 0 } a { color: var(--link) }
+.over { color: var(--soft); margin: 0; letter-spacing: .06em; text-transform: uppercase;
+        font-size: .75rem }
+.conclusion { font-size: 1.1rem }
+.advice { border-left: 3px solid var(--link); padding: .1rem 0 .1rem .9rem }
+.small, figcaption, caption { color: var(--soft); font-size: .875rem }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .15rem 1.2rem;
+     margin: 0; font-size: .9rem }
+dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
+nav { background: var(--box); border: 1px solid var(--line); border-radius: 6px;
+      margin-top: 1.8rem; padding: .8rem 1.2rem }
+nav ul { margin: 0; padding: 0; list-style: none } nav li { margin: .5rem 0 }
+code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre-wrap }
+figure { margin: 2rem 0 } figcaption { margin-top: .4rem }
+figcaption::before { counter-increment: figure; content: "Figure " counter(figure) ". ";
+                     color: var(--ink); font-weight: 600 }
+.chart { display: block; width: 100%; height: auto; overflow: visible; fill: currentColor;
+         stroke-linejoin: round }
+.chart text, .chart tspan { font-family: inherit !important }
+.chart.narrow { display: none }
+sub, sup { font-size: .72em; line-height: 0 }
+.wide { overflow-x: auto; margin: 1.6rem 0 }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
+caption { text-align: left; padding-bottom: .5rem }
+caption::before { counter-increment: table; content: "Table " counter(table) ". ";
+                  color: var(--ink); font-weight: 600 }
+thead { border-top: 1px solid var(--ink); border-bottom: 1px solid var(--ink) }
+tbody { border-bottom: 1px solid var(--ink) }
+th, td { padding: .2rem .7rem; text-align: right; vertical-align: bottom }
+th { font-weight: 600 } td { white-space: pre }
+th:first-child, td:first-child { text-align: left; padding-left: 0 }
+.prompt { font: .95rem/2 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere;
+          background: var(--box); border: 1px solid var(--line); border-radius: 6px;
+          padding: .5rem .8rem }
+.prompt span { white-space: pre-wrap; padding: .2em 0 }
+.prompt .output { outline: 2px solid currentColor; outline-offset: -1px }
+.scale { display: inline-block; width: 5rem; height: .8em; margin: 0 .4em;
+         border: 1px solid var(--line);
+         background: linear-gradient(90deg, transparent, rgba(230, 81, 0, .75)) }
+@media screen and (max-width: 40rem) {
+  body { padding: 1.2rem 1rem 3rem } h1 { font-size: 1.5rem }
+  dl { display: block } dt { margin-top: .4rem }
+  .chart.broad { display: none } .chart.narrow { display: block }
+}
+@media print {
+  body { max-width: none; padding: 0; font-size: 10pt } nav a { text-decoration: none }
+  figure, tr, .prompt, nav { break-inside: avoid } h2, h3, caption { break-after: avoid }
+  .wide { overflow: visible }
+}
 """
 
 
@@ -48,37 +93,50 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as a PNG and as a PDF, with its caption."""
+    """A figure and its caption, which says what is seen.
+
+    Attributes:
+      caption: the caption, as plain text.
+      png: the figure as a PNG file.
+      pdf: the figure as a PDF file.
+      svgs: the figure for a page and for a narrow screen, as SVG elements whose text and axes have
+        the page's colour; none if the page shows it by other means.
+    """
 
     caption: str
     png: bytes
     pdf: bytes
+    svgs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One analysis.
+    """One analysis; all texts are plain text, see `typeset`.
 
     Attributes:
       name: stem of its files' names.
       title: title of the section.
-      findings: what was found, in one or a few sentences: paragraphs of plain text.
-      method: how it was computed: paragraphs of plain text.
+      conclusion: what a reader should conclude, in a sentence.
+      advice: what to try next, in a sentence.
+      method: how it was computed: paragraphs.
       tables: tables of numbers.
       drawings: figures by name.
       arrays: results by name: the array, with its axes and unit in words.
+      findings: what else was found: paragraphs.
       markup: additional HTML, shown before the figures.
       numbers: its main results by name, which `analyze` prints.
     """
 
     name: str
     title: str
-    findings: Sequence[str]
+    conclusion: str
+    advice: str
     method: Sequence[str]
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
     arrays: dict[str, tuple[np.ndarray, str]]
-    markup: str = field(default="")
+    findings: Sequence[str] = ()
+    markup: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -116,6 +174,8 @@ def _write_section(folder: AnyPath, section: Section, facts: dict[str, object]) 
         "file": f"{section.name}.npz",
         "sha256": digest([content.getvalue()]),
         "of": facts,
+        "concluded": section.conclusion,
+        "try_next": section.advice,
         "found": list(section.findings),
         "how": list(section.method),
         "arrays": arrays,
@@ -133,46 +193,73 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
         for key, value in facts.items()
     )
+    contents = "".join(
+        f'<li><a href="#{each.name}">{html.escape(each.title)}</a>: {typeset(each.conclusion)}</li>'
+        for each in sections
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
-        f"<dl>{about}</dl>{''.join(map(_section_markup, sections))}</body></html>"
+        f'<style>{_STYLE}</style></head><body><header><p class="over">Neural ODE transformer</p>'
+        f"<h1>{html.escape(title)}</h1><dl>{about}</dl></header>"
+        f'<nav aria-label="Contents"><p class="over">In short</p><ul>{contents}</ul></nav>'
+        f"<main>{''.join(map(_section_markup, sections))}</main></body></html>"
     )
 
 
 def _section_markup(section: Section) -> str:
-    """A section in HTML: how it was computed, numbers, figures, links."""
+    """A section in HTML: what to conclude and to try, figures, numbers, how it was computed."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
-    how = "".join(f'<p class="how">{typeset(text)}</p>' for text in section.method)
+    how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
-        f'<figure><div class="wide">{_embed_picture(drawing)}</div><figcaption>'
-        f"{typeset(drawing.caption)} "
+        f"<figure>{_show(drawing)}<figcaption>{typeset(drawing.caption)} "
         f'<a href="{section.name}_{name}.pdf">PDF</a></figcaption></figure>'
         for name, drawing in section.drawings.items()
+        if drawing.svgs
     )
     links = (
-        f'<p>Arrays: <a href="{section.name}.npz">{section.name}.npz</a>, described in '
-        f'<a href="{section.name}.json">{section.name}.json</a>.</p>'
+        f'<p class="small">Arrays: <a href="{section.name}.npz">{section.name}.npz</a>, described '
+        f'in <a href="{section.name}.json">{section.name}.json</a>.</p>'
     )
     tables = "".join(map(table_markup, section.tables))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f"{found}{how}{section.markup}{tables}{figures}{links}</section>"
+        f'<p class="conclusion">{typeset(section.conclusion)}</p>'
+        f'<p class="advice"><b>Try next.</b> {typeset(section.advice)}</p>'
+        f"{found}{section.markup}{figures}{tables}<h3>Method</h3>{how}{links}</section>"
     )
 
 
+def as_code(text: str) -> str:
+    """A text, such as a token's, on one line and in backticks: `typeset` leaves it as it is."""
+    for mark, shown in (("\n", RETURN), ("\t", "\u2192"), ("`", "\u02cb")):
+        text = text.replace(mark, shown)
+    return f"`{text}`"
+
+
 def typeset(text: str) -> str:
-    """The text in HTML, with `W_Q W_K^T` and the like typeset as in the figures."""
-    text = re.sub(r"\b([A-Za-z])_([A-Za-z0-9]+)", r"<i>\1</i><sub>\2</sub>", html.escape(text))
+    """The text in HTML: W_Q W_K^T, lambda and the like as in the figures, `this` as code."""
+    parts = html.escape(text).split("`")
+    parts[::2] = map(_typeset_symbols, parts[::2])
+    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _typeset_symbols(text: str) -> str:
+    text = re.sub(r"\b([A-Za-z])_([A-Za-z0-9]+)", r"<i>\1</i><sub>\2</sub>", text)
     text = re.sub(r"\b([A-Za-z])\^([A-Za-z0-9]+)", r"<i>\1</i><sup>\2</sup>", text)
-    return re.sub(r"</sub>\^([A-Za-z0-9]+)", r"</sub><sup>\1</sup>", text)
+    text = re.sub(r"\blambda\b", "<i>&lambda;</i>", text)
+    return re.sub(r"(?<=[>\d])\^([A-Za-z0-9]+)", r"<sup>\1</sup>", text)
 
 
-def _embed_picture(drawing: Drawing) -> str:
-    data = base64.b64encode(drawing.png).decode()
-    return f'<img alt="{html.escape(drawing.caption)}" src="data:image/png;base64,{data}">'
+def _show(drawing: Drawing) -> str:
+    """The drawing's SVGs, of which the style shows the one that fits."""
+    label = f'role="img" aria-label="{html.escape(drawing.caption)}"'
+    return "".join(
+        svg.replace("<svg", f'<svg class="chart {width}" {label}', 1)
+        for svg, width in zip(drawing.svgs, ("broad", "narrow"), strict=True)
+    )
 
 
 def table_markup(table: Table) -> str:
@@ -182,8 +269,10 @@ def table_markup(table: Table) -> str:
         "<tr>" + "".join(f"<td>{typeset(_format_cell(cell))}</td>" for cell in row) + "</tr>"
         for row in table.rows
     )
-    title = f'<p class="how">{typeset(table.title)}.</p>'
-    return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    return (
+        f'<div class="wide"><table><caption>{typeset(table.title)}.</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _format_cell(cell: str | float | int) -> str:
@@ -192,24 +281,27 @@ def _format_cell(cell: str | float | int) -> str:
 
 
 def prompt_markup(
-    title: str,
-    pieces: Sequence[str],
-    shades: Float[np.ndarray, " L"],
-    values: Sequence[str],
-    output: int,
+    title: str, pieces: Sequence[str], shades: Float[np.ndarray, " L"], values: Sequence[float]
 ) -> str:
     """The prompt as text with tokens shaded from 0 to 1; hovering shows a token's value (figure 3).
 
+    The last token, whose output is looked at, is outlined instead of shaded.
+
     Args:
-      title: title above the prompt.
+      title: what the shade means.
       pieces: the tokens' text.
-      shades: shade of each token.
-      values: value of each token, as text.
-      output: the token whose sensitivity is shown, which is outlined.
+      shades: shade of each token but the last.
+      values: value of each token.
     """
+    shown = np.append(0.75 * shades, 0)
     spans = "".join(
-        f'<span{" class=output" if k == output else ""} title="{html.escape(value)}" '
-        f'style="background:rgba(230,81,0,{0.75 * float(shade):.2f})">{html.escape(piece)}</span>'
-        for k, (piece, shade, value) in enumerate(zip(pieces, shades, values, strict=True))
+        f'<span{" class=output" if k == len(pieces) - 1 else ""} title="token {k}: {value:.3g}" '
+        f'style="background:rgba(230,81,0,{shade:.2f})">'
+        f"{html.escape(piece.replace(chr(10), RETURN + chr(10)))}</span>"
+        for k, (piece, shade, value) in enumerate(zip(pieces, shown, values, strict=True))
     )
-    return f'<p class="how">{html.escape(title)}</p><p class="prompt">{spans}</p>'
+    others = np.asarray(values)[:-1]
+    scale = (
+        f"{np.nanmin(others):.3g}<i class=scale></i>{np.nanmax(others):.3g}" if len(others) else ""
+    )
+    return f'<h3>{html.escape(title)}</h3><p class="small">{scale}</p><p class="prompt">{spans}</p>'

@@ -1,5 +1,8 @@
 """The report's section on spectra."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -7,10 +10,12 @@ from flax import linen as nn
 from t5x_diffeq.analysis import plots, spectra
 from t5x_diffeq.analysis.plots import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
+from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.ode.schemes import grid
 
+_SMOOTH = 0.5  # below this roughness, values of W(t) between the nodes are shown
 _PARTS = {"magnitude": "Magnitude", "real": "Real part"}
 _COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
 
@@ -18,7 +23,7 @@ _COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
 def spectra_section(
     model: LanguageModel, params: dict, times: int, perplexities: dict[int, float]
 ) -> Section:
-    """The section on eigenvalues at the model's nodes or layers; for an ODE also between nodes.
+    """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
       model: the model.
@@ -28,28 +33,35 @@ def spectra_section(
     """
     config = model.config
     layers = config.weights == "per_layer"
-    rotary = config.architecture == "llama" and not config.block
     block = make_block(config)
-    own = spectra.spectra(block, nn.apply(LanguageModel.merged_weights, model)({"params": params}))
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
-    curves, t = own, np.arange(1.0, len(at) + 1) if layers else at
-    if not layers:
+    W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
+    if not layers:  # some schemes read the same W(t) several times
+        at, first = np.unique(at, return_index=True)
+        W = jax.tree.map(lambda leaf: leaf[first], W)
+    own = spectra.spectra(block, W)
+    t, curves = np.arange(1.0, len(at) + 1) if layers else at, None
+    rough = 0.0 if layers else spectra.roughness(config, params)
+    if not layers and rough < _SMOOTH:
         t = np.linspace(0, 1, times)
-        W = spectra.weights_at(config, params, jnp.asarray(t, jnp.float32))
-        curves = spectra.spectra(block, W)
+        curves = spectra.spectra(
+            block, spectra.weights_at(config, params, jnp.asarray(t, jnp.float32))
+        )
     arrays = {"nodes": (at, "t at which the model reads its weights, in [0, 1]")}
-    arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays")}
+    arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays, if any")}
     heads = spectra.by_head(own)
     for kind, values in own.items():
         axes = "[node, head, rank]" if kind in heads else "[node, rank]"
         arrays[kind] = (values, f"{spectra.title_of(kind)}, {axes}: {_COMPLEX}")
-        if not layers:
+        if curves:
             arrays[f"{kind}_between"] = (curves[kind], f"the same at `times`: {_COMPLEX}")
     return Section(
         name="spectra",
         title="Spectra",
-        findings=_spectra_findings(own),
-        method=_describe_method(layers, perplexities, rotary),
+        conclusion=_conclude(own, "layers" if layers else "nodes"),
+        advice=_advise(config, len(at), rough),
+        findings=[] if layers else [_describe_between(rough, perplexities)],
+        method=_describe_method(config),
         tables=[_growth_table(own), *([_heads_table(heads)] if heads else [])],
         drawings=_spectra_drawings(own, curves, at, t, layers),
         arrays=arrays,
@@ -61,50 +73,88 @@ def spectra_section(
     )
 
 
-def _spectra_findings(own: spectra.Spectra) -> list[str]:
-    """Whether magnitudes grow over depth, for each product of weights."""
-    found = []
-    for kind, values in own.items():
-        name, grown = spectra.title_of(kind), spectra.growth(values)
-        ratio = grown["ratio"]
-        verb = "grow" if ratio > 1.05 else "shrink" if ratio < 0.95 else "keep their size"
-        found.append(
-            f"The eigenvalues of {name} {verb} over the depth: their mean magnitude in the last "
-            f"third is {ratio:.2f} times that in the first (rank correlation with depth "
-            f"{grown['rank_correlation']:.2f})."
+def _conclude(own: spectra.Spectra, nodes: str) -> str:
+    """Which products' eigenvalues grow or shrink, in one sentence."""
+    count = len(next(iter(own.values())))
+    if count < spectra.LEAST_TIMES:
+        return (
+            f"{count} {nodes} are too few to say whether eigenvalues grow or shrink with depth: "
+            f"any order of fewer than {spectra.LEAST_TIMES} comes about by chance."
         )
-    return found
+    by_trend: dict[str, list[str]] = {}
+    for kind, values in own.items():
+        name, grown, verb = spectra.title_of(kind), spectra.growth(values), spectra.trend(values)
+        told = f"to {grown['ratio']:.2g} times" if verb else f"{grown['rank_correlation']:.2f}"
+        by_trend.setdefault(verb, []).append(f"{name} ({told})")
+    told = "; ".join(
+        f"the eigenvalues of {', '.join(names)} "
+        + (verb or "show no trend (in brackets, the rank correlation)")
+        for verb, names in sorted(by_trend.items(), reverse=True)
+    )
+    return f"With depth, over the {count} {nodes} of this run, {told}."
 
 
-def _describe_method(layers: bool, perplexities: dict[int, float], rotary: bool) -> list[str]:
+def _advise(config: ModelConfig, count: int, rough: float) -> str:
+    if config.weights == "shared":
+        return "Weights are the same at all times: analyse a run of time-dependent weights."
+    if config.weights == "per_layer":
+        return "Analyse the same experiment with `model.weights=time_dependent`, and compare."
+    if rough >= _SMOOTH:
+        return (
+            "Train the variant `:smooth` of the config, whose W(t) is a smooth function, and see "
+            "what its spectra do between the nodes."
+        )
+    if count < spectra.LEAST_TIMES:
+        return "Take more solver steps by `--num_steps`, as W(t) is smooth between the nodes."
+    return (
+        "Train the same config with other seeds (the verb `sweep`) before you speak of more than "
+        "this run: seeds of one setting differ in the sign of the rank correlation."
+    )
+
+
+def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
+    """Whether W(t) is smooth between the nodes, and what the model is worth there."""
+    told = (
+        "so curves show it between the dots, which are the nodes"
+        if rough < _SMOOTH
+        else "so only the nodes mean something, and dotted lines do no more than join them"
+    )
+    measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
+    return (
+        f"Halfway between nodes, W(t) is {rough:.2g} times half their distance away from the "
+        f"straight line (0: straight; 1.73: unrelated to the nodes; smooth below {_SMOOTH:g}), "
+        f"{told}. The perplexity on the validation split is {measured}."
+    )
+
+
+def _describe_method(config: ModelConfig) -> list[str]:
     how = [
         "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
         "of a head from the product of the size of a head, which has the same nonzero ones. "
         "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
         "magnitudes are shown.",
-        "One run does not show whether spectra grow with depth: seeds differ. Three seeds of small "
-        "models are compared in launch/reproduce/README.md, appendix E.",
+        f"A trend is spoken of if there are at least {spectra.LEAST_TIMES} nodes, the rank "
+        f"correlation with depth is at least {spectra.STRONG:g} in size, and the last third is a "
+        "tenth larger or smaller than the first. Neighbouring nodes are alike, so this describes "
+        "one run; launch/reproduce/README.md, appendix E, compares seeds of small models.",
     ]
-    if rotary:
+    if config.architecture == "llama" and not config.block:
         how.append("With rotary positions W_Q W_K^T is the interaction at the same position only.")
-    if not layers:
-        measured = "; ".join(f"{n} steps {p:.4g}" for n, p in perplexities.items())
-        how.append(
-            "Dots are the nodes that the model runs at; curves are W(t) between them, which the "
-            "model was never trained at. Perplexity on the validation split, at its own "
-            f"number of steps and with as many nodes between: {measured}."
-        )
     return how
 
 
 def _growth_table(own: spectra.Spectra) -> Table:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
-        (spectra.title_of(kind), *spectra.growth(values).values()) for kind, values in own.items()
+        (spectra.title_of(kind), *spectra.growth(values).values(), spectra.trend(values) or "none")
+        for kind, values in own.items()
     ]
-    columns = ("first third", "last third", "last / first", "rank correlation", "radius l / f")
+    columns = (
+        *("first third", "last third", "last / first", "rank correlation"),
+        *("largest |lambda|, last / first", "trend"),
+    )
     title = (
-        "Growth over depth: mean |lambda| in the first and the last third, their ratio, Spearman's "
+        "Mean |lambda| in the first and the last third of the depth and their ratio, Spearman's "
         "correlation of mean |lambda| with depth, and the ratio of the largest |lambda|"
     )
     return Table(title, ("", *columns), rows)
@@ -121,14 +171,14 @@ def _heads_table(heads: spectra.Spectra) -> Table:
         for h in range(max(values.shape[1] for values in heads.values()))
     ]
     columns = [
-        f"{what} {which.upper()} {where}"
+        f"{what} {spectra.title_of(which)}, {where}"
         for what in ("positive", "copying")
         for which in heads
         for where in ("first", "last")
     ]
     title = (
-        "Share of eigenvalues with positive real part, and sum lambda / sum |lambda| (1: copies, "
-        "-1: repels), at the first and the last node"
+        "Share of eigenvalues with positive real part, and the sum of lambda over the sum of "
+        "|lambda| (1: the head copies, -1: it repels), at the first and the last node"
     )
     return Table(title, ("", *columns), rows)
 
@@ -140,28 +190,39 @@ def _of_head(score: np.ndarray, head: int, node: int) -> float | str:
 
 def _spectra_drawings(
     own: spectra.Spectra,
-    curves: spectra.Spectra,
+    curves: spectra.Spectra | None,
     at: np.ndarray,
     t: np.ndarray,
     layers: bool,
 ) -> dict[str, Drawing]:
-    depth = "layer" if layers else "depth t"
-    drawings = {}
+    depth, nodes = ("layer", "layers") if layers else ("depth t", "nodes")
     heads = spectra.by_head(own)
-    for kind in own:
-        name, values, dots = spectra.title_of(kind), curves[kind], own[kind]
-        if kind not in heads:
-            values, dots = values[:, None], dots[:, None]
-        for part, title in _PARTS.items():
-            figure = plots.eigenvalues_over_depth(
-                t, values, part, f"${plots.tex(name)}$", None if layers else (at, dots), depth
-            )
-            drawings[f"{kind}_{part}"] = make_drawing(
-                figure, f"{title} of the eigenvalues of {name}."
-            )
-    labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
+    drawings = {
+        "means": make_drawing(
+            partial(plots.mean_magnitudes, own, t if layers else at, depth),
+            f"Mean |lambda| of each product at the {nodes} (black), and of each head (grey).",
+        )
+    }
     if heads:
-        figure = plots.heat_maps(heads, labels, depth)
-        caption = "Mean magnitude and positive fraction of each head."
-        drawings["heads"] = make_drawing(figure, caption)
+        labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
+        drawings["heads"] = make_drawing(
+            partial(plots.heat_maps, heads, labels, depth),
+            "Of each head, mean |lambda| and the share of eigenvalues with positive real part "
+            "(blue: it copies; red: it repels).",
+        )
+    line = "Curves are its values between the dots" if curves else "Dotted lines join the dots"
+    for part, title in _PARTS.items():
+        for kind, dots in own.items():
+            name, values = spectra.title_of(kind), (curves or own)[kind]
+            if kind not in heads:
+                values, dots = values[:, None], dots[:, None]
+            known = (at, dots) if curves else None
+            tex = f"${plots.tex(name)}$"
+            drawings[f"{kind}_{part}"] = make_drawing(
+                lambda width, given=(t, values, part, tex, known, depth): (
+                    plots.eigenvalues_over_depth(*given, width=width)
+                ),
+                f"{title} of every eigenvalue of {name}, at the {nodes} (dots). {line}, from the "
+                "largest (dark) to the smallest (light).",
+            )
     return drawings

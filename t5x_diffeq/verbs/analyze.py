@@ -1,5 +1,6 @@
 """Analyses of a run, each written as a section of one page."""
 
+import datetime
 import json
 from collections.abc import Sequence
 
@@ -12,10 +13,11 @@ from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.runs.load import Run, load_run
-from t5x_diffeq.runtime.console import Progress, say
+from t5x_diffeq.runtime.console import Progress, format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
 from t5x_diffeq.runtime.version import __version__
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
@@ -79,7 +81,7 @@ def analyze(
       folder: the folder to write to.
       flags: the verb's flags.
     """
-    facts: dict[str, object] = {"t5x_diffeq": __version__, "jax": jax.__version__}
+    facts: dict[str, object] = {}
     sections = []
     if workdir is not None:
         corpus = load_corpus(workdir)
@@ -93,7 +95,7 @@ def analyze(
             methods=("spectral_factors",) if "spectra" in kinds else (),
         )
         run = run.at_depth(flags.num_steps)
-        facts |= facts_of(workdir, run)
+        facts = facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
             say("spectra")
@@ -107,16 +109,35 @@ def analyze(
         sections.append(clustering_section(flags.seeds))
     if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
         print(json.dumps(numbers))
-    page = "report.html" if flags.what == "all" else f"{flags.what}.html"
-    print(write_report(folder, page, f"Analysis: {flags.what}", facts, sections), flush=True)
+    page, title = f"{flags.what}.html", flags.what.capitalize()
+    if flags.what == "all":
+        page, title = "report.html", "Analysis"
+    title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
+    print(write_report(folder, page, title, facts | facts_today(), sections), flush=True)
 
 
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
-    """What a page says of the run that it shows."""
+    """What a page says of the run that it shows; the loss is that which training recorded last."""
     c = run.placed.model.config
-    return {
+    facts = {
         "run": str(absolute_path(workdir)),
-        "checkpoint": run.step,
+        "checkpoint": f"step {run.step}",
         "model": f"{c.block or c.architecture}, {c.weights} weights, {c.num_steps} steps of "
         f"{c.scheme}, step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
+        "parameters": format_count(sum(leaf.size for leaf in jax.tree.leaves(run.params))),
+    }
+    recorded = [row for row in read_metrics(workdir) if "eval/loss" in row]
+    if upto := [row for row in recorded if row["step"] <= run.step]:
+        last = upto[-1]
+        facts["validation loss"] = (
+            f"{last['eval/loss']:.4g} nats per token (perplexity {last['eval/perplexity']:.4g}), "
+            f"as training recorded at step {last['step']}"
+        )
+    return facts
+
+
+def facts_today() -> dict[str, object]:
+    """When and by what a page was made."""
+    return {
+        "made": f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
     }

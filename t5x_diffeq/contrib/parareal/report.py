@@ -1,6 +1,7 @@
 """The page on parareal in place of a run's serial pass."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,7 @@ from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.version import __version__
-from t5x_diffeq.verbs.analyze import facts_of
+from t5x_diffeq.verbs.analyze import facts_of, facts_today
 
 _TOKENS = 256  # of the validation text, at most
 _CLOSE = 0.01  # nats per token by which a loss may differ from the serial pass's
@@ -81,7 +81,7 @@ def write(
     with Progress("parallel in depth"):
         section = _section(compare_with_serial(model, params, tokens, slices))
     print(json.dumps(section.numbers))
-    facts = {"t5x_diffeq": __version__, "jax": jax.__version__, **facts_of(workdir, run)}
+    facts = facts_of(workdir, run) | facts_today()
     print(write_report(folder, "parareal.html", "Parareal", facts, [section]), flush=True)
 
 
@@ -102,10 +102,12 @@ def _section(found: Comparison) -> Section:
     return Section(
         name="parareal",
         title="Parallel in depth",
-        findings=[_finding(found, needed)],
+        conclusion=_finding(found, needed),
+        advice="Compare other numbers of slices (`--slices`), and a run of more solver steps, for "
+        "which a coarse step is a better guess.",
         method=_METHOD,
         tables=[Table(f"N = {found.num_steps} steps in S = {found.slices} slices", _COLUMNS, rows)],
-        drawings={"errors": make_drawing(_errors_by_iteration(curves), caption)},
+        drawings={"errors": make_drawing(partial(_errors_by_iteration, curves), caption)},
         arrays={
             "residuals": (found.residuals, "[iterate], relative"),
             "state_errors": (found.state_errors, "[iterate], of y(1), relative"),
@@ -129,9 +131,9 @@ def _finding(found: Comparison, needed: int) -> str:
     )
 
 
-def _errors_by_iteration(curves: dict[str, PerIterate]) -> Figure:
+def _errors_by_iteration(curves: dict[str, PerIterate], width: float) -> Figure:
     """Relative errors against the number of iterations, on a logarithmic axis."""
-    figure = make_figure(2.4)
+    figure = make_figure(2.4, width)
     ax = figure.subplots()
     for label, curve in curves.items():
         shown = np.where(curve > 0, curve, np.nan)
