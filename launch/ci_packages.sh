@@ -3,7 +3,8 @@
 # they can't be installed, those tests say why they are skipped.
 
 set -euo pipefail
-packages=(munge slurmctld slurmd slurm-client openssh-server openssh-client procps buildah debootstrap)
+packages=(munge slurmctld slurmd slurm-client openssh-server openssh-client procps buildah debootstrap
+  chromium chromium-driver)
 
 [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || exit 0
 export DEBIAN_FRONTEND=noninteractive

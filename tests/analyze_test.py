@@ -11,7 +11,7 @@ from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
 from t5x_diffeq.analysis import clustering_section, plots, prompt_plots, report
-from t5x_diffeq.analysis.clustering import outcomes
+from t5x_diffeq.analysis.clustering import Clustering, measure_state, outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.cli import analyze
 from t5x_diffeq.runtime.errors import InputError
@@ -42,10 +42,13 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
     text = page.read_text()
     assert text.count("<h2") == 3
     assert "2 draws" in text
-    measured = float(re.search(r"number of steps and .*?: 2 steps ([\d.]+)", text)[1])
+    measured = float(re.search(r"validation split is ([\d.]+) with 2 steps", text)[1])
     assert measured == pytest.approx(read_metrics(workdir)[-1]["eval/perplexity"], rel=1e-3)
     assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
-    assert text.count("data:image/png;base64,") == 7 + 4 + 4
+    assert text.count("<figure>") == 8 + 2 + 3 and text.count('<svg class="chart') == 2 * 13
+    assert "1 clusters" not in text and "Kaplan" not in text and "2 nodes are too few" in text
+    assert "<h1>Analysis of run</h1>" in text
+    assert re.search(r"validation loss</dt><dd>[\d.]+ nats per token", text)
     assert "&lt;" in text and "<b>" not in text
     for link in set(re.findall(r'href="([\w.]+)"', text)):
         assert (page.parent / link).stat().st_size > 0
@@ -160,6 +163,48 @@ def test_products_are_typeset_as_in_the_figures():
         "<i>t</i><sup>4</sup>"
     )
     assert report.typeset("data.text_files t5x_diffeq") == "data.text_files t5x_diffeq"
+    assert report.typeset("|lambda| 10^p") == "|<i>&lambda;</i>| 10<sup>p</sup>"
+
+
+def test_text_of_a_token_is_left_as_it_is():
+    assert report.typeset(f"of {report.as_code('lambda x_i`<b>')}, t^2") == (
+        "of <code>lambda x_i\u02cb&lt;b&gt;</code>, <i>t</i><sup>2</sup>"
+    )
+    assert report.as_code("a\n") == "`a\u21b5`"
+
+
+def test_the_last_token_sets_no_shade():
+    values, shades = np.array([1.0, 2.0, 50.0]), np.array([0.0, 1.0])
+    markup = report.prompt_markup("title", ["a", "b", "c"], shades, values)
+    assert re.findall(r"230,81,0,([\d.]+)\)", markup) == ["0.00", "0.75", "0.00"]
+    assert "50" in markup and ">1<i class=scale></i>2<" in markup
+    assert markup.index("class=output") > markup.index(">b<")
+
+
+def test_black_takes_the_colour_of_the_page():
+    figure = plots.make_figure(1.0)
+    figure.subplots().plot([1, 2], color="black", label="$x^2$")
+    svg, other = (plots.render_svg(figure, name) for name in ("a", "b"))
+    assert svg.startswith("<svg") and "currentColor" in svg
+    assert "#000000" not in svg and "<style" not in svg and "<metadata" not in svg
+    assert not set(re.findall(r'id="(m\w{10})"', svg)) & set(re.findall(r'id="(m\w{10})"', other))
+
+
+def test_narrow_figures_have_fewer_panels_in_a_row():
+    values = np.ones((3, 4, 2), complex)
+    for width, columns in ((plots.WIDTH, 4), (plots.NARROW, 2)):
+        figure = plots.eigenvalues_over_depth(np.arange(3.0), values, "real", "x", width=width)
+        assert figure.axes[0].get_gridspec().ncols == columns
+        assert {line.get_linestyle() for line in figure.axes[0].lines[:2]} == {":"}
+
+
+def test_one_cluster_and_no_distance():
+    """All particles in one place: the singular, and nothing on the logarithmic axis."""
+    states = np.zeros((1, 2, 4, 3))
+    one = Clustering(np.arange(2.0), states, *np.stack([measure_state(x) for x in states], 1))
+    assert plots.trajectories({"t^2": one}).axes[0].get_title() == "$t^2$: 1 cluster"
+    distance = plots.clustering_over_time({"t^2": one}).axes[2]
+    assert np.isnan(distance.lines[0].get_ydata()).all() and distance.get_yscale() == "log"
 
 
 def test_the_trained_grid_is_marked_and_the_axis_has_ticks():

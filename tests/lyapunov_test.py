@@ -16,6 +16,7 @@ from t5x_diffeq.analysis.lyapunov import (
     pair_exponents,
     step_map,
 )
+from t5x_diffeq.analysis.prompt_plots import exponents_over_depth
 from t5x_diffeq.analysis.tangents import pair_growth
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.integrate import step_inputs
@@ -55,6 +56,13 @@ def test_frame_of_eigenvectors():
     found = linear_field(turned=False)(6)
     expected = np.log(np.abs(1 + EIGENVALUES / 6))
     np.testing.assert_allclose(found.by_step[:, 0, 2], np.tile(expected, (6, 1)), atol=1e-5)
+
+
+def test_the_figure_ends_at_the_mean_of_the_table():
+    found = linear_field(turned=True)(6)
+    (axes,) = exponents_over_depth(found.by_step[:, 0], ["a", "b", "c"]).axes
+    ends = [line.get_ydata()[-1] for line in axes.lines[:3]]
+    np.testing.assert_allclose(ends, found.exponents[0].mean(-1), atol=1e-5)
 
 
 def test_lambda_itself_as_the_step_goes_to_zero():

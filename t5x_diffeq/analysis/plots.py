@@ -35,7 +35,9 @@ _MOST_TICKS = 8  # on an axis that labels every number of steps
 WIDTH, NARROW = 7.0, 3.6  # of the text on a page, and of a phone's screen, in inches
 _ENDS = {"start": "#2980b9", "end": "#c0392b"}  # of a particle's trajectory
 _INK = "#000000"  # what follows the colour of a page's text
-_OUTSIDE = re.compile(r".*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL)
+_OUTSIDE = re.compile(
+    r"\A.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL
+)
 _NEEDLESS_DIGITS = re.compile(r"(\.\d\d)\d+")  # of a coordinate in points
 
 
@@ -56,7 +58,7 @@ def render_svg(figure: Figure, name: str) -> str:
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(content, format="svg", transparent=True)
-    svg = _OUTSIDE.sub("", content.getvalue().decode(), count=3).replace(_INK, "currentColor")
+    svg = _OUTSIDE.sub("", content.getvalue().decode()).replace(_INK, "currentColor")
     return _NEEDLESS_DIGITS.sub(r"\1", svg)
 
 

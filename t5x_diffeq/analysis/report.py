@@ -218,9 +218,14 @@ def _section_markup(section: Section) -> str:
         for name, drawing in section.drawings.items()
         if drawing.svgs
     )
+    files = "".join(
+        f' <a href="{section.name}_{name}.pdf">{typeset(drawing.caption)} PDF</a>'
+        for name, drawing in section.drawings.items()
+        if not drawing.svgs
+    )
     links = (
         f'<p class="small">Arrays: <a href="{section.name}.npz">{section.name}.npz</a>, described '
-        f'in <a href="{section.name}.json">{section.name}.json</a>.</p>'
+        f'in <a href="{section.name}.json">{section.name}.json</a>.{files}</p>'
     )
     tables = "".join(map(table_markup, section.tables))
     return (
@@ -281,7 +286,10 @@ def _format_cell(cell: str | float | int) -> str:
 
 
 def prompt_markup(
-    title: str, pieces: Sequence[str], shades: Float[np.ndarray, " L"], values: Sequence[float]
+    title: str,
+    pieces: Sequence[str],
+    shades: Float[np.ndarray, " others"],
+    values: Float[np.ndarray, " L"],
 ) -> str:
     """The prompt as text with tokens shaded from 0 to 1; hovering shows a token's value (figure 3).
 
@@ -300,7 +308,7 @@ def prompt_markup(
         f"{html.escape(piece.replace(chr(10), RETURN + chr(10)))}</span>"
         for k, (piece, shade, value) in enumerate(zip(pieces, shown, values, strict=True))
     )
-    others = np.asarray(values)[:-1]
+    others = values[:-1]
     scale = (
         f"{np.nanmin(others):.3g}<i class=scale></i>{np.nanmax(others):.3g}" if len(others) else ""
     )

@@ -132,7 +132,7 @@ def growth(values: Complex[np.ndarray, "times *rest"]) -> dict[str, float]:
         "first": float(first),
         "last": float(last),
         "ratio": float(last / first) if first else 1.0,
-        "rank_correlation": rank_correlation(means, np.arange(len(means))),
+        "rank_correlation": rank_correlation(means, np.arange(float(len(means)))),
         "radius_ratio": float(radii[-third:].mean() / radii[:third].mean()) if first else 1.0,
     }
 

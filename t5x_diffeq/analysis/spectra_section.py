@@ -58,7 +58,7 @@ def spectra_section(
     return Section(
         name="spectra",
         title="Spectra",
-        conclusion=_conclude(own, "layers" if layers else "nodes"),
+        conclusion=conclude(own, "layers" if layers else "nodes"),
         advice=_advise(config, len(at), rough),
         findings=[] if layers else [_describe_between(rough, perplexities)],
         method=_describe_method(config),
@@ -73,8 +73,13 @@ def spectra_section(
     )
 
 
-def _conclude(own: spectra.Spectra, nodes: str) -> str:
-    """Which products' eigenvalues grow or shrink, in one sentence."""
+def conclude(own: spectra.Spectra, nodes: str) -> str:
+    """Which products' eigenvalues grow or shrink with depth, in one sentence.
+
+    Args:
+      own: the spectra at the nodes.
+      nodes: what the nodes are called.
+    """
     count = len(next(iter(own.values())))
     if count < spectra.LEAST_TIMES:
         return (
