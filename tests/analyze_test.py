@@ -183,9 +183,10 @@ def test_the_last_token_sets_no_shade():
 
 def test_black_takes_the_colour_of_the_page():
     figure = plots.make_figure(1.0)
-    figure.subplots().plot([1, 2], color="black", label="$x^2$")
+    figure.subplots().plot([0.001, 0.002], color="black", label="$x^2$")
     svg, other = (plots.render_svg(figure, name) for name in ("a", "b"))
     assert svg.startswith("<svg") and "currentColor" in svg
+    assert ">0.0010</text>" in svg  # its digits stay
     assert "#000000" not in svg and "<style" not in svg and "<metadata" not in svg
     assert not set(re.findall(r'id="(m\w{10})"', svg)) & set(re.findall(r'id="(m\w{10})"', other))
 

@@ -32,7 +32,7 @@ return {
     text => parseFloat(style(text).fontSize) * scale(svg)))),
   fills: [...new Set(shown.flatMap(svg => [...svg.querySelectorAll('text')].map(
     text => style(text).fill)))],
-  outside: shown.filter(svg => [...svg.querySelectorAll('text')].some(text => {
+  outside: shown.filter(svg => [...svg.querySelectorAll('text:not(:has(tspan))')].some(text => {
     const box = text.getBoundingClientRect(), around = svg.getBoundingClientRect();
     return box.left < around.left - 3 || box.right > around.right + 3; })).length,
   title: document.querySelector('h1').textContent,

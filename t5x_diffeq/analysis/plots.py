@@ -38,6 +38,7 @@ _INK = "#000000"  # what follows the colour of a page's text
 _OUTSIDE = re.compile(
     r"\A.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL
 )
+_PATH = re.compile(r' d="[^"]*"')
 _NEEDLESS_DIGITS = re.compile(r"(\.\d\d)\d+")  # of a coordinate in points
 
 
@@ -59,7 +60,7 @@ def render_svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(content, format="svg", transparent=True)
     svg = _OUTSIDE.sub("", content.getvalue().decode()).replace(_INK, "currentColor")
-    return _NEEDLESS_DIGITS.sub(r"\1", svg)
+    return _PATH.sub(lambda path: _NEEDLESS_DIGITS.sub(r"\1", path[0]), svg)
 
 
 def make_drawing(draw: Callable[[float], Figure], caption: str) -> Drawing:
@@ -120,13 +121,13 @@ def eigenvalues_over_depth(
     """
     figure, axes = make_panels(values.shape[1], width, 1.7, 1.5, sharex=True, sharey=True)
     indices = range(len(axes)) if heads is None else heads
-    line = {"linewidth": 0.5, "linestyle": ":" if nodes is None else "-"}
+    style = ":" if nodes is None else "-"
     at, dots = (times, values) if nodes is None else nodes
     for head, ax in enumerate(axes):
         curves = _sorted_part(values[:, head], part)
         colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
         for curve, colour in zip(curves.T, colours, strict=True):
-            ax.plot(times, curve, color=colour, **line)
+            ax.plot(times, curve, color=colour, linewidth=0.5, linestyle=style)
         ax.plot(at, _sorted_part(dots[:, head], part), ".", color="black", markersize=2)
         ax.axhline(0, color="grey", linewidth=0.4)
         ax.set_title(f"head {indices[head] + 1}" if values.shape[1] > 1 else "", fontsize=8)
@@ -198,7 +199,9 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
 
     Each panel is scaled by its own largest |x| at the end.
     """
-    figure, axes = make_panels(len(found), width, 2.2, 2.1, subplot_kw={"projection": "3d"})
+    kind = {"projection": "3d"}
+    figure, panels = make_panels(len(found), width, 2.2, 2.1, subplot_kw=kind)
+    axes: list[Any] = list(panels)  # the stubs of matplotlib have no Axes3D
     for ax, (title, each) in zip(axes, found.items(), strict=True):
         paths = each.states[seed]
         for particle in range(paths.shape[1]):
@@ -212,7 +215,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
         ax.set_title(
             f"{_tex_power(title)}: {count:.0f} cluster{'' if count == 1 else 's'}", fontsize=8
         )
-    dot = {"marker": "o", "linestyle": "", "markersize": 3}
+    dot: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 3}
     dots = [Line2D([], [], color=colour, **dot) for colour in _ENDS.values()]
     figure.legend(dots, _ENDS, loc="outside lower right", ncols=2)
     return figure
@@ -234,8 +237,7 @@ def clustering_over_time(found: dict[str, Clustering], width: float = WIDTH) -> 
             (line,) = ax.plot(each.times, middle, label=_tex_power(title))
             ax.fill_between(each.times, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         ax.set(xlabel="time", ylabel=column)
-        ax.set_ylim(bottom=0)
-    axes[-1].set_yscale("log")
+        ax.set_ylim(bottom=0) if column != "distance" else ax.set_yscale("log")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from matplotlib.figure import Figure
 
 from t5x_diffeq.analysis import plots, spectra
 from t5x_diffeq.analysis.plots import make_drawing
@@ -126,7 +127,7 @@ def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
     )
     measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
     return (
-        f"Halfway between nodes, W(t) is {rough:.2g} times half their distance away from the "
+        f"Halfway between nodes, W(t) is {rough:.2f} times half their distance away from the "
         f"straight line (0: straight; 1.73: unrelated to the nodes; smooth below {_SMOOTH:g}), "
         f"{told}. The perplexity on the validation split is {measured}."
     )
@@ -205,7 +206,7 @@ def _spectra_drawings(
     drawings = {
         "means": make_drawing(
             partial(plots.mean_magnitudes, own, t if layers else at, depth),
-            f"Mean |lambda| of each product at the {nodes} (black), and of each head (grey).",
+            f"Mean |lambda| of each product at the {nodes} (dots), and of each head (grey lines).",
         )
     }
     if heads:
@@ -221,13 +222,24 @@ def _spectra_drawings(
             name, values = spectra.title_of(kind), (curves or own)[kind]
             if kind not in heads:
                 values, dots = values[:, None], dots[:, None]
-            known = (at, dots) if curves else None
-            tex = f"${plots.tex(name)}$"
             drawings[f"{kind}_{part}"] = make_drawing(
-                lambda width, given=(t, values, part, tex, known, depth): (
-                    plots.eigenvalues_over_depth(*given, width=width)
+                partial(
+                    _draw_product, t, values, part, name, (at, dots) if curves else None, depth
                 ),
                 f"{title} of every eigenvalue of {name}, at the {nodes} (dots). {line}, from the "
-                "largest (dark) to the smallest (light).",
+                "largest (red) to the smallest (orange).",
             )
     return drawings
+
+
+def _draw_product(
+    t: np.ndarray,
+    values: np.ndarray,
+    part: str,
+    name: str,
+    nodes: tuple[np.ndarray, np.ndarray] | None,
+    depth: str,
+    width: float,
+) -> Figure:
+    tex = f"${plots.tex(name)}$"
+    return plots.eigenvalues_over_depth(t, values, part, tex, nodes, depth, width=width)

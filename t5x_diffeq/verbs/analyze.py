@@ -119,7 +119,7 @@ def analyze(
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
     """What a page says of the run that it shows; the loss is that which training recorded last."""
     c = run.placed.model.config
-    facts = {
+    facts: dict[str, object] = {
         "run": str(absolute_path(workdir)),
         "checkpoint": f"step {run.step}",
         "model": f"{c.block or c.architecture}, {c.weights} weights, {c.num_steps} steps of "
