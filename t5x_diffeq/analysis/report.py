@@ -231,7 +231,7 @@ def _section_markup(section: Section) -> str:
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
         f'<p class="conclusion">{typeset(section.conclusion)}</p>'
-        f'<p class="advice"><b>Try next.</b> {typeset(section.advice)}</p>'
+        f'<p class="advice"><strong>Try next.</strong> {typeset(section.advice)}</p>'
         f"{found}{section.markup}{figures}{tables}<h3>Method</h3>{how}{links}</section>"
     )
 
