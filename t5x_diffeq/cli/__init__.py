@@ -9,6 +9,7 @@ VERBS = (
     "finetune",
     "evaluate",
     "generate",
+    "explore",
     "status",
     "prepare_data",
     "benchmark",

@@ -1,0 +1,232 @@
+"""What the page shows of one run: each method is the answer of an endpoint, ready for JSON."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
+from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
+from t5x_diffeq.data.batches import eval_batches
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.explore.grids import Grids
+from t5x_diffeq.explore.stepping import Stepper
+from t5x_diffeq.inference.trained_run import TrainedRun
+from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.runs.load import Grid
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.objective import places_of
+
+_OPENING = 24  # tokens of the validation text that form the first text
+_VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
+_BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them
+_MOST_POINTS = 96  # of a path of W(t)
+_PADDING = 16  # texts are padded to multiples of it for Lyapunov exponents
+_ANSWERS_KEPT = 64
+Answer = dict[str, Any]
+
+
+def to_json(values: object) -> Any:
+    """Arrays as lists, numbers with five digits; None for those that aren't finite."""
+    if isinstance(values, np.ndarray | jax.Array):
+        return to_json(np.asarray(values).tolist())
+    if isinstance(values, list):
+        return [to_json(each) for each in values]
+    if isinstance(values, float):
+        return float(f"{values:.5g}") if isfinite(values) else None
+    return values
+
+
+class Explorer:
+    """A run, and the answers that were given last.
+
+    Args:
+      name: the run's name on the page.
+      trained: the run.
+    """
+
+    def __init__(self, name: str, trained: TrainedRun):
+        self.name, self.trained = name, trained
+        self.tokenizer = trained.tokenizer
+        self.placed = trained.run.placed
+        self.config = self.placed.model.config
+        self.grids = Grids.of(self.placed.config, self.config)
+        self.stepper = Stepper(trained.run)
+        self._answers: OrderedDict[tuple, Answer] = OrderedDict()
+
+    def grid(self, num_steps: int | None, scheme: str | None) -> Grid:
+        """The grid of a request, with the run's own values for those that are left out.
+
+        Raises:
+          InputError: if the run doesn't exist on it.
+        """
+        return num_steps or self.config.num_steps, scheme or self.config.scheme
+
+    def kept(self, key: tuple) -> Answer | None:
+        """An answer that was given before, if it is still there."""
+        return self._answers.get(key)
+
+    def keep(self, key: tuple, answer: Answer) -> Answer:
+        """Keeps an answer, and forgets the oldest."""
+        self._answers[key] = answer
+        if len(self._answers) > _ANSWERS_KEPT:
+            self._answers.popitem(last=False)
+        return answer
+
+    def about(self) -> Answer:
+        """The run's name, model and grids, and a text to begin with."""
+        c, grids = self.config, self.grids
+        opening = self.trained.corpus.parts[0].validation[0][: min(_OPENING, c.max_length // 2)]
+        return {
+            "name": self.name,
+            "step": self.trained.run.step,
+            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
+            f"{c.num_heads} heads",
+            "num_steps": c.num_steps,
+            "scheme": c.scheme,
+            "max_tokens": c.max_length,
+            "trained": list(grids.trained),
+            "offered": list(grids.offered),
+            "schemes": list(grids.schemes),
+            "smooth": grids.smooth,
+            "text": self.tokenizer.decode(opening),
+        }
+
+    def tokens(self, text: str) -> list[int]:
+        """The text's tokens.
+
+        Raises:
+          InputError: if there are none, too many, or the text isn't UTF-8.
+        """
+        try:
+            found = self.trained.tokens(text).tolist()
+        except UnicodeEncodeError as error:
+            raise InputError("the text is not UTF-8: it holds half of a surrogate pair") from error
+        if not found:
+            raise InputError("the text has no tokens; write something")
+        return found
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token; a character of several tokens stands at the last of them."""
+        texts = [""]
+        for end in range(1, len(tokens) + 1):
+            text = self.tokenizer.decode(list(tokens[:end]))
+            whole = text.rstrip("\ufffd") if end < len(tokens) else text
+            texts.append(max(texts[-1], whole, key=len))
+        return [after[len(before) :] for before, after in pairwise(texts)]
+
+    def read(self, text: str, grid: Grid) -> Answer:
+        """The text at a depth: each token's loss, predictions and speed at every node.
+
+        Raises:
+          InputError: if the text can't be read, or the run doesn't exist on the grid.
+        """
+        tokens = self.tokens(text)
+        count = len(tokens)
+        inputs = self.stepper.pad(tokens)
+        targets = jnp.asarray(np.roll(inputs, -1, axis=1))
+        top, log_p, losses, speeds = [], [], [], []
+        before: Float[np.ndarray, "L D"] | None = None
+        with self.placed.context():
+            for state in self.stepper.states(jnp.asarray(inputs), grid):
+                look = jax.device_get(self.stepper.look(state, targets, grid))
+                top.append(look.top[0, :count])
+                log_p.append(look.log_p[0, :count])
+                losses.append(look.loss[0, : count - 1])
+                y = np.asarray(state[0, :count], np.float32)
+                if before is not None:
+                    speeds.append(np.sqrt(np.square(y - before).mean(-1)) * grid[0])
+                before = y
+        of_tokens = np.stack(losses, 1)
+        trained, note = self.grids.note(grid)
+        known = np.unique(top).tolist()
+        return {
+            "num_steps": grid[0],
+            "scheme": grid[1],
+            "trained": trained,
+            "note": note,
+            "times": to_json(np.arange(len(top)) / grid[0]),
+            "tokens": self.pieces(tokens),
+            "ids": tokens,
+            "loss": [None, *to_json(of_tokens[:, -1])],
+            "loss_at": [None, *to_json(of_tokens)],
+            "top": np.stack(top, 1).tolist(),
+            "p": to_json(np.exp(np.stack(log_p, 1))),
+            "speed": to_json(np.stack(speeds, 1)),
+            "pieces": {str(each): self.tokenizer.decode([each]) for each in known},
+            "mean_loss": to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
+        }
+
+    def validation(self, grid: Grid) -> Answer:
+        """The loss on the first sequences of the validation split.
+
+        Raises:
+          InputError: if the run doesn't exist on the grid.
+        """
+        parts = eval_examples(self.placed.config.data, self.trained.corpus)
+        rows = self.placed.eval_batch_size(min(_VALIDATION_ROWS, sum(map(len, parts))))
+        batch = next(eval_batches(parts, rows, self.placed.batch_sharding, limit=1))
+        with self.placed.context():
+            y = self.stepper.last_state(batch["inputs"], grid, places_of(batch))
+            losses, mask = self.stepper.look(y, batch["targets"], grid).loss, batch["mask"]
+        tokens = int(mask.sum())
+        loss = float((losses * mask).sum()) / max(tokens, 1)
+        trained, note = self.grids.note(grid)
+        return {
+            "num_steps": grid[0],
+            "scheme": grid[1],
+            "trained": trained,
+            "note": note,
+            "loss": to_json(loss),
+            "tokens": tokens,
+            "sequences": rows,
+        }
+
+    def sensitivity(self, text: str, output: int, grid: Grid) -> Answer:
+        """The largest Lyapunov exponent of a token's output for each token up to it.
+
+        The convention is `pair` of `analysis.lyapunov`.
+
+        Raises:
+          InputError: as `read`; or if there is no such token, or the scheme takes two states.
+        """
+        tokens = self.tokens(text)
+        if output >= len(tokens):
+            raise InputError(f"output is {output}; the text has the tokens 0 to {len(tokens) - 1}")
+        length = min(-(-len(tokens) // _PADDING) * _PADDING, self.config.max_length)
+        row = np.zeros((1, length), np.int32)
+        row[0, : len(tokens)] = tokens
+        params = jax.tree.map(jnp.asarray, jax.device_get(self.trained.run.params))  # off the mesh
+        found = lyapunov_exponents(
+            LanguageModel(self.config.at_depth(*grid)),
+            params,
+            jnp.asarray(row),
+            outputs=np.array([output]),
+        )
+        return {"output": output, "exponents": to_json(found.largest[0, : len(tokens)])}
+
+    def paths(self) -> Answer:
+        """The path of W(t) of each kernel in the plane in which it moves the most."""
+        own = self.config.num_steps
+        model = self.placed.model
+        if self.config.weights != "per_layer":
+            model = model.at_depth(own * max(1, min(_BETWEEN, _MOST_POINTS // own)))
+        with self.placed.context():
+            found = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
+        is_node = np.isclose(found.times[:, None], nodes(self.config), atol=1e-4).any(1)
+        kernels = {}
+        for name, centred in found.centred.items():
+            points, shares = principal_path(centred)
+            kernels[name] = {"points": to_json(points), "shares": to_json(shares)}
+        return {
+            "times": to_json(found.times),
+            "is_node": is_node.tolist(),
+            "smooth": self.grids.smooth,
+            "kernels": kernels,
+        }

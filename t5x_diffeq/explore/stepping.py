@@ -1,0 +1,203 @@
+"""A trained model one solver step at a time, by programs that don't depend on the number of steps.
+
+A forward pass as one program is compiled again for every number of steps, which takes seconds; a
+slider can't wait so long. Here the programs are those of one step: its weights at the times that it
+reads, and the state after it. Each is compiled once for a scheme and a length of text.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.inference.scoring import padded_length
+from t5x_diffeq.layers.array_types import Logits, Places, State, Times, Tokens, Weights
+from t5x_diffeq.models.adapters import merge
+from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
+from t5x_diffeq.models.sub_fields import vector_field
+from t5x_diffeq.ode.integrate import step_function
+from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.ode.solvers import Carried
+from t5x_diffeq.runs.load import Grid, Run
+
+TOP = 5  # likeliest tokens that a look tells
+_GRIDS_KEPT = 4  # whose weights stay in memory
+
+
+class Look(NamedTuple):
+    """What the head reads from the states at one node.
+
+    Attributes:
+      top: the likeliest successors of each token, the likeliest first.
+      log_p: their log probabilities.
+      loss: minus the log probability of each target, in nats.
+    """
+
+    top: Int[Array, "B L K"]
+    log_p: Float[Array, "B L K"]
+    loss: Float[Array, "B L"]
+
+
+class Drawn(NamedTuple):
+    """A drawn token, its log probability, and the likeliest tokens with theirs, in nats.
+
+    All are those of the model itself, at temperature 1 and with nothing left out.
+    """
+
+    token: int
+    log_p: float
+    top: Int[np.ndarray, " K"]
+    top_log_p: Float[np.ndarray, " K"]
+
+
+@partial(jax.jit, static_argnames="model")
+def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -> Carried:
+    y = nn.apply(LanguageModel.embed, model)({"params": params}, tokens, places)
+    return find_scheme(model.config.solver).start(y)
+
+
+@partial(jax.jit, static_argnames="model")
+def _weights_at(model: LanguageModel, params: dict, times: Times) -> Weights:
+    def weights(module: LanguageModel) -> Weights:
+        return merge(module.weights(times))
+
+    return nn.apply(weights, model)({"params": params})
+
+
+@partial(jax.jit, static_argnames="model")
+def _step(model: LanguageModel, carried: Carried, W: Weights, places: Places, dt: float) -> Carried:
+    field = vector_field(model.config, places)
+    return step_function(field, model.config.solver, dt)(carried, (W, None))
+
+
+@partial(jax.jit, static_argnames="model")
+def _logits(model: LanguageModel, params: dict, y: State) -> Logits:
+    def read(module: LanguageModel) -> Logits:
+        return module.logits(module.normalise(y))
+
+    return nn.apply(read, model)({"params": params})
+
+
+@partial(jax.jit, static_argnames="model")
+def _look(model: LanguageModel, params: dict, y: State, targets: Tokens) -> Look:
+    log_p = jax.nn.log_softmax(_logits(model, params, y))
+    best, top = jax.lax.top_k(log_p, min(TOP, model.config.vocab_size))
+    return Look(top, best, -jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
+
+
+@partial(jax.jit, static_argnames=("model", "sampling"))
+def _draw(
+    model: LanguageModel,
+    sampling: Sampling,
+    params: dict,
+    y: State,
+    last: Int[Array, ""],
+    key: Array,
+) -> tuple[Array, Look]:
+    at_last = jax.lax.dynamic_slice_in_dim(y, last, 1, axis=1)
+    token = sampling(_logits(model, params, at_last)[0], key)
+    return token[0], _look(model, params, at_last, token[None])
+
+
+class Stepper:
+    """A run's forward pass, step by step, on any grid.
+
+    Args:
+      run: the run; per-layer weights exist on its own grid alone.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
+
+    def _on(self, grid: Grid) -> tuple[LanguageModel, LanguageModel]:
+        """The model on a grid, and the one that is compiled: the same for all numbers of steps.
+
+        Raises:
+          InputError: if the model doesn't exist on the grid.
+        """
+        config = self.run.placed.model.config.at_depth(*grid)
+        # XLA's attention takes any shape, and nothing is stored for a backward pass.
+        plain = replace(config, attention="xla", remat="none")
+        compiled = replace(plain, num_steps=self.run.placed.model.config.num_steps)
+        return LanguageModel(plain), LanguageModel(compiled)
+
+    def _make_weights(self, grid: Grid) -> list[Weights]:
+        """The weights of each step, leaves `[nodes per step, ...]`."""
+        model, compiled = self._on(grid)
+        times = nodes(model.config).reshape(model.config.num_steps, -1)
+        if model.config.weights == "per_layer":
+            return model.apply({"params": self.run.params}, method="merged_weights_by_step")
+        return [_weights_at(compiled, self.run.params, row) for row in times]
+
+    def states(
+        self, tokens: Tokens, grid: Grid, places: Places | None = None
+    ) -> Iterator[Float[Array, "B L D"]]:
+        """The states at t = 0, 1/N, ..., 1, each once it is computed; within `placed.context()`."""
+        model, compiled = self._on(grid)
+        places = in_one_document(tokens) if places is None else places
+        carried = _start(compiled, self.run.params, tokens, places)
+        end = find_scheme(model.config.solver).end
+        yield end(carried)
+        for W in self._weights(grid):
+            carried = _step(compiled, carried, W, places, model.config.dt)
+            yield end(carried)
+
+    def last_state(self, tokens: Tokens, grid: Grid, places: Places | None = None) -> State:
+        """The state at t = 1; within `placed.context()`."""
+        *_, y = self.states(tokens, grid, places)
+        return y
+
+    def look(self, y: State, targets: Tokens, grid: Grid) -> Look:
+        """What the head reads from a state; within `placed.context()`."""
+        return _look(self._on(grid)[1], self.run.params, y, targets)
+
+    def pad(self, tokens: list[int]) -> Int[np.ndarray, "1 L"]:
+        """A row of the tokens, with zeros after them up to one of a few lengths."""
+        limit = self.run.placed.model.config.max_length
+        row = np.zeros((1, padded_length(len(tokens), limit)), np.int32)
+        row[0, : len(tokens)] = tokens
+        return row
+
+    def read(self, tokens: list[int], grid: Grid) -> Look:
+        """What the head reads at t = 1 from `[1, len(tokens)]`, whose targets are the next tokens.
+
+        The last token has no next one: its loss means nothing.
+        """
+        inputs = self.pad(tokens)
+        with self.run.placed.context():
+            y = self.last_state(jnp.asarray(inputs), grid)
+            look = self.look(y, jnp.asarray(np.roll(inputs, -1, axis=1)), grid)
+        return Look(*(each[:, : len(tokens)] for each in jax.device_get(look)))
+
+    def draw(self, tokens: list[int], grid: Grid, sampling: Sampling, seed: int) -> Iterator[Drawn]:
+        """Yields one token after the other, up to the model's length.
+
+        The tokens are those that `inference.sampling.generate` draws for this prompt alone.
+
+        Args:
+          tokens: the prompt, at least one token.
+          grid: the grid.
+          sampling: how tokens are drawn.
+          seed: seed of the draws.
+        """
+        (key,) = jax.random.split(jax.random.key(seed), 1)
+        limit = self.run.placed.model.config.max_length
+        while len(tokens) < limit:
+            last = len(tokens) - 1
+            with self.run.placed.context():
+                y = self.last_state(jnp.asarray(self.pad(tokens)), grid)
+                place = jax.random.fold_in(key, last)
+                token, look = _draw(
+                    self._on(grid)[1], sampling, self.run.params, y, jnp.asarray(last), place
+                )
+            found = jax.device_get(look)
+            tokens = [*tokens, int(token)]
+            yield Drawn(int(token), -float(found.loss[0, 0]), found.top[0, 0], found.log_p[0, 0])
