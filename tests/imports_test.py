@@ -21,7 +21,7 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("runs",),
     ("inference", "exchange", "experiments"),
     ("benchmarks",),
-    ("explore",),
+    ("explorer",),
     ("verbs",),
     ("cli",),
     ("examples",),

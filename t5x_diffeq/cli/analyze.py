@@ -1,6 +1,7 @@
 """Analyses a trained run: analyze KIND --workdir=DIR [--output=DIR].
 
-KIND is spectra, lyapunov, clustering or all.
+KIND is spectra, lyapunov, clustering or all. With --interactive it also writes explore.html: a
+text at several depths, token by token, as one file that needs no server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
 spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
 Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles and does not look at
@@ -65,11 +66,19 @@ _NUM_STEPS = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
+_INTERACTIVE = flags.DEFINE_bool(
+    "interactive",
+    False,
+    "Also write explore.html: the page of `explore`, for the first prompt, as one file. KIND may then "
+    "be left out.",
+    flag_values=FLAGS,
+)
 command_line.define_checkpoint(FLAGS)
 
 
 def _check_flags() -> None:
-    if _WHAT.value not in (*_KINDS, "all"):
+    only_page = _INTERACTIVE.value and not _WHAT.value
+    if not only_page and _WHAT.value not in (*_KINDS, "all"):
         what = f"not {_WHAT.value!r}" if _WHAT.value else "as its first argument"
         raise InputError(f"analyze takes {', '.join(_KINDS)} or all, {what}")
     if _CONVENTION.value not in CONVENTIONS:
@@ -102,7 +111,9 @@ def main() -> None:
     folder = _output_folder()
     kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
     workdir = (
-        command_line.parse_folder(_WORKDIR, "analyze") if set(kinds) - {"clustering"} else None
+        command_line.parse_folder(_WORKDIR, "analyze")
+        if set(kinds) - {"clustering"} or _INTERACTIVE.value
+        else None
     )
 
     from t5x_diffeq.verbs.analyze import analyze  # JAX and the rest take seconds

@@ -12,6 +12,7 @@ from t5x_diffeq.analysis.report import Section, write_report
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.console import Progress, format_count, say
 from t5x_diffeq.runtime.errors import InputError
@@ -94,7 +95,7 @@ def analyze(
             grids=[(flags.num_steps, None)],
             methods=("spectral_factors",) if "spectra" in kinds else (),
         )
-        run = run.at_depth(flags.num_steps)
+        trained, run = run, run.at_depth(flags.num_steps)
         facts = facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
@@ -107,6 +108,10 @@ def analyze(
         from t5x_diffeq.analysis.clustering_section import clustering_section
 
         sections.append(clustering_section(flags.seeds))
+    if flags.interactive:
+        print(_write_page(corpus, trained, workdir, folder, flags), flush=True)
+        if not kinds:
+            return
     if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
         print(json.dumps(numbers))
     page, title = f"{flags.what}.html", flags.what.capitalize()
@@ -114,6 +119,21 @@ def analyze(
         page, title = "report.html", "Analysis"
     title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
     print(write_report(folder, page, title, facts | facts_today(), sections), flush=True)
+
+
+def _write_page(
+    corpus: Corpus, run: Run, workdir: AnyPath, folder: AnyPath, flags: FlagValues
+) -> AnyPath:
+    from t5x_diffeq.explorer.answers import Explorer
+    from t5x_diffeq.explorer.recording import write_recording
+
+    name = absolute_path(workdir).name or "run"
+    write_recording(
+        folder / "explore.html",
+        Explorer(name, TrainedRun(run, corpus)),
+        flags.prompt[0] if flags.prompt else None,
+    )
+    return folder / "explore.html"
 
 
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:

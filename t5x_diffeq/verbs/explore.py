@@ -8,8 +8,8 @@ from contextlib import suppress
 import uvicorn
 from absl.flags import FlagValues
 
-from t5x_diffeq.explore.app import make_app
-from t5x_diffeq.explore.explorer import Explorer
+from t5x_diffeq.explorer.answers import Explorer
+from t5x_diffeq.explorer.app import make_app
 from t5x_diffeq.inference.trained_run import load
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError

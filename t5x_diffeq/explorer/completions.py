@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from t5x_diffeq.explore.explorer import Answer, Explorer, to_json
-from t5x_diffeq.explore.fields import Fields, check_fields, shorten
-from t5x_diffeq.explore.grids import MOST_STEPS
-from t5x_diffeq.explore.stepping import TOP, Drawn
+from t5x_diffeq.explorer.answers import Answer, Explorer, to_json
+from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
+from t5x_diffeq.explorer.grids import MOST_STEPS
+from t5x_diffeq.explorer.stepping import TOP, Drawn
 from t5x_diffeq.inference.continuation import Continuation
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runs.load import Grid

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,15 +16,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from t5x_diffeq.explore.completions import Completions, join_choices
-from t5x_diffeq.explore.explorer import Answer, Explorer
-from t5x_diffeq.explore.fields import Fields, check_fields, shorten
-from t5x_diffeq.explore.grids import MOST_STEPS
-from t5x_diffeq.explore.worker import Worker
+from t5x_diffeq.explorer.answers import PAGE, Answer, Explorer
+from t5x_diffeq.explorer.completions import Completions, join_choices
+from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
+from t5x_diffeq.explorer.grids import MOST_STEPS
+from t5x_diffeq.explorer.worker import Worker
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import INT32, Values
 
-PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 256 * 1024  # of a request's body
 _FROM_HERE_ALONE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,14 +16,15 @@ from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.explore.grids import Grids
-from t5x_diffeq.explore.stepping import Stepper
+from t5x_diffeq.explorer.grids import Grids
+from t5x_diffeq.explorer.stepping import Stepper
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.runs.load import Grid
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.objective import places_of
 
+PAGE = Path(__file__).parent / "page"  # its files
 _OPENING = 24  # tokens of the validation text that form the first text
 _VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
 _BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them

@@ -1,0 +1,162 @@
+// A view: a run on a grid, its reading of the text, and its continuation.
+"use strict";
+
+const recorded = JSON.parse(document.getElementById("recorded")?.textContent ?? "null"); // in a file without a server
+const held = new Map(); // answers, by request
+
+/** The answer of an endpoint; throws an Error that says what was wrong. */
+async function ask(path, body, signal) {
+  const key = `${path} ${JSON.stringify(body ?? null)}`;
+  if (recorded) {
+    if (key in recorded) return recorded[key];
+    throw new Error("This file doesn't hold that; `explore --workdir=DIR` computes it.");
+  }
+  if (held.has(key)) return held.get(key);
+  const response = await send(path, body, signal);
+  const answer = await response.json();
+  held.set(key, answer);
+  if (held.size > 200) held.delete(held.keys().next().value);
+  return answer;
+}
+
+async function send(path, body, signal) {
+  const headers = { authorization: `Bearer ${state.token}`, "content-type": "application/json" };
+  let response;
+  try {
+    response = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server doesn't answer. Is it still running?");
+  }
+  if (!response.ok) {
+    const said = await response.json().catch(() => null);
+    throw new Error(said?.error?.message ?? `The server answered with status ${response.status}.`);
+  }
+  return response;
+}
+
+class View {
+  /**
+   * @param {number} index 0 for A, 1 for B.
+   * @param {object[]} runs what /api/runs says.
+   * @param {{run: string, scheme: string, steps: number}} choice what is shown; kept up to date.
+   * @param {{changed: function, read: function}} tell what to call after a choice, and after a reading.
+   */
+  constructor(index, runs, choice, tell) {
+    Object.assign(this, { index, runs, choice, tell, name: "AB"[index], kind: "ab"[index], reading: null });
+    this.element = document.getElementById("view").content.firstElementChild.cloneNode(true);
+    const part = (name) => this.element.querySelector(name);
+    this.parts = { run: part(".run"), scheme: part(".scheme"), slider: part(".slider"), output: part("output"), marks: part(".marks"),
+      note: part(".note"), summary: part(".summary"), tokens: part(".tokens"), continuation: part(".continuation") };
+    part(".title").textContent = `View ${this.name}`;
+    this.parts.tokens.setAttribute("aria-label", `The text in view ${this.name}, token by token`);
+    this.parts.run.append(...runs.map((run) => new Option(run.name)));
+    this.parts.run.onchange = () => this.choose({ run: this.parts.run.value, scheme: null, steps: null });
+    this.parts.scheme.onchange = () => this.choose({ scheme: this.parts.scheme.value });
+    this.parts.slider.oninput = () => this.choose({ steps: this.run.offered[this.parts.slider.value] });
+    part(".again").onclick = () => this.continue();
+    part(".take").onclick = () => tell.take(this.continued ?? "");
+    this.show();
+  }
+
+  get run() {
+    return this.runs.find((run) => run.name === this.choice.run);
+  }
+
+  get grid() {
+    return { run: this.choice.run, num_steps: this.choice.steps, scheme: this.choice.scheme };
+  }
+
+  choose(changes) {
+    Object.assign(this.choice, changes);
+    this.show();
+    this.tell.changed(this);
+  }
+
+  /** Shows the choice, with the run's own values for what it doesn't have. */
+  show() {
+    const { parts, choice } = this;
+    choice.run = this.run?.name ?? this.runs[0].name;
+    const { offered, schemes, trained, num_steps, scheme } = this.run;
+    choice.scheme = schemes.includes(choice.scheme) ? choice.scheme : scheme;
+    choice.steps = offered.includes(choice.steps) ? choice.steps : num_steps;
+    parts.run.value = choice.run;
+    parts.scheme.replaceChildren(...schemes.map((name) => new Option(name === scheme ? `${name} (trained)` : name, name)));
+    parts.scheme.value = choice.scheme;
+    parts.slider.max = offered.length - 1;
+    parts.slider.value = offered.indexOf(choice.steps);
+    parts.slider.disabled = offered.length < 2;
+    parts.slider.setAttribute("aria-valuetext", `${choice.steps} steps${trained.includes(choice.steps) ? ", trained" : ""}`);
+    parts.output.textContent = choice.steps;
+    parts.marks.replaceChildren(...trained.map((steps, n) => {
+      const mark = document.createElement("span");
+      mark.textContent = n ? steps : `${steps} trained`;
+      mark.style.left = `${(100 * offered.indexOf(steps)) / Math.max(1, offered.length - 1)}%`;
+      return mark;
+    }));
+  }
+
+  /** Reads the text; then it is continued. A later call ends an earlier one. */
+  async read() {
+    this.reader?.abort();
+    this.writer?.abort();
+    const { signal } = (this.reader = new AbortController());
+    this.element.classList.add("busy");
+    try {
+      const reading = await ask("/api/read", { text: state.text, ...this.grid }, signal);
+      if (signal.aborted) return;
+      this.reading = reading;
+      this.parts.note.textContent = reading.note;
+      this.parts.note.classList.toggle("trained", reading.trained);
+      this.tell.read(this);
+      await this.continue();
+    } catch (error) {
+      if (error.name !== "AbortError") this.tell.failed(error);
+    } finally {
+      if (!signal.aborted) this.element.classList.remove("busy");
+    }
+  }
+
+  /** Streams a continuation of the text. */
+  async continue() {
+    this.writer?.abort();
+    const { signal } = (this.writer = new AbortController());
+    const prompt = document.createElement("span"), { continuation } = this.parts;
+    prompt.className = "prompt";
+    prompt.textContent = state.text.slice(-80);
+    this.continued = "";
+    const body = { model: `${this.choice.run}@${this.choice.steps}:${this.choice.scheme}`, prompt: state.text,
+      max_tokens: state.max_tokens, temperature: state.temperature, seed: state.seed, stream: true };
+    try {
+      if (recorded) {
+        this.continued = (await ask("/v1/completions", body)).text;
+        continuation.replaceChildren(prompt, this.continued);
+        return;
+      }
+      const response = await send("/v1/completions", body, signal);
+      this.element.classList.remove("busy");
+      const text = document.createTextNode("");
+      continuation.replaceChildren(prompt, text);
+      for await (const event of events(response)) {
+        if (event.error) throw new Error(event.error.message);
+        text.data = this.continued += event.choices[0].text;
+        continuation.scrollTop = continuation.scrollHeight;
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") continuation.replaceChildren(error.message);
+    }
+  }
+}
+
+/** The JSON of each server-sent event. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const blocks = (rest + part.value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      if (block !== "data: [DONE]") yield JSON.parse(block.slice("data: ".length));
+    }
+  }
+}
