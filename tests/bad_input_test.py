@@ -195,6 +195,7 @@ GOOD = {
         ["--config={config}"],
         ["compare_models", "show_data", "show_generation", "show_coordinate_check"],
     ),
+    "explore": (["--workdir={run}", "--port=0"], ["load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["show_plans", "sweep"]),
     "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
     "export": (["--workdir={run}", "--output={new}"], ["load_run"]),

@@ -69,8 +69,8 @@ _NUM_STEPS = flags.DEFINE_integer(
 _INTERACTIVE = flags.DEFINE_bool(
     "interactive",
     False,
-    "Also write explore.html: the page of `explore`, for the first prompt, as one file. KIND may then "
-    "be left out.",
+    "Also write explore.html: the page of `explore`, for the first prompt, as one file. KIND can "
+    "then be left out.",
     flag_values=FLAGS,
 )
 command_line.define_checkpoint(FLAGS)

@@ -12,7 +12,6 @@ from absl import flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_path
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_multi_string(
@@ -33,9 +32,7 @@ command_line.define_averages(FLAGS)
 
 def main() -> int:
     """The verb."""
-    if not _WORKDIR.value:
-        raise InputError("explore needs --workdir=DIR; see --help")
-    workdirs = [parse_path(folder, "--workdir") for folder in _WORKDIR.value]
+    workdirs = command_line.parse_folders(_WORKDIR, "explore")
     for package in ("starlette", "uvicorn"):
         if not importlib.util.find_spec(package):
             raise InputError(f"explore needs the package {package}: pip install -e '.[explore]'")

@@ -16,11 +16,10 @@ from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.explorer.grids import Grids
+from t5x_diffeq.explorer.grids import Depth, Grids
 from t5x_diffeq.explorer.stepping import Stepper
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.runs.load import Grid
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.objective import places_of
 
@@ -62,7 +61,7 @@ class Explorer:
         self.stepper = Stepper(trained.run)
         self._answers: OrderedDict[tuple, Answer] = OrderedDict()
 
-    def grid(self, num_steps: int | None, scheme: str | None) -> Grid:
+    def grid(self, num_steps: int | None, scheme: str | None) -> Depth:
         """The grid of a request, with the run's own values for those that are left out.
 
         Raises:
@@ -123,7 +122,7 @@ class Explorer:
             texts.append(max(texts[-1], whole, key=len))
         return [after[len(before) :] for before, after in pairwise(texts)]
 
-    def read(self, text: str, grid: Grid) -> Answer:
+    def read(self, text: str, grid: Depth) -> Answer:
         """The text at a depth: each token's loss, predictions and speed at every node.
 
         Raises:
@@ -165,7 +164,7 @@ class Explorer:
             "mean_loss": to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
         }
 
-    def validation(self, grid: Grid) -> Answer:
+    def validation(self, grid: Depth) -> Answer:
         """The loss on the first sequences of the validation split.
 
         Raises:
@@ -190,7 +189,7 @@ class Explorer:
             "sequences": rows,
         }
 
-    def sensitivity(self, text: str, output: int, grid: Grid) -> Answer:
+    def sensitivity(self, text: str, output: int, grid: Depth) -> Answer:
         """The largest Lyapunov exponent of a token's output for each token up to it.
 
         The convention is `pair` of `analysis.lyapunov`.

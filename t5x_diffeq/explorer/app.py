@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from t5x_diffeq.explorer.answers import PAGE, Answer, Explorer
 from t5x_diffeq.explorer.completions import Completions, join_choices
 from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
-from t5x_diffeq.explorer.grids import MOST_STEPS
+from t5x_diffeq.explorer.grids import MOST_STEPS, Depth
 from t5x_diffeq.explorer.worker import Worker
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import INT32, Values
@@ -150,7 +150,7 @@ class _Server:
 
     async def _asked(
         self, request: Request, more: Mapping[str, Values], needed: tuple[str, ...]
-    ) -> tuple[Fields, Explorer, tuple[int | None, str | None]]:
+    ) -> tuple[Fields, Explorer, Depth]:
         fields = check_fields(await _read_json(request), {**_GRID, **more}, needed)
         explorer = self._find(fields["run"])
         return fields, explorer, explorer.grid(fields["num_steps"], fields["scheme"])

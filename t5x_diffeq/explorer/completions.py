@@ -14,11 +14,10 @@ import numpy as np
 
 from t5x_diffeq.explorer.answers import Answer, Explorer, to_json
 from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
-from t5x_diffeq.explorer.grids import MOST_STEPS
+from t5x_diffeq.explorer.grids import MOST_STEPS, Depth
 from t5x_diffeq.explorer.stepping import TOP, Drawn
 from t5x_diffeq.inference.continuation import Continuation
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.runs.load import Grid
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import INT32, SEEDS, Values
 
@@ -82,7 +81,7 @@ class Completions:
 
     explorer: Explorer
     model: str
-    grid: Grid
+    grid: Depth
     prompts: list[list[int]]
     count: int
     limit: int
@@ -242,7 +241,7 @@ def join_choices(pieces: list[Answer]) -> list[Answer]:
     return [whole[index] for index in sorted(whole)]
 
 
-def find_model(name: str, explorers: Mapping[str, Explorer]) -> tuple[Explorer, Grid]:
+def find_model(name: str, explorers: Mapping[str, Explorer]) -> tuple[Explorer, Depth]:
     """The run and the grid that a model's name says.
 
     Raises:
@@ -257,7 +256,7 @@ def find_model(name: str, explorers: Mapping[str, Explorer]) -> tuple[Explorer, 
         )
     if steps is not None and not 1 <= int(steps) <= MOST_STEPS:
         raise InputError(f"model is {shorten(name)}; its steps must be from 1 to {MOST_STEPS}")
-    return explorers[run], explorers[run].grid(steps and int(steps), scheme)
+    return explorers[run], explorers[run].grid(int(steps) if steps else None, scheme)
 
 
 def _check_body(body: object) -> tuple[Fields, list[str | list[int]], list[str]]:

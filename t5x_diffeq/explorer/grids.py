@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.schemes import SCHEMES
-from t5x_diffeq.runs.load import Grid
 from t5x_diffeq.runtime.config import Config
 
+Depth = tuple[int, str]  # number of solver steps and scheme
 MOST_STEPS = 256  # that a request may ask for
 _COARSER = (16, 20, 24, 32, 48, 64, 96, 128)
 
@@ -43,7 +43,7 @@ class Grids(NamedTuple):
         schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
         return cls(trained, model.scheme, offered, schemes, _is_smooth(model))
 
-    def note(self, grid: Grid) -> tuple[bool, str]:
+    def note(self, grid: Depth) -> tuple[bool, str]:
         """Whether the run was trained on a grid; and what its numbers mean there, in a sentence."""
         num_steps, scheme = grid
         counts = ", ".join(map(str, self.trained))

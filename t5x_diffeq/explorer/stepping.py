@@ -24,7 +24,7 @@ from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nod
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried
+from t5x_diffeq.ode.solvers import Carried, VectorField
 from t5x_diffeq.runs.load import Grid, Run
 
 TOP = 5  # likeliest tokens that a look tells
@@ -72,9 +72,17 @@ def _weights_at(model: LanguageModel, params: dict, times: Times) -> Weights:
 
 
 @partial(jax.jit, static_argnames="model")
-def _step(model: LanguageModel, carried: Carried, W: Weights, places: Places, dt: float) -> Carried:
-    field = vector_field(model.config, places)
-    return step_function(field, model.config.solver, dt)(carried, (W, None))
+def _step(
+    model: LanguageModel, carried: Carried, W: Weights, places: Places, dt: Float[Array, ""]
+) -> Carried:
+    """A step of size dt: one of size 1 of dt times the field, so that dt can be an argument."""
+    of_key = vector_field(model.config, places)
+
+    def scaled(key: Array | None) -> VectorField:
+        f, g = of_key(key)
+        return VectorField(lambda W, y: dt * f(W, y), lambda W, y: dt * g(W, y))
+
+    return step_function(scaled, model.config.solver, 1.0)(carried, (W, None))
 
 
 @partial(jax.jit, static_argnames="model")
@@ -134,7 +142,8 @@ class Stepper:
         model, compiled = self._on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
         if model.config.weights == "per_layer":
-            return model.apply({"params": self.run.params}, method="merged_weights_by_step")
+            of_steps = nn.apply(LanguageModel.merged_weights_by_step, model)
+            return of_steps({"params": self.run.params})
         return [_weights_at(compiled, self.run.params, row) for row in times]
 
     def states(

@@ -262,14 +262,25 @@ def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
     """
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
-    path = parse_path(flag.value, f"--{flag.name}")
+    return _parse_folder(flag.value, flag.name)
+
+
+def parse_folders(flag: flags.FlagHolder, verb: str) -> list[AnyPath]:
+    """The folders that a repeated flag names; raises what `parse_folder` does."""
+    if not flag.value:
+        raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
+    return [_parse_folder(text, flag.name) for text in flag.value]
+
+
+def _parse_folder(text: str, name: str) -> AnyPath:
+    path = parse_path(text, f"--{name}")
     if isinstance(path, Path):
         if path.is_symlink() and not path.exists():
             target = path.readlink()
-            raise InputError(f"--{flag.name}={path} is a link to {target}, which doesn't exist")
+            raise InputError(f"--{name}={path} is a link to {target}, which doesn't exist")
         there = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not there.is_dir():
-            raise InputError(f"--{flag.name}={path}: {there} is a file; name a folder")
+            raise InputError(f"--{name}={path}: {there} is a file; name a folder")
     return path
 
 

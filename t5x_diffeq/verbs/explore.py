@@ -56,7 +56,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that is none is a ValueError
         raise InputError(
             f"--host={host} --port={port} can't be used: {describe_error(error)}; --port=0 takes a "
             "port that is free"

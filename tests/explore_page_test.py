@@ -1,0 +1,230 @@
+"""The page of `explore` in Debian's Chromium, and its endpoints from OpenAI's own client."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from urllib.parse import urlencode
+
+import openai
+import pytest
+import uvicorn
+from helpers import ROOT
+from patience import patience
+from selenium import webdriver
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+import t5x_diffeq as td
+from t5x_diffeq.explorer.answers import Explorer
+from t5x_diffeq.explorer.app import make_app
+from t5x_diffeq.explorer.recording import write_recording
+from t5x_diffeq.verbs.explore import _bind
+
+TOKEN = "a-token"
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+NARROW, WIDE = 390, 1280
+in_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no Chromium here: apt-get install chromium chromium-driver"
+)
+
+
+@pytest.fixture(scope="module")
+def explorer(run_on_lines):
+    return Explorer("lines", td.load(run_on_lines))
+
+
+@pytest.fixture(scope="module")
+def origin(explorer):
+    """The address of a server."""
+    at = _bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app({"lines": explorer}, TOKEN), log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+    thread.start()
+    yield f"http://127.0.0.1:{at.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+class Page:
+    """A browser, and what the tests look at."""
+
+    def __init__(self, width):
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector):
+        found = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText)"
+        return self.driver.execute_script(found, selector)
+
+    def wait(self, condition):
+        return WebDriverWait(self.driver, patience(120)).until(lambda _: condition())
+
+    def wait_for(self, selector, words):
+        """Waits until each element that is selected holds the words, and there is one."""
+        self.wait(lambda: (got := self.texts(selector)) and all(words in each for each in got))
+
+    def focused(self, what="dataset.token"):
+        return self.driver.execute_script(f"return document.activeElement.{what}")
+
+    def press(self, *keys):
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def errors(self):
+        return [line["message"] for line in self.driver.get_log("browser")]
+
+
+@pytest.fixture(params=[WIDE, NARROW])
+def page(request, tmp_path):
+    page = Page(request.param)
+    yield page
+    page.driver.save_screenshot(str(tmp_path / f"{request.param}.png"))
+    page.driver.quit()
+
+
+@pytest.mark.slow
+@in_browser
+def test_type_slide_hover_compare_and_reload(page, origin):
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'max_tokens': 5})}")
+    page.wait_for(".note", "was trained on this grid")
+    (text,) = page.all("#text")
+    text.clear()
+    text.send_keys("line 9 of")
+    page.wait(lambda: len(page.all(".tokens span")) == len("line 9 of") + 1)
+    (slider,) = page.all(".slider")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert page.texts(".depth output") == ["3"]
+    page.wait_for(".note", "no meaning between those nodes")
+    prompt = len(page.texts(".continuation .prompt")[0])
+    page.wait(lambda: len(page.texts(".continuation")[0]) > prompt)
+    ActionChains(page.driver).move_to_element(page.all(".tokens span")[3]).perform()
+    page.wait_for("#token_title", "Token 3: e")
+    assert len(page.all(".lens tbody tr")) == 4 and "%" in page.texts(".lens td.piece")[0]
+    assert page.all(".lens td.actual") or len(page.all(".lens td.piece")) == 4 * 5
+    page.all(".tokens span")[3].click()
+    page.all("#compare")[0].click()
+    page.wait(lambda: len(page.all(".view")) == 2)
+    page.all(".slider")[1].send_keys(Keys.HOME)
+    page.wait(lambda: "B − A = " in page.texts(".summary")[1])
+    page.all("#colour [value=difference]")[0].click()
+    page.wait_for("#legend", "nats")
+    assert page.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    page.wait(lambda: page.all("#paths svg") and len(page.all("#losses circle")) > 8)
+    address = page.driver.current_url
+    page.driver.get("about:blank")
+    page.driver.get(address)
+    page.wait(lambda: "B − A = " in "".join(page.texts(".summary")))
+    assert page.texts(".depth output") == ["3", "1"]
+    assert page.driver.execute_script("return text.value + colour.value") == "line 9 ofdifference"
+    page.wait_for("#token_title", "Token 3: e")
+    assert page.errors() == []
+
+
+@pytest.mark.slow
+@in_browser
+def test_keyboard_alone(page, origin):
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'max_tokens': 5, 'text': 'line 9'})}")
+    page.wait_for(".summary", "nats per token")
+    page.wait_for("#token_title", "The next token")
+    reached = set()
+    while page.focused() is None:
+        page.press(Keys.TAB)
+        reached.add(page.focused("id") or page.focused("className"))
+    assert {"text", "colour", "compare", "run", "scheme", "slider"} <= reached
+    page.press(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    page.wait_for("#token_title", "Token 4")
+    page.press(Keys.HOME)
+    page.wait_for("#token_title", "Token 0: l")
+    page.press(Keys.END)
+    page.wait_for("#token_title", "The next token")
+    assert page.driver.execute_script("return document.activeElement.getAttribute('aria-label')")
+    while page.focused("className") != "slider":
+        page.press(Keys.SHIFT + Keys.TAB)
+    page.press(Keys.END)
+    page.wait_for(".note", "no meaning between those nodes")
+    assert page.texts(".depth output") == ["12"]
+    assert page.errors() == []
+
+
+@pytest.mark.slow
+@in_browser
+def test_what_can_not_be_read_is_said(page, origin):
+    page.driver.get(f"{origin}/#token=wrong")
+    page.wait_for("#failure", "its terminal prints an address")
+    page.driver.get("about:blank")
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'text': 'x' * 500})}")
+    page.wait_for("#failure", "the text has 500 tokens, and the model's length is 160")
+
+
+@pytest.mark.slow
+@in_browser
+def test_a_page_without_a_server(page, explorer, tmp_path):
+    file = tmp_path / "explore.html"
+    write_recording(file, explorer, 'if </script> "é')
+    page.driver.get(file.as_uri())
+    page.wait_for(".note", "was trained on this grid")
+    page.all(".slider")[0].send_keys(Keys.END)
+    page.wait_for(".note", "no meaning between those nodes")
+    page.wait(lambda: len(page.texts(".continuation")[0]) > len('if </script> "é'))
+    page.wait(lambda: page.all("#paths svg") and len(page.all("#losses circle")) > 8)
+    assert not page.all("#failure")[0].is_displayed() and page.errors() == []
+
+
+@pytest.mark.slow
+def test_from_openais_client(origin):
+    client = openai.OpenAI(base_url=f"{origin}/v1", api_key=TOKEN)
+    assert [model.id for model in client.models.list()] == ["lines"]
+    asked = {"model": "lines@3", "prompt": "line 1", "max_tokens": 6, "temperature": 0}
+    whole = client.completions.create(**asked, logprobs=2)
+    assert whole.usage.completion_tokens == 6
+    assert len(whole.choices[0].logprobs.tokens) == 6
+    pieces = list(client.completions.create(**asked, stream=True))
+    assert "".join(each.choices[0].text for each in pieces) == whole.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="there is no model 'other'"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{origin}/v1", api_key="x").models.list()
+
+
+@pytest.mark.slow
+def test_the_verb(run_on_lines):
+    """It prints its address, answers here alone, and ends well at Ctrl-C."""
+    command = [sys.executable, "-m", "t5x_diffeq.explore", "--port=0"]
+    process = subprocess.Popen(
+        [*command, f"--workdir={run_on_lines}", f"--workdir={run_on_lines}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        address, _, token = process.stdout.readline().strip().partition("/#token=")
+        assert address.startswith("http://127.0.0.1:")
+        headers = {"authorization": f"Bearer {token}"}
+        asked = urllib.request.Request(f"{address}/api/runs", headers=headers)
+        with urllib.request.urlopen(asked, timeout=patience(60)) as answer:
+            said = answer.read().decode()
+        assert '"run"' in said and '"run-2"' in said and str(run_on_lines) not in said
+        port = address.rpartition(":")[2]
+        taken = subprocess.run(
+            [*command[:-1], f"--port={port}", f"--workdir={run_on_lines}"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert taken.returncode == 2 and f"--port={port} can't be used" in taken.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=patience(60)) == 0
+    finally:
+        process.kill()

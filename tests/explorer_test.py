@@ -1,0 +1,281 @@
+"""The server of `explore`: what its endpoints answer, and what they refuse."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.testclient import TestClient
+
+import t5x_diffeq as td
+from t5x_diffeq.explorer import app as server
+from t5x_diffeq.explorer.answers import Explorer
+from t5x_diffeq.explorer.app import make_app
+from t5x_diffeq.explorer.worker import Worker
+from t5x_diffeq.inference.sampling import Sampling
+
+TOKEN = "a-token"
+TEXT = "line 7 of the text, "
+
+
+@pytest.fixture(scope="module")
+def run(run_on_lines):
+    return td.load(run_on_lines)
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    app = make_app({"lines": Explorer("lines", run)}, TOKEN)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with TestClient(app, headers=headers) as client:
+        yield client
+
+
+def ask(client, path, **body):
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def complete(client, **body):
+    return ask(client, "/v1/completions", **{"model": "lines", "prompt": TEXT, **body})
+
+
+def test_data_are_for_those_who_have_the_token(client):
+    for path in ("/api/runs", "/v1/models"):
+        for shown in ("", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x"):
+            assert client.get(path, headers={"authorization": shown}).status_code == 401
+        assert client.get(path).status_code == 200
+    page = client.get("/", headers={"authorization": ""})
+    assert (
+        page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    )
+    for file in ("page.css", "charts.js", "tokens.js", "views.js", "page.js"):
+        assert file in page.text and client.get(f"/{file}").status_code == 200
+
+
+def test_the_run_tells_its_grids(client):
+    (about,) = client.get("/api/runs").json()["runs"]
+    assert (about["trained"], about["scheme"], about["smooth"]) == ([2], "euler", False)
+    assert about["offered"][:3] == [1, 2, 3] and "rk4" in about["schemes"]
+    assert client.get("/v1/models").json()["data"][0]["id"] == "lines"
+
+
+@pytest.mark.parametrize(("num_steps", "scheme"), [(2, "euler"), (5, "euler"), (3, "heun")])
+def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
+    answer = ask(client, "/api/read", text=TEXT, num_steps=num_steps, scheme=scheme)
+    there = run.at_depth(num_steps, scheme)
+    assert answer["mean_loss"] == pytest.approx(there.loss(TEXT), rel=1e-4)
+    assert "".join(answer["tokens"]) == TEXT and answer["loss"][0] is None
+    assert [each[-1] for each in answer["loss_at"][1:]] == answer["loss"][1:]
+    logits = np.asarray(there.logits(TEXT))
+    assert [each[-1][0] for each in answer["top"]] == logits.argmax(-1).tolist()
+    states = np.asarray(there.trajectory(TEXT))
+    speed = np.sqrt(np.square(np.diff(states, axis=0)).mean(-1)) * num_steps
+    np.testing.assert_allclose(answer["speed"], speed.T, rtol=1e-3)
+    assert answer["times"] == pytest.approx(np.arange(num_steps + 1) / num_steps, abs=1e-4)
+    assert answer["trained"] is (num_steps == 2)
+    assert ("has no meaning between those nodes" in answer["note"]) is (num_steps != 2)
+
+
+def test_characters_of_several_bytes(client):
+    text = "é€x"
+    answer = ask(client, "/api/read", text=text)
+    assert "".join(answer["tokens"]) == text and len(answer["ids"]) == 6
+    assert answer["tokens"][:2] == ["", "é"]
+
+
+def test_the_loss_on_validation_text(client, run):
+    for num_steps in (2, 3):
+        there = run.at_depth(num_steps).evaluate(batch_size=8, limit=1)
+        answer = ask(client, "/api/validation", num_steps=num_steps)
+        assert answer["loss"] == pytest.approx(there["loss"], rel=1e-4)
+        assert answer["tokens"] == there["tokens"]
+
+
+@pytest.mark.slow
+def test_sensitivity_ends_at_the_chosen_token(client):
+    answer = ask(client, "/api/sensitivity", text=TEXT, output=3)
+    exponents = answer["exponents"]
+    assert all(np.isfinite(exponents[:4])) and set(exponents[4:]) == {None}
+    assert max(exponents[:4]) == exponents[3]  # of the token in itself
+
+
+def test_paths_of_the_weights(client):
+    answer = ask(client, "/api/paths")
+    assert np.sum(answer["is_node"]) == 2 and not answer["smooth"]
+    for kernel in answer["kernels"].values():
+        assert np.shape(kernel["points"]) == (len(answer["times"]), 2)
+
+
+@pytest.mark.parametrize("model", ["lines", "lines@3:heun"])
+def test_completions_are_what_generate_draws(client, run, model):
+    sampling = Sampling(temperature=0.7, top_p=0.9)
+    there = run.at_depth(3, "heun") if "@" in model else run
+    text = there.generate(TEXT, max_tokens=12, sampling=sampling, seed=5)
+    body = {"model": model, "max_tokens": 12, "temperature": 0.7, "top_p": 0.9, "seed": 5}
+    answer = complete(client, **body)
+    assert TEXT + answer["choices"][0]["text"] == text
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"] == {
+        "prompt_tokens": len(TEXT),
+        "completion_tokens": 12,
+        "total_tokens": len(TEXT) + 12,
+    }
+    streamed = client.post("/v1/completions", json={**body, "prompt": TEXT, "stream": True})
+    *events, last = streamed.text.removesuffix("\n\n").split("\n\n")
+    assert last == "data: [DONE]"
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert TEXT + "".join(choice["text"] for choice in choices) == text
+    assert [choice["finish_reason"] for choice in choices] == [None] * 11 + ["length"]
+
+
+def test_log_probabilities_of_a_prompt_and_what_follows(client):
+    answer = complete(client, max_tokens=2, temperature=0, echo=True, logprobs=3)
+    (choice,) = answer["choices"]
+    told = choice["logprobs"]
+    assert len({len(values) for values in told.values()}) == 1
+    reading = ask(client, "/api/read", text=TEXT)
+    losses = [-each for each in told["token_logprobs"][1 : len(TEXT)]]
+    assert told["token_logprobs"][0] is None
+    assert losses == pytest.approx(reading["loss"][1:], abs=1e-3)
+    assert all(len(each) == 3 for each in told["top_logprobs"][1:])
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    drawn = told["top_logprobs"][-1], told["token_logprobs"][-1]
+    assert max(drawn[0].values()) == drawn[1]  # at temperature 0
+
+
+def test_stops(client):
+    whole = complete(client, max_tokens=12, temperature=0)["choices"][0]["text"]
+    stop = whole[4:6]
+    body = {"model": "lines", "prompt": TEXT, "max_tokens": 12, "temperature": 0}
+    answer = client.post("/v1/completions", json={**body, "stop": stop, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+    choices = [event["choices"][0] for event in events]
+    assert "".join(each["text"] for each in choices) == whole[: whole.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_several_prompts_and_completions(client):
+    answer = complete(client, prompt=["line 1", "line 2"], n=2, max_tokens=3, seed=1)
+    assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
+    second = complete(client, prompt="line 1", max_tokens=3, seed=2)
+    assert answer["choices"][1]["text"] == second["choices"][0]["text"]
+    tokens = complete(client, prompt=list(b"line 1"), max_tokens=3, seed=2)
+    assert tokens["choices"][0]["text"] == second["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("read", [], "the body is []; it must be a JSON object"),
+        ("read", {}, "the field 'text' is missing"),
+        ("read", {"text": 1}, "text is 1; it must be a text"),
+        ("read", {"text": ""}, "text is ''; it must not be empty"),
+        ("read", {"text": "x" * 1000}, "the text has 1000 tokens, and the model's length is 160"),
+        ("read", {"text": "\ud800"}, "not UTF-8"),
+        ("read", {"text": "a", "num_steps": 0}, "num_steps is 0; it must be at least 1"),
+        ("read", {"text": "a", "num_steps": 10**9}, "num_steps is 1000000000; it must be at most"),
+        ("read", {"text": "a", "num_steps": True}, "num_steps is True"),
+        ("read", {"text": "a", "scheme": "oiler"}, "oiler"),
+        ("read", {"text": "a", "run": "x"}, "there is no run 'x'; there are lines"),
+        ("read", {"text": "a", "steps": 1}, "there is no field 'steps'; there are run, num_steps"),
+        ("sensitivity", {"text": "a", "output": 1}, "output is 1; the text has the tokens 0 to 0"),
+        ("sensitivity", {"text": "ab", "output": 1, "scheme": "leapfrog"}, "two states"),
+        ("completions", {"prompt": "a"}, "the field 'model' is missing"),
+        ("completions", {"model": "gpt"}, "prompt is None"),
+        ("completions", {"model": "gpt", "prompt": "a"}, "there is no model 'gpt'"),
+        ("completions", {"model": "lines@0", "prompt": "a"}, "steps must be from 1"),
+        ("completions", {"model": "lines", "prompt": [1, "a"]}, "prompt is [1, 'a']"),
+        ("completions", {"model": "lines", "prompt": [[]]}, "prompt is [[]]"),
+        ("completions", {"model": "lines", "prompt": [256]}, "the token 256; tokens are 0 to 255"),
+        ("completions", {"model": "lines", "prompt": "a", "n": 17}, "n is 17"),
+        ("completions", {"model": "lines", "prompt": ["a"] * 9, "n": 2}, "18 completions"),
+        ("completions", {"model": "lines", "prompt": "a", "temperature": -1}, "temperature is -1"),
+        ("completions", {"model": "lines", "prompt": "a", "temperature": 1e-9}, "at least 0.001"),
+        ("completions", {"model": "lines", "prompt": "a", "top_p": 0}, "top_p is 0"),
+        ("completions", {"model": "lines", "prompt": "a", "stop": [""]}, "stop is ['']"),
+        ("completions", {"model": "lines", "prompt": "a", "stop": ["a"] * 5}, "stop has 5 texts"),
+        ("completions", {"model": "lines", "prompt": "a", "best_of": 2}, "best_of is 2"),
+    ],
+)
+def test_bad_requests(client, run_on_lines, path, body, message):
+    path = f"/v1/{path}" if path == "completions" else f"/api/{path}"
+    content = json.dumps(body).encode()
+    answer = client.post(path, content=content)
+    assert answer.status_code == 400, answer.text
+    said = answer.json()["error"]["message"]
+    assert message in said and "\n" not in said
+    assert str(run_on_lines) not in answer.text
+
+
+def test_other_refusals(client, run_on_lines, monkeypatch):
+    for content in (b"", b"{", b"\xff", b"[" * 100_000):
+        answer = client.post("/api/read", content=content)
+        assert answer.status_code == 400 and "the body is not JSON" in answer.text
+    answer = client.post("/api/read", content=b" " * (server.MOST_BYTES + 1))
+    assert answer.status_code == 413 and "shorten the text" in answer.text
+    for path in ("/api/nothing", "/../app.py", "/%2e%2e/app.py"):
+        assert client.get(path).status_code == 404
+
+    def fail(*_):
+        raise RuntimeError(f"in {run_on_lines}")
+
+    monkeypatch.setattr(Explorer, "read", fail)
+    client = TestClient(client.app, headers=client.headers, raise_server_exceptions=False)
+    answer = client.post("/api/read", json={"text": "not read before"})
+    assert answer.status_code == 500 and str(run_on_lines) not in answer.text
+
+
+def test_a_slow_analysis_keeps_nobody_from_reading(client, monkeypatch):
+    """While one waits, another text is read, and what is known is told at once."""
+    begun, done = threading.Event(), threading.Event()
+
+    def wait(*_):
+        begun.set()
+        assert done.wait(60)
+        return {}
+
+    monkeypatch.setattr(Explorer, "sensitivity", wait)
+    body = {"text": TEXT, "output": 1}
+    slow = threading.Thread(target=client.post, args=("/api/sensitivity",), kwargs={"json": body})
+    slow.start()
+    assert begun.wait(60)
+    assert ask(client, "/api/read", text="line 123")["ids"]
+    assert client.get("/api/runs").status_code == 200
+    done.set()
+    slow.join()
+
+
+class Client:
+    """Stands in for a request."""
+
+    def __init__(self):
+        self.has_gone = False
+
+    async def is_disconnected(self):
+        return self.has_gone
+
+
+def test_what_nobody_waits_for_is_not_computed():
+    """Of two requests that wait for a third, that of a client that has gone is given up."""
+    release, computed = threading.Event(), []
+
+    async def check():
+        worker, gone = Worker("test"), Client()
+        first = asyncio.create_task(worker.run(Client(), release.wait))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(worker.run(gone, lambda: computed.append("second")))
+        third = asyncio.create_task(worker.run(Client(), lambda: computed.append("third")))
+        gone.has_gone = True
+        with pytest.raises(ClientDisconnect):
+            await second
+        release.set()
+        await asyncio.gather(first, third)
+
+    asyncio.run(check())
+    assert computed == ["third"]
