@@ -28,7 +28,7 @@ from t5x_diffeq.ode.solvers import Carried, VectorField
 from t5x_diffeq.runs.load import Grid, Run
 
 TOP = 5  # likeliest tokens that a look tells
-_GRIDS_KEPT = 4  # whose weights stay in memory
+_GRIDS_KEPT = 2  # whose weights stay in memory
 
 
 class Look(NamedTuple):
