@@ -63,7 +63,13 @@ def test_the_run_tells_its_grids(client):
     assert client.get("/v1/models").json()["data"][0]["id"] == "lines"
 
 
-@pytest.mark.parametrize(("num_steps", "scheme"), [(2, "euler"), (5, "euler"), (3, "heun")])
+SLOW = pytest.mark.slow  # another scheme is compiled
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "scheme"),
+    [(2, "euler"), (5, "euler"), pytest.param(3, "heun", marks=SLOW)],
+)
 def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     answer = ask(client, "/api/read", text=TEXT, num_steps=num_steps, scheme=scheme)
     there = run.at_depth(num_steps, scheme)
@@ -110,7 +116,7 @@ def test_paths_of_the_weights(client):
         assert np.shape(kernel["points"]) == (len(answer["times"]), 2)
 
 
-@pytest.mark.parametrize("model", ["lines", "lines@3:heun"])
+@pytest.mark.parametrize("model", ["lines", pytest.param("lines@3:heun", marks=SLOW)])
 def test_completions_are_what_generate_draws(client, run, model):
     sampling = Sampling(temperature=0.7, top_p=0.9)
     there = run.at_depth(3, "heun") if "@" in model else run
@@ -274,6 +280,8 @@ def test_what_nobody_waits_for_is_not_computed():
         gone.has_gone = True
         with pytest.raises(ClientDisconnect):
             await second
+        with pytest.raises(ClientDisconnect):
+            await worker.run(gone, lambda: computed.append("later"))
         release.set()
         await asyncio.gather(first, third)
 

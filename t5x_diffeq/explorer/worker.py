@@ -29,6 +29,8 @@ class Worker:
         """
         if self._waiting >= _MOST_WAITING:
             raise HTTPException(503, f"{self._waiting} requests are waiting; try again later")
+        if await request.is_disconnected():  # between two tokens of a continuation
+            raise ClientDisconnect
         self._waiting += 1
         result = asyncio.wrap_future(self._pool.submit(compute))
         try:

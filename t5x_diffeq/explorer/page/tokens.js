@@ -31,9 +31,12 @@ function shades(colour, view, other, exponents) {
   }
   if (colour === "sensitivity") {
     const real = (exponents ?? []).filter((value) => value !== null);
-    const low = Math.min(...real, 0), most = Math.max(...real, 0.1) - low;
-    return { values: (exponents ?? []).map((value) => (value === null ? null : value - low)), most, signed: false,
-      legend: exponents ? `The largest Lyapunov exponent of the outlined token's output for each token up to it, from ${number(low, 2)} (no colour) to ${number(low + most, 2)} (full colour), per unit of depth.` : "The Lyapunov exponents are being computed." };
+    const others = real.length > 1 ? real.slice(0, -1) : real; // the token in itself would outshine them
+    const low = Math.min(...others), most = Math.max(...others) - low || 1;
+    const legend = !exponents ? "The Lyapunov exponents are being computed, which can take a minute."
+      : `The largest Lyapunov exponent of the outlined token's output for each token before it, from ${number(low, 2)} (no colour) to ` +
+        `${number(low + most, 2)} (full colour), per unit of depth; for the token itself it is ${number(real.at(-1), 2)}.`;
+    return { values: (exponents ?? []).map((value) => (value === null ? null : Math.max(0, value - low))), most, signed: false, legend };
   }
   if (colour === "speed") {
     const values = reading.speed.map(mean), most = Math.max(...values.filter((value) => value !== null), 1e-9);
