@@ -77,6 +77,25 @@ def test_official_convention_alone(workdir, tmp_path, capsys):
     assert (tmp_path / "lyapunov.html").exists() and not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
+def test_the_page_of_explore_as_a_file(workdir, tmp_path, capsys):
+    """It holds the run's own grid as the trained one, whatever --num_steps says; no other page."""
+    prompt = "--prompt=ab </script>"
+    call(
+        analyze,
+        "--interactive",
+        f"--workdir={workdir}",
+        f"--output={tmp_path}",
+        "--num_steps=3",
+        prompt,
+    )
+    assert capsys.readouterr().out == f"{tmp_path / 'explore.html'}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["explore.html"]
+    page = (tmp_path / "explore.html").read_text()
+    assert page.count("</script>") == 5 and r"ab \u003c/script>" in page
+    assert '"trained": [2]' in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -117,7 +117,7 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     page.all("#compare")[0].click()
     page.wait(lambda: len(page.all(".view")) == 2)
     page.all(".slider")[1].send_keys(Keys.HOME)
-    page.wait(lambda: "nats per token; B" in page.texts(".summary")[1])
+    page.wait(lambda: "; B " in page.texts(".summary")[1])
     page.all("#colour [value=difference]")[0].click()
     page.wait_for("#legend", "nats")
     assert page.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -125,10 +125,12 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     address = page.driver.current_url
     page.driver.get("about:blank")
     page.driver.get(address)
-    page.wait(lambda: "nats per token; B" in "".join(page.texts(".summary")))
+    page.wait(lambda: "; B " in "".join(page.texts(".summary")))
     assert page.texts(".depth output") == ["3", "1"]
     assert page.driver.execute_script("return text.value + colour.value") == "line 9 ofdifference"
     page.wait_for("#token_title", "Token 3: e")
+    page.all("#colour [value=sensitivity]")[0].click()
+    page.wait_for("#legend", "The largest Lyapunov exponent")
     assert page.errors() == []
 
 
