@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const NUMBERS = { max_tokens: 40, temperature: 0.8, seed: 0 };
 const state = { token: "", text: null, colour: "loss", at: null, choices: [{}], ...NUMBERS };
-let runs = [], views = [], shown = null, exponents = new Map(), losses = new Map(), sweep = null;
+let runs = [], views = [], exponents = new Map(), losses = new Map(), sweep = null;
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -119,7 +119,9 @@ function showTexts() {
     if (view.index && ready.length > 1 && loss !== null) {
       const [a, b] = views.map((each) => each.reading);
       const whole = (each) => each.mean_loss * (each.tokens.length - 1);
-      const difference = a.ids.join() === b.ids.join() ? `${signed(b.mean_loss - a.mean_loss)} nats per token` : `${signed(whole(b) - whole(a))} nats for the whole text`;
+      const difference = a.ids.join() === b.ids.join()
+        ? `${signed(b.mean_loss - a.mean_loss)} nats per token`
+        : `${signed(whole(b) - whole(a))} nats for the whole text`;
       words.push(`B − A = ${difference}`);
     }
     view.parts.summary.textContent = words.join("; ");
@@ -154,7 +156,9 @@ function showToken(n) {
   if (!ready.length) return;
   const { tokens } = ready[0].reading;
   $("token_title").textContent = n < tokens.length ? `Token ${n}: ${visible(tokens[n])}` : "The next token";
-  $("token_note").textContent = n ? "What the head would predict for this place if depth ended at each node (logit lens over y(t)). The token itself is outlined in green." : "Nothing stands before the first token, so nothing predicts it.";
+  $("token_note").textContent = n
+    ? "What the head would predict for this place if depth ended at each node (logit lens over y(t)). The token itself is outlined in green."
+    : "Nothing stands before the first token, so nothing predicts it.";
   const called = (view) => `View ${view.name}: ${view.choice.run}, N = ${view.reading.num_steps}, ${view.reading.scheme}`;
   $("lenses").replaceChildren(...(n ? ready : []).map((view) => {
     const lens = document.createElement("div");
@@ -173,11 +177,11 @@ function showToken(n) {
     chart("|dy/dt|", "Speed of the token's state over depth", ready.flatMap((view) => {
       const { speed, num_steps: N } = view.reading, at = (step) => (step + 0.5) / N;
       return [{ kind: view.kind, label: `this token, ${view.name}`, dots: () => "full", points: speed[n].map((value, step) => [at(step), value]) },
-        { kind: view.kind, label: `mean of all, ${view.name} (dashed)`, dashed: true, mean: true, points: speed[n].map((_, step) => [at(step), mean(speed.map((each) => each[step]))]) }];
+        { kind: view.kind, label: `mean of all, ${view.name} (dashed)`, dashed: true, mean: true,
+          points: speed[n].map((_, step) => [at(step), mean(speed.map((each) => each[step]))]) }];
     }));
   }
   $("token_charts").replaceChildren(...charts);
-  shown = n;
 }
 
 /** Computes the loss at every depth that is offered, one after the other, the trained ones first. */
@@ -212,7 +216,8 @@ function showLosses() {
     return { kind: view.kind, label: `${run.name}, ${scheme}`, points: done.map((steps) => [steps, of(steps).loss]),
       dots: (n) => (of(done[n]).trained ? "full" : "open"), say: (n) => `N = ${done[n]}: ${of(done[n]).loss} nats per token` };
   });
-  $("losses").replaceChildren(lineChart({ title: "Loss against the number of steps", x: "number of steps N", y: "loss", log: true, series, here: views[0].choice.steps }));
+  $("losses").replaceChildren(lineChart({ title: "Loss against the number of steps", x: "number of steps N", y: "loss",
+    log: true, series, here: views[0].choice.steps }));
 }
 
 async function showPaths() {
@@ -229,7 +234,8 @@ async function showPaths() {
     const share = (n) => (known.length === 1 ? ` (${(100 * known[0][1].kernels[$("kernel").value].shares[n]).toFixed(1)}% of the variance)` : "");
     $("paths").replaceChildren(lineChart({ title: "The path of W(t) in its principal plane", flat: true, series,
       x: `first principal component${share(0)}`, y: `second${share(1)}` }));
-    $("paths_note").textContent = `Dots are the nodes of the trained grid. ${answers[0].smooth ? "The line is W(t) between them." : "W(t) means nothing between them: the line is dashed."}`;
+    const between = answers[0].smooth ? "The line is W(t) between them." : "W(t) means nothing between them: the line is dashed.";
+    $("paths_note").textContent = `Dots are the nodes of the trained grid. ${between}`;
   } catch (error) {
     $("paths_note").textContent = error.message;
   }

@@ -27,7 +27,8 @@ function shades(colour, view, other, exponents) {
     }
     const values = reading.loss.map((loss, n) => (loss === null || other.reading.loss[n] === null ? null : loss - other.reading.loss[n]));
     const most = Math.max(0.1, ...values.map((value) => Math.abs(value ?? 0)));
-    return { values, most, signed: true, legend: `Orange: a higher loss here than in the other view; blue: a lower one; the full colour is ${number(most, 2)} nats.` };
+    return { values, most, signed: true,
+      legend: `Orange: a higher loss here than in the other view; blue: a lower one; the full colour is ${number(most, 2)} nats.` };
   }
   if (colour === "sensitivity") {
     const real = (exponents ?? []).filter((value) => value !== null);
@@ -40,10 +41,13 @@ function shades(colour, view, other, exponents) {
   }
   if (colour === "speed") {
     const values = reading.speed.map(mean), most = Math.max(...values.filter((value) => value !== null), 1e-9);
-    return { values, most, signed: false, legend: `|dy/dt|, root mean square over the width and mean over depth, from 0 (no colour) to ${number(most, 2)} (full colour).` };
+    return { values, most, signed: false,
+      legend: `|dy/dt|, root mean square over the width and mean over depth, from 0 (no colour) to ${number(most, 2)} (full colour).` };
   }
   const most = Math.max(1, ...reading.loss.map((loss) => loss ?? 0));
-  return { values: reading.loss, most, signed: false, legend: `Loss from 0 (no colour) to ${number(most, 2)} nats (full colour). Point at a token, or move with the arrow keys, to see what every node predicts for it.` };
+  return { values: reading.loss, most, signed: false,
+    legend: `Loss from 0 (no colour) to ${number(most, 2)} nats (full colour). ` +
+      "Point at a token, or move with the arrow keys, to see what every node predicts for it." };
 }
 
 /** Writes the tokens into an element; the last one stands for what comes next. */
