@@ -63,12 +63,16 @@ def test_the_run_tells_its_grids(client):
     assert client.get("/v1/models").json()["data"][0]["id"] == "lines"
 
 
-SLOW = pytest.mark.slow  # another scheme is compiled
+SLOW = pytest.mark.slow  # another grid is compiled
 
 
 @pytest.mark.parametrize(
     ("num_steps", "scheme"),
-    [(2, "euler"), (5, "euler"), pytest.param(3, "heun", marks=SLOW)],
+    [
+        (2, "euler"),
+        pytest.param(5, "euler", marks=SLOW),
+        pytest.param(3, "heun", marks=SLOW),
+    ],
 )
 def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     answer = ask(client, "/api/read", text=TEXT, num_steps=num_steps, scheme=scheme)
