@@ -14,6 +14,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import Progress, format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, absolute_path
@@ -130,7 +131,7 @@ def _write_page(
     name = absolute_path(workdir).name or "run"
     write_recording(
         folder / "explore.html",
-        Explorer(name, TrainedRun(run, corpus)),
+        Explorer(name, TrainedRun(run, corpus, workdir, read_config(workdir))),
         flags.prompt[0] if flags.prompt else None,
     )
     return folder / "explore.html"
