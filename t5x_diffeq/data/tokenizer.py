@@ -73,8 +73,12 @@ class Tokenizer(ABC):
         """The text of the tokens."""
 
     def pieces(self, tokens: TokenSequence) -> list[str]:
-        """The text that each token adds to that of the tokens before it."""
-        texts = [self.decode(tokens[:end]) for end in range(len(tokens) + 1)]
+        """The text of each token; a character of several tokens stands at the last of them."""
+        texts = [""]
+        for end in range(1, len(tokens) + 1):
+            text = self.decode(tokens[:end])
+            whole = text.rstrip("\ufffd") if end < len(tokens) else text
+            texts.append(max(texts[-1], whole, key=len))
         return [after[len(before) :] for before, after in pairwise(texts)]
 
     def save(self, folder: AnyPath) -> None:

@@ -1,8 +1,6 @@
 """What the page shows of one run: each method is the answer of an endpoint, ready for JSON."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -106,21 +104,12 @@ class Explorer:
           InputError: if there are none, too many, or the text isn't UTF-8.
         """
         try:
-            found = self.trained.tokens(text).tolist()
+            tokens = self.trained.tokens(text).tolist()
         except UnicodeEncodeError as error:
             raise InputError("the text is not UTF-8: it holds half of a surrogate pair") from error
-        if not found:
+        if not tokens:
             raise InputError("the text has no tokens; write something")
-        return found
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token; a character of several tokens stands at the last of them."""
-        texts = [""]
-        for end in range(1, len(tokens) + 1):
-            text = self.tokenizer.decode(list(tokens[:end]))
-            whole = text.rstrip("\ufffd") if end < len(tokens) else text
-            texts.append(max(texts[-1], whole, key=len))
-        return [after[len(before) :] for before, after in pairwise(texts)]
+        return tokens
 
     def read(self, text: str, grid: Depth) -> Answer:
         """The text at a depth: each token's loss, predictions and speed at every node.
@@ -153,7 +142,7 @@ class Explorer:
             "trained": trained,
             "note": note,
             "times": to_json(np.arange(len(top)) / grid[0]),
-            "tokens": self.pieces(tokens),
+            "tokens": self.tokenizer.pieces(tokens),
             "ids": tokens,
             "loss": [None, *to_json(of_tokens[:, -1])],
             "loss_at": [None, *to_json(of_tokens)],
@@ -204,13 +193,13 @@ class Explorer:
         row = np.zeros((1, length), np.int32)
         row[0, : len(tokens)] = tokens
         params = jax.tree.map(jnp.asarray, jax.device_get(self.trained.run.params))  # off the mesh
-        found = lyapunov_exponents(
+        exponents = lyapunov_exponents(
             LanguageModel(self.config.at_depth(*grid)),
             params,
             jnp.asarray(row),
             outputs=np.array([output]),
         )
-        return {"output": output, "exponents": to_json(found.largest[0, : len(tokens)])}
+        return {"output": output, "exponents": to_json(exponents.largest[0, : len(tokens)])}
 
     def paths(self) -> Answer:
         """The path of W(t) of each kernel in the plane in which it moves the most."""
@@ -219,14 +208,14 @@ class Explorer:
         if self.config.weights != "per_layer":
             model = model.at_depth(own * max(1, min(_BETWEEN, _MOST_POINTS // own)))
         with self.placed.context():
-            found = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
-        is_node = np.isclose(found.times[:, None], nodes(self.config), atol=1e-4).any(1)
+            paths = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
+        is_node = np.isclose(paths.times[:, None], nodes(self.config), atol=1e-4).any(1)
         kernels = {}
-        for name, centred in found.centred.items():
+        for name, centred in paths.centred.items():
             points, shares = principal_path(centred)
             kernels[name] = {"points": to_json(points), "shares": to_json(shares)}
         return {
-            "times": to_json(found.times),
+            "times": to_json(paths.times),
             "is_node": is_node.tolist(),
             "smooth": self.grids.smooth,
             "kernels": kernels,

@@ -177,7 +177,7 @@ class Completions:
     def _of_prompt(self, prompt: list[int]) -> Answer:
         """What `echo` tells of a prompt's tokens: nothing of the first, which nothing predicts."""
         look = self.explorer.stepper.read(prompt, self.grid)
-        texts = self.explorer.pieces(prompt)
+        texts = self.explorer.tokenizer.pieces(prompt)
         offsets = np.cumsum([0, *map(len, texts[:-1])]).tolist()
         told = self._log_probabilities(
             prompt,

@@ -207,6 +207,6 @@ class Stepper:
                 token, look = _draw(
                     self._on(grid)[1], sampling, self.run.params, y, jnp.asarray(last), place
                 )
-            found = jax.device_get(look)
+            read = jax.device_get(look)
             tokens = [*tokens, int(token)]
-            yield Drawn(int(token), -float(found.loss[0, 0]), found.top[0, 0], found.log_p[0, 0])
+            yield Drawn(int(token), -float(read.loss[0, 0]), read.top[0, 0], read.log_p[0, 0])

@@ -61,30 +61,30 @@ _SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we 
 
 
 def run(
-    verb: Callable[[], int | None], doc: str, own: flags.FlagValues, several: bool = False
+    verb: Callable[[], int | None], doc: str, verb_flags: flags.FlagValues, several: bool = False
 ) -> None:
     """Parses the flags, runs the verb, and exits.
 
     Args:
       verb: does the work and returns the exit status; None means 0.
       doc: what `--help` prints above the flags.
-      own: the verb's flags. Each verb has its own, so that one program can import two.
+      verb_flags: the verb's flags. Each verb has its own, so that one program can import two.
       several: whether this can be one of several processes.
     """
     silence_libraries()
-    add_common_flags(own)
+    add_common_flags(verb_flags)
     if "--version" in sys.argv[1:]:
         print(f"t5x_diffeq {__version__}")
         sys.exit(0)
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(doc.strip(), format_help(own), sep="\n\n")
+        print(doc.strip(), format_help(verb_flags), sep="\n\n")
         sys.exit(0)
     keep_freed_memory(os.environ)
     try:
         raise_limits()
         if several and _may_have_others(os.environ):
             _join_others()  # first, so that they hear why the arguments are refused
-        parse(sys.argv, own)
+        parse(sys.argv, verb_flags)
         status = verb() or 0
     except (InputError, RunError) as error:
         status = _fail_foreseen(error)
@@ -119,23 +119,24 @@ def _find_peers() -> Peers | None:
     return processes.peers if processes else None
 
 
-def add_common_flags(own: flags.FlagValues) -> None:
+def add_common_flags(verb_flags: flags.FlagValues) -> None:
     """The flags that every verb has."""
-    if "quiet" not in own:
+    if "quiet" not in verb_flags:
         text = "Print results, warnings and errors only."
-        flags.DEFINE_bool("quiet", False, text, flag_values=own)
+        flags.DEFINE_bool("quiet", False, text, flag_values=verb_flags)
 
 
-def format_help(own: flags.FlagValues) -> str:
+def format_help(verb_flags: flags.FlagValues) -> str:
     """Each flag of the verb with its meaning and default, wrapped to the terminal's width."""
-    width = max(map(len, own)) + 2
+    width = max(map(len, verb_flags)) + 2
     columns = max(60, min(shutil.get_terminal_size().columns, 100))
     lines = []
-    for name in own:
-        default = own[name].default
-        given = default not in (None, False, []) and not config_flags.is_config_flag(own[name])
-        meaning = own[name].help.partition(";\n")[0]  # absl adds a note that it may be repeated
-        text = f"{meaning} [default: {default}]" if given else meaning
+    for name in verb_flags:
+        flag = verb_flags[name]
+        is_config = config_flags.is_config_flag(flag)
+        has_default = not is_config and flag.default not in (None, False, [])
+        meaning = flag.help.partition(";\n")[0]  # absl adds a note that it may be repeated
+        text = f"{meaning} [default: {flag.default}]" if has_default else meaning
         head = f"  --{name:<{width}}"
         indent = " " * len(head)
         lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
@@ -198,14 +199,14 @@ def silence_libraries() -> None:
         warnings.simplefilter("ignore")
 
 
-def parse(argv: list[str], own: flags.FlagValues) -> None:
+def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Parses the verb's flags, and the config's if it has one.
 
     Raises:
       InputError: if a flag or key can't be used; names it, its value, and what to do instead.
     """
     offer_configs()
-    add_common_flags(own)
+    add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
     has_config, is_branch = (
         any(re.match(f"--?{name}(=|$)", each) for each in argv)
@@ -214,32 +215,32 @@ def parse(argv: list[str], own: flags.FlagValues) -> None:
     if is_branch and not has_config:
         argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
     check_keys(argv)
-    _check_repeated(argv, own)
+    _check_repeated(argv, verb_flags)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
-        rest = own(argv)[1:]
-        _check_flags(own)
-        console.quiet = bool(own["quiet"].value)
-        names = [name for name in own if config_flags.is_config_flag(own[name])]
-        for config in (own[name].value for name in names if own[name].present or own[name].value):
+        rest = verb_flags(argv)[1:]
+        _check_flags(verb_flags)
+        console.quiet = bool(verb_flags["quiet"].value)
+        of_configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
+        for config in (each.value for each in of_configs if each.present or each.value):
             if config is None:
                 raise InputError("--config: its get_config() returns None, not a ConfigDict")
             values = flatten(config)
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
     except flags.UnrecognizedFlagError as error:
-        raise InputError(explain_unknown_flag(error.flagname, own)) from error
+        raise InputError(explain_unknown_flag(error.flagname, verb_flags)) from error
     except InputError:
         raise
     except flags.Error as error:
         raise InputError(
-            explain_range(str(error), own) or explain_parse_error(str(error))
+            explain_range(str(error), verb_flags) or explain_parse_error(str(error))
         ) from error
     except Exception as error:  # whatever a config file may raise
         line = explain_parse_error(str(error) or type(error).__name__)
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
-        raise InputError(explain_argument(rest[0], own))
+        raise InputError(explain_argument(rest[0], verb_flags))
 
 
 def _find_config_file(argument: str) -> str:
@@ -248,9 +249,9 @@ def _find_config_file(argument: str) -> str:
     return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 
 
-def given_keys(own: flags.FlagValues) -> set[str]:
+def given_keys(verb_flags: flags.FlagValues) -> set[str]:
     """The keys of the config that the command line sets."""
-    named = {name for name in own if name.startswith("config.") and own[name].present}
+    named = {name for name in verb_flags if name.startswith("config.") and verb_flags[name].present}
     return {name.removeprefix("config.") for name in named}
 
 
@@ -284,7 +285,7 @@ def _parse_folder(text: str, name: str) -> AnyPath:
     return path
 
 
-def define_checkpoint(own: flags.FlagValues) -> flags.FlagHolder:
+def define_checkpoint(verb_flags: flags.FlagValues) -> flags.FlagHolder:
     """Defines `--checkpoint`, whose value is a step, "best" or None."""
     return flags.DEFINE(
         _CheckpointParser(),
@@ -292,17 +293,17 @@ def define_checkpoint(own: flags.FlagValues) -> flags.FlagHolder:
         None,
         "Step of the checkpoint, or best: the one with the lowest evaluation loss. [default: the "
         "newest]",
-        flag_values=own,
+        flag_values=verb_flags,
     )
 
 
-def define_averages(own: flags.FlagValues) -> flags.FlagHolder:
+def define_averages(verb_flags: flags.FlagValues) -> flags.FlagHolder:
     """Defines `--averages`."""
     return flags.DEFINE_bool(
         "averages",
         False,
         "Take the moving averages of the parameters (train.ema_decay).",
-        flag_values=own,
+        flag_values=verb_flags,
     )
 
 
@@ -337,20 +338,20 @@ def parse_part(flag: flags.FlagHolder) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _check_repeated(argv: list[str], own: flags.FlagValues) -> None:
+def _check_repeated(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Checks that no flag is given twice, since all but the last would be ignored."""
     names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
     for name, times in Counter(name[1] for name in names if name).items():
-        if times > 1 and name in own and not isinstance(own[name], flags.MultiFlag):
+        if times > 1 and name in verb_flags and not isinstance(verb_flags[name], flags.MultiFlag):
             raise InputError(f"--{name} is given {times} times; give it once")
 
 
-def _check_flags(own: flags.FlagValues) -> None:
+def _check_flags(verb_flags: flags.FlagValues) -> None:
     """Checks that no flag is given without a value, and that every number is finite."""
-    for name in own:
-        if not own[name].present or "." in name:
+    for name in verb_flags:
+        if not verb_flags[name].present or "." in name:
             continue
-        value = own[name].value
+        value = verb_flags[name].value
         if value in ("", []) or (isinstance(value, list) and "" in value):
             raise InputError(f"--{name} is empty; give it a value or leave it out")
         if isinstance(value, float) and not -inf < value < inf:

@@ -88,10 +88,10 @@ def _choices_of(values: Values) -> list[str]:
 
 def _words_of(verb: str) -> list[str]:
     """The verb's flags, and the keys of its config if it has one."""
-    own = _module_of(verb).FLAGS
-    add_common_flags(own)
-    switches = [name for name in own if isinstance(own[name], flags.BooleanFlag)]
-    words = [f"--{name}" if name in switches else f"--{name}=" for name in own]
-    if any(config_flags.is_config_flag(own[name]) for name in own):
+    verb_flags = _module_of(verb).FLAGS
+    add_common_flags(verb_flags)
+    switches = [name for name in verb_flags if isinstance(verb_flags[name], flags.BooleanFlag)]
+    words = [f"--{name}" if name in switches else f"--{name}=" for name in verb_flags]
+    if any(config_flags.is_config_flag(verb_flags[name]) for name in verb_flags):
         words += [f"--config.{key}=" for key in KEYS]
     return ["--help", *words]

@@ -15,14 +15,14 @@ from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 from t5x_diffeq.runtime.keys.values import Values
 
 
-def explain_unknown_flag(name: str, own: flags.FlagValues) -> str:
+def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     """One line for a flag that a verb doesn't have: the flags or keys that may be meant."""
-    has_config = any(config_flags.is_config_flag(own[each]) for each in own)
+    has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
     if has_config and "." in name:
         keys = keys or _nearest(name, KEYS)
     near = [f"--config.{key}" for key in keys]
-    near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], own)]
+    near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], verb_flags)]
     hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
     return f"--{name} is no flag of this verb; {hint}"
 
@@ -33,20 +33,20 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
     return [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)
 
 
-def explain_argument(argument: str, own: flags.FlagValues) -> str:
+def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     """One line for an argument that is no flag."""
-    is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in own
+    is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags
     argument = argument.replace(f"{CONFIGS}/", "configs/")
     hint = f"did you mean --config={argument}?" if is_file else "flags are --name=value"
     return f"argument {argument!r} is not understood; {hint}"
 
 
-def explain_range(message: str, own: flags.FlagValues) -> str | None:
+def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
     """One line for a flag whose value is out of bounds; None if the error is another one."""
     found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
-    if not found or found[1] not in own:
+    if not found or found[1] not in verb_flags:
         return None
-    parser = own[found[1]].parser
+    parser = verb_flags[found[1]].parser
     if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
         return None
     kind = int if isinstance(parser, flags.IntegerParser) else float
