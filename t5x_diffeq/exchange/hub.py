@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
@@ -17,27 +16,27 @@ def is_hub_id(name: str) -> bool:
 def fetch_model(name: str) -> Path:
     """The folder of a model in huggingface_hub's cache; what isn't there yet is fetched.
 
+    The library shows its progress.
+
     Raises:
       InputError: if huggingface_hub isn't installed, or the Hub doesn't give the model.
     """
     by_hand = f"where the Hub can be reached: hf download {name} --local-dir=DIR, then --input=DIR"
     try:
-        from huggingface_hub import snapshot_download  # takes a second
-        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+        from huggingface_hub import errors, snapshot_download  # takes a second
     except ImportError as error:
         raise InputError(
             f"--input={name}: there is no such folder; to fetch the model of that name from the "
             f"Hugging Face Hub, pip install -e '.[huggingface]', or {by_hand}"
         ) from error
-    say(f"fetching {name} from the Hugging Face Hub, unless it is in the cache")
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         raise InputError(
             f"--input={name}: there is no such folder, nor such a model on the Hugging Face Hub "
             "(if it is private or gated: hf auth login)"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"--input={name}: there is no such folder, and the Hugging Face Hub doesn't give the "
