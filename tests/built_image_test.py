@@ -30,7 +30,6 @@ TRAIN = (
     "--config=configs/shakespeare.py",
     "--workdir=/home/trainer/run",
     "--config.data.source=stdlib",
-    "--config.data.path=none",
     *small_training(STEPS),
 )
 
