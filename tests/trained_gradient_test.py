@@ -17,7 +17,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.training.objective import end_of_pass, losses_at
 from t5x_diffeq.training.step import make_gradient, make_train_step
 
-VOCAB, LENGTH, ROWS, STEPS = 256, 64, 64, (0, 30, 80, 300)
+VOCAB, LENGTH, ROWS = 256, 64, 64
 MODELS = {
     "gpt": ("ode", "gpt"),
     "gpt smooth": ("smooth", "gpt"),
@@ -68,17 +68,23 @@ def setup_with(model, dtype):
     return setup_of(default.set_variant(config, variant), VOCAB, jax.devices()[:1])
 
 
+@pytest.fixture
+def steps(whole):
+    """The numbers of optimizer steps after which gradients are compared."""
+    return (0, 30, 80, 300) if whole else (80,)
+
+
 @functools.cache
-def trained(model):
+def trained(model, steps):
     """Parameters after each number of steps, in float32, on a quarter of the rows."""
     setup, kept = setup_with(model, "float32"), {}
     step = jax.jit(make_train_step(setup))
     state = setup.init_state()
-    for n in range(max(STEPS)):
+    for n in range(max(steps)):
         kept[n] = state.params
         batch = jax.tree.map(lambda x: x[: ROWS // 4], bigram_text(n))
         state, _ = step(state, batch)
-    return {n: kept.get(n, state.params) for n in STEPS}
+    return {n: kept.get(n, state.params) for n in steps}
 
 
 def weights_of(model, params):
@@ -118,8 +124,8 @@ def errors(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_are_rounded_once(model):
-    params = trained(model)[80]
+def test_weights_are_rounded_once(model, steps):
+    params = trained(model, steps)[80]
     exact, rounded = (
         weights_of(setup_with(model, d).model, params) for d in ("float32", "bfloat16")
     )
@@ -132,40 +138,40 @@ def test_weights_are_rounded_once(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_every_leaf_after_training(model):
+def test_every_leaf_after_training(model, steps):
     """Of what a pass reads: W(t), embeddings, the head. Its rounded values are taken as exact."""
     narrow, wide = (setup_with(model, dtype) for dtype in ("bfloat16", "float32"))
-    for steps, params in trained(model).items():
+    for after, params in trained(model, steps).items():
         weights = weights_of(narrow.model, params)
         worst = errors(
             gradient_of_weights(narrow, params, weights, jnp.bfloat16),
             gradient_of_weights(wide, params, weights, jnp.float32),
         )
-        assert max(worst.values())[0] < TOLERANCE, (steps, worst)
+        assert max(worst.values())[0] < TOLERANCE, (after, worst)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_the_whole_gradient_after_training(model):
+def test_the_whole_gradient_after_training(model, steps):
     """Rounding W(t), embeddings and the head moves the gradient, too: by little of its norm."""
 
     def gradients(dtype):
         setup = setup_with(model, dtype)
         of_batch = jax.jit(make_gradient(setup.model, lambda part: True, setup.config.train))
         return {
-            steps: flat(of_batch(params, bigram_text(1000), jax.random.key(0)).gradient)
-            for steps, params in trained(model).items()
+            after: flat(of_batch(params, bigram_text(1000), jax.random.key(0)).gradient)
+            for after, params in trained(model, steps).items()
         }
 
     rounded, exact = gradients("bfloat16"), gradients("float32")
-    for steps in STEPS:
-        of_leaves = errors(rounded[steps], exact[steps])
+    for after in steps:
+        of_leaves = errors(rounded[after], exact[after])
         whole = np.sqrt(sum((error * share) ** 2 for error, share in of_leaves.values()))
         over = {path: each for path, each in of_leaves.items() if each[0] > TOLERANCE}
         path = max(of_leaves, key=of_leaves.get)
         error, share = of_leaves[path]
         print(
-            f"{model}, {steps} steps: {whole:.2%} of the whole; {len(over)} of {len(of_leaves)} "
+            f"{model}, {after} steps: {whole:.2%} of the whole; {len(over)} of {len(of_leaves)} "
             f"leaves over {TOLERANCE:.0%}; worst {error:.1%}, {path}, {share:.1e} of the norm"
         )
         assert whole < TOLERANCE
