@@ -23,10 +23,14 @@ class Browser:
     def __init__(self, driver):
         self.driver = driver
 
+    def set_width(self, width: int) -> None:
+        """Makes the window so wide, in CSS pixels."""
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
     def show(self, page, width: int, scheme: str, media: str = "screen") -> None:
         """Opens a file at a width in CSS pixels, in colours "light" or "dark"."""
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.set_width(width)
         feature = {"name": "prefers-color-scheme", "value": scheme}
         emulated = {"media": media, "features": [feature]}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", emulated)
@@ -52,6 +56,7 @@ def open_browser() -> Iterator[Browser]:
     options.binary_location = _PROGRAMS["chromium"]
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
         options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(_PROGRAMS["chromedriver"])
     driver = webdriver.Chrome(options=options, service=service)
     try:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -186,24 +187,22 @@ def test_folders_that_dont_fit(what, good_folder, tmp_path):
 
 
 def test_a_name_without_a_folder_is_fetched_from_the_hub(good_folder, tmp_path, monkeypatch):
-    fetched = []
-
-    def fetch(name, allow_patterns):
-        fetched.append(name)
-        if name != "owner/model-1.5":
-            raise FileNotFoundError("cannot find the snapshot\nand more lines")
-        return str(good_folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    """By huggingface_hub, from its cache; the Hub can't be reached for the others."""
+    snapshots = tmp_path / "cache" / "models--owner--model-1.5"
+    (snapshots / "refs").mkdir(parents=True)
+    (snapshots / "refs" / "main").write_text("1" * 40)
+    shutil.copytree(good_folder, snapshots / "snapshots" / ("1" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     name = "--input=owner/model-1.5"
     with pytest.raises(InputError, match=r"must be from 1 to the folder's 24"):
         call(convert, name, "--workdir=run", "--sequence_length=99")
-    with pytest.raises(InputError, match=r"the model \(cannot find the snapshot\); .*hf download"):
-        call(convert, "--input=gpt2", "--workdir=run")
+    for unknown in ("gpt2", "a--b"):
+        with pytest.raises(InputError, match=rf"the model \(.*\); .*hf download {unknown} --local"):
+            call(convert, f"--input={unknown}", "--workdir=run")
     with pytest.raises(InputError, match=r"--input=a/b/c holds no config.json"):
         call(convert, "--input=a/b/c", "--workdir=run")
-    assert fetched == ["owner/model-1.5", "gpt2"]
 
 
 def test_flags_and_files_that_dont_fit(good_folder, tmp_path):

@@ -1,6 +1,5 @@
 """The page of `explore` in Debian's Chromium, and its endpoints from OpenAI's own client."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -8,12 +7,12 @@ import threading
 import urllib.request
 from urllib.parse import urlencode
 
+import browser
 import openai
 import pytest
 import uvicorn
 from helpers import ROOT
 from patience import patience
-from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -25,11 +24,8 @@ from t5x_diffeq.explorer.recording import write_recording
 from t5x_diffeq.verbs.explore import _bind
 
 TOKEN = "a-token"
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 NARROW, WIDE = 390, 1280
-in_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium here: apt-get install chromium chromium-driver"
-)
+in_browser = pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +45,8 @@ def origin(explorer):
     thread.join()
 
 
-class Page:
+class Page(browser.Browser):
     """A browser, and what the tests look at."""
-
-    def __init__(self, width):
-        options = webdriver.ChromeOptions()
-        options.binary_location = CHROMIUM
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-            options.add_argument(argument)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def all(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -88,10 +74,11 @@ class Page:
 
 @pytest.fixture(params=[WIDE, NARROW])
 def page(request, tmp_path):
-    page = Page(request.param)
-    yield page
-    page.driver.save_screenshot(str(tmp_path / f"{request.param}.png"))
-    page.driver.quit()
+    with browser.open_browser() as opened:
+        page = Page(opened.driver)
+        page.set_width(request.param)
+        yield page
+        page.save_picture(tmp_path / f"{request.param}.png")
 
 
 @pytest.mark.slow
@@ -106,7 +93,7 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     (slider,) = page.all(".slider")
     slider.send_keys(Keys.ARROW_RIGHT)
     assert page.texts(".depth output") == ["3"]
-    page.wait_for(".note", "no meaning between those nodes")
+    page.wait_for(".note", "says little about the model")
     prompt = len(page.texts(".continuation .prompt")[0])
     page.wait(lambda: len(page.texts(".continuation")[0]) > prompt)
     ActionChains(page.driver).move_to_element(page.all(".tokens span")[3]).perform()
@@ -155,7 +142,7 @@ def test_keyboard_alone(page, origin):
     while page.focused("className") != "slider":
         page.press(Keys.SHIFT + Keys.TAB)
     page.press(Keys.END)
-    page.wait_for(".note", "no meaning between those nodes")
+    page.wait_for(".note", "says little about the model")
     assert page.texts(".depth output") == ["12"]
     assert page.errors() == []
 
@@ -178,7 +165,7 @@ def test_a_page_without_a_server(page, explorer, tmp_path):
     page.driver.get(file.as_uri())
     page.wait_for(".note", "was trained on this grid")
     page.all(".slider")[0].send_keys(Keys.END)
-    page.wait_for(".note", "no meaning between those nodes")
+    page.wait_for(".note", "says little about the model")
     page.wait(lambda: len(page.texts(".continuation")[0]) > len('if </script> "é'))
     page.wait(lambda: page.all("#paths svg") and len(page.all("#losses circle")) > 8)
     assert not page.all("#failure")[0].is_displayed() and page.errors() == []

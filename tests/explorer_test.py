@@ -87,7 +87,7 @@ def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     np.testing.assert_allclose(answer["speed"], speed.T, rtol=1e-3)
     assert answer["times"] == pytest.approx(np.arange(num_steps + 1) / num_steps, abs=1e-4)
     assert answer["trained"] is (num_steps == 2)
-    assert ("has no meaning between those nodes" in answer["note"]) is (num_steps != 2)
+    assert ("says little about the model" in answer["note"]) is (num_steps != 2)
 
 
 def test_characters_of_several_bytes(client):

@@ -68,6 +68,8 @@ def said(capsys, monkeypatch, tmp_path):
             f"train {TINY} --config.data.source=text_files --config.data.path=no --workdir=w",
             "data.path=no",
         ),
+        (f"train {TINY} --config.data.path=a.txt --workdir=w", "--config.data.source=text_files"),
+        (f"prepare_data {TINY} --config.data.path=a.txt --output=o", "source=text_files does"),
         ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
         ("evaluate --workdir=w --num_steps=4,x", "--num_steps='x' is not a number of steps"),
         ("evaluate --workdir=w --config.model.num_steps=4", "did you mean --num_steps?"),

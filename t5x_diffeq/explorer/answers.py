@@ -55,7 +55,7 @@ class Explorer:
         self.tokenizer = trained.tokenizer
         self.placed = trained.run.placed
         self.config = self.placed.model.config
-        self.grids = Grids.of(self.placed.config, self.config)
+        self.grids = Grids.of(trained.config)
         self.stepper = Stepper(trained.run)
         self._answers: OrderedDict[tuple, Answer] = OrderedDict()
 

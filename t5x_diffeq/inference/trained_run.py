@@ -351,6 +351,9 @@ def load(
 ) -> TrainedRun:
     """Loads the run of a workdir, on this machine or in a bucket, onto one device.
 
+    It turns on JAX's persistent compilation cache, as training does, so that a later process compiles
+    less.
+
     Args:
       workdir: the run's workdir.
       num_steps: another number of solver steps; None for the trained one.

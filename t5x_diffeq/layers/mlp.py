@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +29,13 @@ def activate(activation: str, x: Array, up: Array | None = None) -> Array:
     """
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def in_float32(*inputs: Array) -> Array:
-        first, *gated = (each.astype(jnp.float32) for each in inputs)
-        product = prod(gated, start=_ACTIVATIONS[activation](first))
-        return product.astype(x.dtype)
+    def in_float32(x: Array, up: Array | None) -> Array:
+        activated = _ACTIVATIONS[activation](x.astype(jnp.float32))
+        if up is not None:
+            activated *= up.astype(jnp.float32)
+        return activated.astype(x.dtype)
 
-    return in_float32(x) if up is None else in_float32(x, up)
+    return in_float32(x, up)
 
 
 class MLP(nn.Module):

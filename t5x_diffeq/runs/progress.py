@@ -166,6 +166,12 @@ def _format_shares(sizes: dict[str, int]) -> str:
     )
 
 
+def say_stopped(reason: str, step: int) -> None:
+    """Prints that a signal of this name has stopped the run after a step, or before the first."""
+    where = f"after step {step}, saved" if step else "before the first step"
+    say(f"stopped by {reason} {where}; the same command continues")
+
+
 def say_summary(workdir: AnyPath, seconds: float) -> None:
     """Prints how the run went, and what to do next."""
     curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]

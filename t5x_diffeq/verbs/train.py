@@ -231,8 +231,7 @@ def train(
     # -------------------------------------------------------------------- end: all is saved
     if stopping:
         assert stop.reason is not None
-        where = f"after step {step}, saved" if step else "before the first step"
-        say(f"stopped by {stop.reason.name} {where}; the same command continues")
+        progress.say_stopped(stop.reason.name, step)
         return stop.reason.status
     progress.say_summary(workdir, sum(stopwatch.seconds().values()))
     return 0
