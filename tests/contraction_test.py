@@ -1,4 +1,4 @@
-"""What the TPU's compiler makes of P e(t) and of P's update."""
+"""W0 + P e(t): its value and gradient, and what the TPU's compiler makes of it and an update."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import rules_of
+from helpers import auto_mesh, rules_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
@@ -16,9 +16,38 @@ from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.training.partitioning import AXES, mesh_context
 
+RULES = (("embed", "fsdp"), ("mlp", "tensor"))
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 N, T, KERNEL, AXIS_NAMES = 16, 32, (512, 1024), ("embed", "mlp")
 BYTES = 4 * T * 128 * 1024  # of P, on each of four devices
+
+
+@pytest.mark.parametrize("sizes", [None, {"data": 1, "fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("has_W0", [True, False])
+def test_value_and_gradient(sizes, has_W0):
+    """Those of the formula, on one device and on shards of P."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = (5, 3), (3, 8, 6), (8, 6), (5, 8, 6)
+    e, P, W0, dW = (jax.random.normal(*each) for each in zip(keys, shapes, strict=True))
+    inputs = (e, P, W0) if has_W0 else (e, P)
+
+    def plain(e, P, W0=0):
+        return W0 + jnp.einsum("nt,tio->nio", e, P)
+
+    def ours(e, P, W0=None):
+        return contract(e, P, AXIS_NAMES, jnp.float32, W0)
+
+    def value_and_gradient(function):
+        W, pull_back = jax.vjp(function, *inputs)
+        return W, pull_back(dW)
+
+    expected = value_and_gradient(plain)
+    if sizes is None:
+        result = value_and_gradient(ours)
+    else:
+        with mesh_context(auto_mesh(**sizes), RULES):
+            result = jax.jit(lambda: value_and_gradient(ours))()
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), result, expected)
 
 
 def update(e, P, m, v, dW):

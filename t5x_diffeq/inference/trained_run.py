@@ -351,8 +351,8 @@ def load(
 ) -> TrainedRun:
     """Loads the run of a workdir, on this machine or in a bucket, onto one device.
 
-    It turns on JAX's persistent compilation cache, as training does, so that a later process compiles
-    less.
+    It turns on JAX's persistent compilation cache, as training does, so that a later process
+    compiles less.
 
     Args:
       workdir: the run's workdir.
