@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import pytest
 from patience import patience
@@ -50,7 +51,13 @@ def test_an_error_waits_for_the_loss_that_it_may_come_from(who, lost, monkeypatc
         if not self.leaving:
             events.append((self.index, failure))
 
+    def send_late(self, *message):
+        time.sleep(0.2)
+        send(self, *message)
+
+    send = Peers.send
     monkeypatch.setattr(Peers, "end", end)
+    monkeypatch.setattr(Peers, "send", send_late)
     pairs = socket.socketpair(), socket.socketpair()
     everyone = [Peers(0, 3, {1: pairs[0][0], 2: pairs[1][0]})]
     everyone += [Peers(number, 3, {0: pairs[number - 1][1]}) for number in (1, 2)]

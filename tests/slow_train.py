@@ -1,7 +1,8 @@
 """`train`, as slow as a test needs it, and with faults.
 
 The folder $TRAIN_CONTROL holds `seconds`, the time that every step takes longer, read at each step;
-and may hold `fault`, `STEP PROCESS STATUS`: that process then ends with that status, once.
+and may hold `fault`, `STEP PROCESS STATUS`: that process then ends with that status, once. The step
+is the last one that the run has reported, since one process can dispatch many ahead of another.
 """
 
 import os
@@ -18,17 +19,15 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 import jax
 
 from t5x_diffeq.runtime.signals import StopSignals
-from t5x_diffeq.training import depths
+from t5x_diffeq.tracking.jsonl import read_metrics
 
 CONTROL = Path(os.environ["TRAIN_CONTROL"])
-should_stop, depths_of = StopSignals.should_stop, depths.depths_of
-current = {}  # the step that was dispatched last
+should_stop = StopSignals.should_stop
 
 
-def note_step(config: object, step: int) -> object:
-    """Like `depths_of`, which the loop asks at every step."""
-    current["step"] = step
-    return depths_of(config, step)
+def reported_step() -> int:
+    reports = read_metrics(CONTROL / "run")
+    return max((report["step"] for report in reports if "train/loss" in report), default=0)
 
 
 def stop_slowly(stop: StopSignals) -> bool:
@@ -37,13 +36,12 @@ def stop_slowly(stop: StopSignals) -> bool:
     fault = CONTROL / "fault"
     if fault.exists():
         at, process, status = map(int, fault.read_text().split())
-        if current["step"] >= at and jax.process_index() == process:
+        if reported_step() >= at and jax.process_index() == process:
             fault.unlink()
             os._exit(status)
     return should_stop(stop)
 
 
-depths.depths_of = note_step
 StopSignals.should_stop = stop_slowly
 (CONTROL / f"cpus-{os.environ.get('SLURM_PROCID', 0)}").write_text(
     str(len(os.sched_getaffinity(0)))

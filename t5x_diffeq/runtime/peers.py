@@ -2,7 +2,8 @@
 
 Every process keeps a connection to process 0, from before JAX starts until the process ends. It
 carries heartbeats, the message that a process has finished, or the status and message with which it
-fails; process 0 forwards those. `agreement` sends messages of its own over it.
+fails; process 0 forwards those. `agreement` sends messages of its own over it. Any process may ask
+process 0 whether all have been heard from since its question.
 A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
 process was lost. A process that hears of a failure ends at once, with its last line and its status.
 
@@ -95,7 +96,8 @@ class Peers:
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
-        self.all_heard = 0.0  # since when process 0 has heard from all, as it says
+        self.questions: dict[int, tuple[float, float]] = {}  # see `_answer`
+        self.all_heard = 0.0  # the newest question of this process that process 0 has answered
         self.hear: Callable[[int, dict], None] = lambda sender, message: None
         self.handing_on = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
@@ -111,9 +113,11 @@ class Peers:
         """
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
+        if self.index != 0:
+            self.send({"have_all_answered_since": since})
         while time.monotonic() < latest:
             hears_all = self.index == 0 or 0 in self.done  # else process 0 alone does
-            if (self._least_heard() if hears_all else self.all_heard) > since:
+            if self._least_heard() > since if hears_all else self.all_heard >= since:
                 return
             time.sleep(self.beat / 10)
 
@@ -170,10 +174,22 @@ class Peers:
             now = time.monotonic()
             if now - said > self.beat:
                 said = now
-                self.send({"silent": now - self._least_heard()} if self.index == 0 else {})
+                self.send({})
+            self._answer()
             for other in self.heard.keys() - self.done:
                 if now - self.heard[other] > self.silence + 2 * self.beat:
                     self._lose(other, f"has not answered for {self.silence:.0f} s")
+
+    def _answer(self) -> None:
+        """Answers the processes that ask whether all have been heard from since they asked.
+
+        A question is a time by the clock of the process that asks, which is all that the answer
+        repeats; beside it stands when this process received it.
+        """
+        for other, (asked, received) in list(self.questions.items()):
+            if self._least_heard() > received:
+                del self.questions[other]
+                self.send({"all_have_answered_since": asked}, {other})
 
     def _least_heard(self) -> float:
         """When the process that has been silent for longest was heard from."""
@@ -198,8 +214,11 @@ class Peers:
         for message in map(json.loads, lines):
             if message == _DONE:
                 self.done.add(other)
-            elif "silent" in message:
-                self.all_heard = time.monotonic() - message["silent"]
+            elif "have_all_answered_since" in message:
+                asked = message["have_all_answered_since"]
+                self.questions[other] = (asked, self.heard[other])
+            elif "all_have_answered_since" in message:
+                self.all_heard = max(self.all_heard, message["all_have_answered_since"])
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
@@ -207,9 +226,9 @@ class Peers:
 
     def _lose(self, other: int, how: str) -> None:
         """Ends the run, because a process was lost."""
-        self.done.add(other)
         message = f"process {other} of {self.count} {how}; the same command continues the run"
-        self.end(Failure(0, EXIT_MACHINERY, message))
+        self.end(Failure(0, EXIT_MACHINERY, message))  # which returns if this process is leaving
+        self.done.add(other)
 
     def end(self, failure: Failure) -> None:
         """Ends this process, and through process 0 all others."""
