@@ -3,9 +3,11 @@
 import time
 from itertools import islice
 
+import grain
 import jax
 import numpy as np
 import pytest
+from grain._src.python.testing.experimental import assert_equal_output_after_checkpoint
 from helpers import auto_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +85,12 @@ def test_starting_at_a_step_is_running_there():
     there = train_batches([(1.0, WINDOWS)], BATCH, 3, 12, by_row())
     for expected, found in zip(islice(from_start, 12, 15), there, strict=False):
         np.testing.assert_array_equal(expected["inputs"], found["inputs"])
+
+
+def test_grains_own_check_of_restored_iterators():
+    dataset = train_dataset([(0.3, WINDOWS), (0.7, windows_of(200))], BATCH, 3, np.arange(BATCH))
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    assert_equal_output_after_checkpoint(dataset[3:9].to_iter_dataset(options))
 
 
 def test_an_epoch_is_every_window_once_in_another_order_each_time():

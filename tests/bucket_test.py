@@ -65,7 +65,7 @@ def test_places(store, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     monkeypatch.setattr(files.fsspec, "filesystem", lambda *_, **__: __import__("gcsfs"))
     with pytest.raises(
-        InputError, match=r'needs the package gcsfs .*pip install "t5x_diffeq\[gcs\]"'
+        InputError, match=r"needs the package gcsfs .*pip install 't5x_diffeq\[gcs\]'"
     ):
         parse_path("gs://b/x", "--workdir")
     files.bucket_files.cache_clear()

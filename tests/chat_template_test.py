@@ -172,7 +172,7 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"template of here is not one: .*; mend it, or name"):
         template_of("{% if %}")
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(InputError, match=r'the package jinja2; pip install "t5x_diffeq\[data\]"'):
+    with pytest.raises(InputError, match=r"the package jinja2; pip install 't5x_diffeq\[data\]'"):
         template_of(CHATML)
 
 

@@ -24,7 +24,7 @@ from t5x_diffeq.training.partitioning import (
 )
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
-needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
+needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install 't5x_diffeq[tpu]'")
 # The shapes that Google Cloud offers, up to 1024 devices (cloud.google.com/tpu/docs).
 TOPOLOGIES = {
     "v2": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),

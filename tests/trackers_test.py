@@ -278,9 +278,9 @@ def test_figures_are_drawn_in_another_thread(capsys):
 
 
 def test_what_is_missing_is_said_before_the_run(small, monkeypatch, tmp_path):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "trackio"):
-        message = rf"{name}, whose package is not installed; pip install -e '.\[trackers\]'"
+        message = rf"{name} needs the package {name}; pip install 't5x_diffeq\[trackers\]'"
         with pytest.raises(InputError, match=message):
             check_trackers(("tensorboard", name))
     small.train.figure_every = 5

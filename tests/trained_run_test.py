@@ -275,8 +275,7 @@ def test_figures(run):
 
 
 def test_figures_need_matplotlib(run, monkeypatch):
-    for module in ("plots", "run_plots"):
-        monkeypatch.setitem(sys.modules, f"t5x_diffeq.analysis.{module}", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"run.plot\(\) needs the package matplotlib; pip install"):
         run.plot()
 

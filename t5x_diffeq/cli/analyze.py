@@ -4,17 +4,17 @@ KIND is spectra, lyapunov, clustering or all. With --interactive it also writes 
 text at several depths, token by token, as one file that needs no server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
 spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
-Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles and does not look at
-the run; with --output it needs no --workdir.
+Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates particles and does not
+look at the run; with --output it needs no --workdir.
 """
 
-import importlib.util
 import sys
 
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.runtime.keys.values import CONVENTIONS, STEPS
 
@@ -87,8 +87,7 @@ def _check_flags() -> None:
         )
     if not _MEMORY.value > 0:
         raise InputError(f"--memory={_MEMORY.value} must be above 0, in GiB")
-    if not importlib.util.find_spec("matplotlib"):
-        raise InputError("analyze needs matplotlib: pip install -e '.[analysis]'")
+    need_package("matplotlib", "analyze")
 
 
 def _output_folder() -> AnyPath:

@@ -2,13 +2,13 @@
 
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
 t5x_diffeq/exchange/README.md has a table of what is supported. A model's name on the Hub instead,
-such as Qwen/Qwen3-0.6B, is fetched first (pip install -e '.[huggingface]'). The new workdir is a
-complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
+such as Qwen/Qwen3-0.6B, is fetched first (pip install 't5x_diffeq[huggingface]'). The new workdir
+is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
 number of steps. With --time_embed_dim below the number of layers, it approximates the model, with
 kernels as near as so few functions of time allow, and has fewer parameters. --config.data.source
 and --config.data.path name the text to measure it on; model, length and tokenizer come from FOLDER.
-Needs safetensors: pip install -e '.[export]'.
+Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
 from collections.abc import Iterable

@@ -3,15 +3,13 @@
 Prints the page's address, and answers until Ctrl-C. The page reads a text at any depth: its loss
 token by token, what each node predicts, and how it goes on. Several runs are compared side by side.
 Its endpoints, among them OpenAI's /v1/completions, are described in t5x_diffeq/explorer/README.md.
-Needs Starlette and uvicorn: pip install -e '.[explore]'.
+Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 """
-
-import importlib.util
 
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_multi_string(
@@ -34,8 +32,7 @@ def main() -> int:
     """The verb."""
     workdirs = command_line.parse_folders(_WORKDIR, "explore")
     for package in ("starlette", "uvicorn"):
-        if not importlib.util.find_spec(package):
-            raise InputError(f"explore needs the package {package}: pip install -e '.[explore]'")
+        need_package(package, "explore")
 
     from t5x_diffeq.verbs.explore import explore  # JAX and the rest take seconds
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -229,13 +230,9 @@ class ChatTemplate:
 
 def _compile(chat: ChatFormat, now: datetime, mark: Callable[[str], str]) -> Any:
     """The template in transformers' environment; `mark` is applied to `{% generation %}` blocks."""
-    try:
-        import jinja2.ext
-        import jinja2.sandbox
-    except ImportError as error:
-        raise InputError(
-            'chat templates need the package jinja2; pip install "t5x_diffeq[data]"'
-        ) from error
+    need_package("jinja2", "a chat template")
+    import jinja2.ext
+    import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
         tags = {"generation"}  # noqa: RUF012

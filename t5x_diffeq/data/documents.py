@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import digest, file_digest
 
 if TYPE_CHECKING:
@@ -228,13 +229,9 @@ DECOMPRESSORS = {".gz": gzip.decompress, ".zst": _decompress_zstd}
 
 
 def _import_pyarrow() -> ModuleType:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(
-            "data.path: .parquet and .zst files need the package pyarrow; "
-            'pip install "t5x_diffeq[data]"'
-        ) from error
+    need_package("pyarrow", "data.path with .parquet or .zst files")
+    import pyarrow.parquet
+
     return pyarrow
 
 

@@ -22,6 +22,7 @@ from t5x_diffeq.data.documents import (
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import describe_error, digest, files_in, files_matching, parse_path
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 from t5x_diffeq.runtime.staging import stage
@@ -278,13 +279,9 @@ def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source
 
 def huggingface(data: DataKeys) -> Source:
     """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(
-            "data.source=huggingface needs the package datasets; "
-            'pip install "t5x_diffeq[huggingface]"'
-        ) from error
+    need_package("datasets", "data.source=huggingface")
+    import datasets
+
     name, _, config = str(data.path).partition(":")
     local = Path(name).expanduser()
     facts: list[str] = []

@@ -24,6 +24,7 @@ from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, describe_error, digest, parse_path, write_whole
 
 _MODEL_FILE = "sentencepiece.model"
@@ -204,12 +205,9 @@ class HuggingFaceTokenizer(Tokenizer):
     _file = _JSON_FILE
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise InputError(
-                'tokenizer.json needs the package tokenizers; pip install "t5x_diffeq[data]"'
-            ) from error
+        need_package("tokenizers", "tokenizer.json")
+        import tokenizers
+
         try:
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions

@@ -5,7 +5,7 @@
 The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
 or another supported model (t5x_diffeq/exchange/README.md), set FOLDER to it, drop data.tokenizer
 from TEXT, skip the second cell, and leave out what uses `layers`. Needs safetensors:
-pip install -e '.[export]'.
+pip install 't5x_diffeq[export]'.
 """
 
 # %%

@@ -1,6 +1,5 @@
 """Folders of tensors and small files, as Hugging Face's library lays them out."""
 
-import importlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from jaxtyping import Float
 
 from t5x_diffeq.exchange.layouts import Tensors
 from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.extras import need_package
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -27,11 +27,8 @@ def need_packages(verb: str) -> None:
     Raises:
       InputError: if one is not installed.
     """
-    try:
-        for package in ("safetensors", "tokenizers"):
-            importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(f"{verb} needs {error.name}: pip install -e '.[export]'") from error
+    for package in ("safetensors", "tokenizers"):
+        need_package(package, verb)
 
 
 def local_path(path: object, flag: str) -> Path:

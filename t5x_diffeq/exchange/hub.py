@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import install_command
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 
@@ -27,7 +28,7 @@ def fetch_model(name: str) -> Path:
     except ImportError as error:
         raise InputError(
             f"--input={name}: there is no such folder; to fetch the model of that name from the "
-            f"Hugging Face Hub, pip install -e '.[huggingface]', or {by_hand}"
+            f"Hugging Face Hub, {install_command('huggingface')}, or {by_hand}"
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))

@@ -14,6 +14,7 @@ from t5x_diffeq.experiments.present import (
 )
 from t5x_diffeq.experiments.runs import Label
 from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.extras import install_command
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 
@@ -36,7 +37,7 @@ def draw(
     try:
         from t5x_diffeq.analysis import plots
     except ImportError:
-        say("no figure: matplotlib is not installed (pip install -e '.[analysis]')")
+        say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
 
     def write(name: str, panels: dict[str, dict[str, Line]], across: str, up: str) -> None:

@@ -1,6 +1,5 @@
 """Tasks of lm-evaluation-harness while a model trains: `config.tasks`."""
 
-import importlib.util
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -8,23 +7,11 @@ from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.runs.goodput import EVALUATION
 from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config, TasksKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.training.setup import Setup
 
 if TYPE_CHECKING:
     from t5x_diffeq.inference.harness import Tasks
-
-
-def check_harness(asked_by: str) -> None:
-    """Checks that lm-evaluation-harness is installed.
-
-    Raises:
-      InputError: if it is not installed, naming `asked_by`, the flag or key that needs it.
-    """
-    if not importlib.util.find_spec("lm_eval"):
-        raise InputError(
-            f"{asked_by} needs the package lm_eval; pip install -e '.[eval]', or leave it out"
-        )
 
 
 @cache
@@ -52,7 +39,7 @@ class DownstreamTasks(Hook):
     def check(cls, config: Config, setup: Setup) -> None:
         """Loads the tasks; refuses those that the model's block can't do."""
         if config.tasks.names:
-            check_harness("tasks.names")
+            need_package("lm_eval", "tasks.names", "leave it out")
             need_methods(setup.model.config, _load(config.tasks).methods)
 
     def run(self, position: LoopPosition) -> dict[str, float]:

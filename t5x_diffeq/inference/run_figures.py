@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5x_diffeq.analysis.weight_paths import make_weight_paths
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,12 +27,8 @@ def import_plots(asked: str, module: str = "plots") -> ModuleType:
     Raises:
       InputError: if matplotlib isn't installed.
     """
-    try:
-        return importlib.import_module(f"t5x_diffeq.analysis.{module}")
-    except ImportError as error:
-        raise InputError(
-            f"{asked} needs the package matplotlib; pip install -e '.[analysis]', or leave it out"
-        ) from error
+    need_package("matplotlib", asked, "leave it out")
+    return importlib.import_module(f"t5x_diffeq.analysis.{module}")
 
 
 class Figures:

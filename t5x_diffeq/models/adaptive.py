@@ -18,6 +18,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 
 SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}
 
@@ -61,12 +62,7 @@ def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
         )
     if adaptive.max_steps < 1 or not (adaptive.rtol > 0 and adaptive.atol > 0):
         raise InputError(f"{adaptive} must have tolerances above 0 and at least 1 step")
-    try:
-        import diffrax  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{adaptive.solver} needs diffrax: pip install 't5x_diffeq[adaptive]'"
-        ) from error
+    need_package("diffrax", adaptive.solver)
 
 
 def solve(

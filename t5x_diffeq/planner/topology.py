@@ -16,6 +16,7 @@ from jax.experimental import topologies
 from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
 from t5x_diffeq.runtime.chips import Chip, chip
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import install_command
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}
@@ -195,5 +196,5 @@ def _need_compiler(name: str, of: str, extra: str, *packages: str) -> None:
     if not any(importlib.util.find_spec(package) for package in packages):
         raise InputError(
             f"--topology={name} needs the {of}'s compiler, which runs without a {of}: "
-            f'pip install "t5x_diffeq[{extra}]"'
+            f"{install_command(extra)}"
         )

@@ -16,8 +16,8 @@ from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import describe_error
-from t5x_diffeq.tracking.figures import check_matplotlib
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
@@ -135,7 +135,7 @@ class WeightFigures(Hook):
                 f"train.figure_every={train.figure_every} needs a tracker that shows figures; set "
                 "train.trackers, or leave it out"
             )
-        check_matplotlib(f"train.figure_every={train.figure_every}")
+        need_package("matplotlib", f"train.figure_every={train.figure_every}", "leave it out")
 
     def run(self, position: LoopPosition) -> None:
         """Computes what is drawn, and has it drawn in the background."""

@@ -88,7 +88,7 @@ def platform_error(error: BaseException) -> InputError | None:
     extra = "tpu" if platforms.startswith("tpu") else "gpu"
     return InputError(
         f"JAX_PLATFORMS={platforms}: JAX finds no such device on this machine{reason}; if there is "
-        f"one, JAX needs pip install -e '.[{extra}]'; if not, unset JAX_PLATFORMS, or set it to cpu"
+        f"one, pip install 't5x_diffeq[{extra}]'; if not, unset JAX_PLATFORMS, or set it to cpu"
     )
 
 

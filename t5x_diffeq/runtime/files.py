@@ -21,6 +21,7 @@ from etils import epath
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.runtime.extras import install_command
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
@@ -59,7 +60,7 @@ def parse_path(text: str, name: str) -> AnyPath:
         except ImportError as error:
             raise InputError(
                 f"{name}={text} needs the package gcsfs ({error}); "
-                'pip install "t5x_diffeq[gcs]", or give a folder of this machine'
+                f"{install_command('gcs')}, or give a folder of this machine"
             ) from error
     return epath.Path(text)
 

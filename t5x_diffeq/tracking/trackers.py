@@ -1,6 +1,5 @@
 """The writer of a run: the workdir's files and the trackers of `config.train.trackers`."""
 
-import importlib.util
 import json
 import secrets
 import time
@@ -12,6 +11,7 @@ import jax
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.background import BackgroundTracker, Worker
 from t5x_diffeq.tracking.figures import DRAWING, render
@@ -34,11 +34,8 @@ def check_trackers(trackers: Sequence[str]) -> None:
       InputError: if not; says what to do.
     """
     for name in trackers:
-        if name != "tensorboard" and not importlib.util.find_spec(name):
-            raise InputError(
-                f"train.trackers has {name}, whose package is not installed; "
-                "pip install -e '.[trackers]', or leave it out"
-            )
+        if name != "tensorboard":
+            need_package(name, f"train.trackers={name}", "leave it out")
     if "wandb" in trackers and jax.process_index() == 0:
         from t5x_diffeq.tracking.wandb import check_login
 

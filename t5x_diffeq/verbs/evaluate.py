@@ -7,7 +7,6 @@ from absl.flags import FlagValues
 
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.inference.downstream import check_harness
 from t5x_diffeq.inference.run_figures import import_plots
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
@@ -18,6 +17,7 @@ from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
 
 Grids = list[tuple[str | None, int | None]]  # schemes and numbers of steps; None: as trained
@@ -101,7 +101,7 @@ def _is_trained(values: dict, trained: Config) -> bool:
 
 def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """Prints a line for each grid with the results of the harness's tasks."""
-    check_harness("--tasks")
+    need_package("lm_eval", "--tasks", "leave it out")
     from t5x_diffeq.inference import harness
 
     tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed

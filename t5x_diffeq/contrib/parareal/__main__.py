@@ -2,15 +2,13 @@
 
 Writes arrays, a figure and one page that shows them, parareal.html. Prints the iterations that are
 needed and the speed as JSON, and then the path of the page. Needs matplotlib:
-pip install -e '.[analysis]'.
+pip install 't5x_diffeq[analysis]'.
 """
-
-import importlib.util
 
 from absl import flags
 
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.keys.values import STEPS
 
 FLAGS = flags.FlagValues()
@@ -40,8 +38,7 @@ def main() -> None:
     """The command."""
     workdir = command_line.parse_folder(_WORKDIR, "parareal")
     output = command_line.parse_folder(_OUTPUT, "parareal")
-    if not importlib.util.find_spec("matplotlib"):
-        raise InputError("parareal needs matplotlib: pip install -e '.[analysis]'")
+    need_package("matplotlib", "parareal")
 
     from t5x_diffeq.contrib.parareal import report  # JAX and the rest take seconds
 
