@@ -118,6 +118,10 @@ def serve(listener: socket.socket) -> dict:
                     os.setpgid(0, 0)
                     for number, file in enumerate(files):
                         os.dup2(file, number)
+                    # An object that is collected later would close its number, by then another
+                    # file's.
+                    for each in (watched, listener, client, *clients.values()):
+                        each.close()
                     os.closerange(3, 1024)
                     return request
                 for file in files:
