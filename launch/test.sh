@@ -21,7 +21,7 @@ cd "$ROOT"
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/deptry" .
 "$VENV/bin/mypy"
-# One core is left for the processes that tests start; on few cores a third worker fills the time in which
-# the others wait for such processes.
+# One core is left for the processes that tests start; on few cores a third and a fourth worker fill the
+# time in which the others wait for such processes.
 workers=$(($(getconf _NPROCESSORS_ONLN) - 1))
-"$VENV/bin/python" -m pytest --numprocesses=$((workers > 3 ? workers : 3)) --dist=worksteal "$@"
+"$VENV/bin/python" -m pytest --numprocesses=$((workers > 4 ? workers : 4)) --dist=worksteal "$@"

@@ -47,6 +47,7 @@ def variants():
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "variant"), variants())
 def test_makes_a_model(name, variant):
     get_config = importlib.import_module(f"configs.{name}").get_config

@@ -68,6 +68,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow") and not config.getoption("--whole"):
+        left_out = _cases_of_other_days(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     # Whole processes keep time with each other, which a busy machine can upset: the summary
     # counts those that needed a second try ("rerun").
     again = pytest.mark.flaky(reruns=1)
@@ -75,6 +79,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(again if config.getoption("--slow") else skip)
+
+
+def _cases_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Two thirds of the cases of each slow test, others every day; none of an `every_case`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "slow" in item.keywords and "every_case" not in item.keywords:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {
+        case
+        for test, of_test in cases.items()
+        for case in random.Random(f"{SAMPLE} {test}").sample(of_test, len(of_test) * 2 // 3)
+    }
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

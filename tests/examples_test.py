@@ -28,6 +28,7 @@ def test_each_script_is_known():
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script(script, tmp_path):
     found = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

@@ -108,7 +108,7 @@ def export_model(name, folder, reports=()):
 @pytest.mark.slow
 def test_the_factor_on_positions_is_in_their_table(tmp_path):
     run, _ = export_model("gpt_long_state_ode", tmp_path / "out")
-    table = load_file(tmp_path / "out" / "model.safetensors")["position_embedding.weight"]
+    table = load_file(tmp_path / "out" / "model.safetensors")["model.position_embedding.weight"]
     np.testing.assert_allclose(table, 8 * run.params["position_embedding"]["table"], rtol=1e-6)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["embedding_scale"] == 8
 
@@ -140,14 +140,14 @@ def test_an_ode_brings_its_own_file(tmp_path):
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     weights = run.placed.model.apply({"params": run.params}, method="weights")
     down = np.asarray(weights["mlp"]["down"]["kernel"][1])
-    np.testing.assert_allclose(tensors["steps.1.mlp.down.weight"], down.T / 3, rtol=1e-5)
+    np.testing.assert_allclose(tensors["model.steps.1.mlp.down.weight"], down.T / 3, rtol=1e-5)
     source = (tmp_path / "out" / "modeling_diffeq.py").read_text()
     imported = {
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    assert {name.split(".")[0] for name in imported} == {"torch", "transformers"}
+    assert {name.split(".")[0] for name in imported} == {"inspect", "torch", "transformers"}
 
 
 def test_the_card_has_the_runs_facts(tmp_path):

@@ -73,7 +73,7 @@ def check_16_bits(model, tokens):
     if not type(model).__module__.endswith("modeling_diffeq"):
         return
     narrow, states = deepcopy(model).to(torch.bfloat16), set()
-    for step in narrow.steps:
+    for step in narrow.model.steps:
         step.register_forward_pre_hook(lambda _, inputs: states.add(inputs[0].dtype))
     logits, expected = narrow(tokens).logits, model(tokens).logits
     assert (states, logits.dtype) == ({torch.float32}, torch.bfloat16)

@@ -62,6 +62,7 @@ FAMILIES = {
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "changes",
     [

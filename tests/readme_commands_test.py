@@ -72,6 +72,7 @@ def test_commands_are_understood(verb, arguments, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_marked_commands_run(path, tmp_path):
     """One after the other, on a small text; each word in capitals is a folder of the test."""

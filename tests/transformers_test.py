@@ -79,6 +79,10 @@ def test_exported_models_say_what_ours_say(interpreter, oldest, tmp_path):
     for python in (interpreter, oldest):
         ended = run_there(python, "in_transformers.py", tmp_path / "models")
         assert ended.stdout.count("agrees") == len(MODELS | ADAPTED)
+        own_class = [
+            tmp_path / "models" / name for name in ("gpt_euler_ode", "llama_of_all_euler_ode")
+        ]
+        run_there(python, "in_transformers_features.py", *own_class)
 
 
 def run_there(interpreter, script, *arguments):

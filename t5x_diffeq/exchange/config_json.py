@@ -17,6 +17,7 @@ from t5x_diffeq.runtime.keys.values import INT32, Values
 OWN_FORM = PyTorchForm(
     Path(__file__).with_name("modeling_diffeq.py"),
     "DiffEqConfig",
+    "DiffEqModel",
     "DiffEqForCausalLM",
     {"model_type": "t5x_diffeq"},
 )
@@ -58,6 +59,7 @@ def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict
         "architectures": [form.model_class],
         "auto_map": {
             "AutoConfig": f"{module}.{form.config_class}",
+            "AutoModel": f"{module}.{form.base_class}",
             "AutoModelForCausalLM": f"{module}.{form.model_class}",
         },
         "architecture": config.architecture,
@@ -67,7 +69,7 @@ def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict
         "norm_position": config.norm_position,
         "qkv_bias": gpt or config.qkv_bias,
         "qk_norm": config.qk_norm,
-        "tied_head": config.has_tied_head,
+        "tie_word_embeddings": config.has_tied_head,
         "embedding_scale": config.embedding_scale,
         "rotary_frequencies": None if gpt else frequencies.tolist(),
         "rotary_factor": factor,
@@ -81,7 +83,6 @@ def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_width,
         "max_position_embeddings": config.max_length,
-        "tie_word_embeddings": False,  # our class reads the table itself: there is nothing to tie
         **_common(config, end_of_text),
         **form.config,
     }

@@ -140,22 +140,31 @@ class TableSizes(NamedTuple):
     positions: int
 
 
-_TORCH_NAMES = {"kernel": "weight", "scale": "weight", "shift": "bias", "table": "weight"}
+_TORCH_NAMES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "shift": "bias",
+    "table": "weight",
+    # vLLM renames what begins with `query.`, `key.` or `value.`, and takes `query_norm.` for that.
+    "query_norm": "q_norm",
+    "key_norm": "k_norm",
+}
 
 
 def torch_name(path: LeafPath) -> str:
     """`attention.query.weight` of `("attention", "query", "kernel")`."""
-    if path == ("head",):
-        return "head.weight"
-    return ".".join((*path[:-1], _TORCH_NAMES.get(path[-1], path[-1])))
+    return ".".join(_TORCH_NAMES.get(name, name) for name in path)
 
 
 def own_layout(config: ModelConfig) -> Layout:
     """The layout of `modeling_diffeq.py`, and of the file of a block that has its own."""
     return Layout(
-        layer="steps.{n}.",
+        layer="model.steps.{n}.",
         leaves={path: torch_name(path) for path in declared_leaves(config)},
-        outer={path: torch_name(path) for path in outer_leaves(config)},
+        outer={
+            path: "lm_head.weight" if path == ("head",) else f"model.{torch_name(path)}"
+            for path in outer_leaves(config)
+        },
         transposed=True,
     )
 

@@ -10,20 +10,39 @@ t5x_diffeq:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
+Attention is what `attn_implementation` names (eager, sdpa, flex_attention, flash_attention_2, or a
+serving engine's own), with the library's masks and caches.
+
 Licensed under Apache-2.0.
 """
+
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # transformers 5.24 calls `cache` what earlier versions call `past_key_values`. The model takes both
 # names, and its output has the name that the library's own outputs have.
 OUTPUTS = CausalLMOutputWithPast.__dataclass_fields__
 CACHE_NAME = "cache" if "cache" in OUTPUTS else "past_key_values"
+MASK_ARGUMENTS = signature(create_causal_mask).parameters
+
+TENSOR_PARALLEL = {
+    "steps.*.attention.query": "colwise",
+    "steps.*.attention.key": "colwise",
+    "steps.*.attention.value": "colwise",
+    "steps.*.attention.output": "rowwise",
+    "steps.*.mlp.up": "colwise",
+    "steps.*.mlp.gate": "colwise",
+    "steps.*.mlp.down": "rowwise",
+}
 
 DEFAULTS = {
     "architecture": "gpt",
@@ -33,7 +52,7 @@ DEFAULTS = {
     "norm_position": "before",
     "qkv_bias": True,
     "qk_norm": "none",
-    "tied_head": True,
+    "tie_word_embeddings": True,
     "embedding_scale": 1.0,
     "rotary_frequencies": None,
     "rotary_factor": 1.0,
@@ -48,6 +67,7 @@ DEFAULTS = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 16,
+    "initializer_range": 0.02,
     "use_cache": True,
 }
 
@@ -64,7 +84,7 @@ class DiffEqConfig(PretrainedConfig):
       norm_position: "before" attention and MLP, or "after" them.
       qkv_bias: whether queries, keys and values have biases.
       qk_norm: of queries and keys: "none", "head" (of each head) or "projection" (of all together).
-      tied_head: whether the head is the tokens' own vectors.
+      tie_word_embeddings: whether the head is the tokens' own vectors.
       embedding_scale: factor on the tokens' vectors.
       rotary_frequencies: radians per token of each pair of a head (llama).
       rotary_factor: factor on cosines and sines.
@@ -79,7 +99,9 @@ class DiffEqConfig(PretrainedConfig):
     def __init__(self, **kwargs):
         for name, default in DEFAULTS.items():
             setattr(self, name, kwargs.pop(name, default))
-        super().__init__(**kwargs)
+        if self.architecture == "llama" and self.qk_norm != "projection":  # a norm over all heads
+            self.base_model_tp_plan = TENSOR_PARALLEL
+        super().__init__(tie_word_embeddings=self.tie_word_embeddings, **kwargs)
 
     @property
     def gpt(self):
@@ -109,12 +131,15 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """f without its norm; the step size is in `output`."""
 
+    is_causal = True
+
     def __init__(self, config: DiffEqConfig, step: int):
         super().__init__()
-        self.step, self.gpt, self.head_dim = step, config.gpt, config.head_dim
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.config, self.layer_idx = config, step
+        self.gpt, self.head_dim, self.scaling = config.gpt, config.head_dim, config.head_dim**-0.5
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-        keys, bias = self.kv_heads * self.head_dim, config.qkv_bias
+        keys, bias = config.num_key_value_heads * self.head_dim, config.qkv_bias
         if self.gpt:
             self.qkv = nn.Linear(width, 3 * queries, bias=bias)
         else:
@@ -125,40 +150,62 @@ class Attention(nn.Module):
         self.qk_norm, eps = config.qk_norm, config.norm_eps
         if self.qk_norm != "none":
             head = self.qk_norm == "head"
-            self.query_norm = Norm(self.head_dim if head else queries, False, False, eps)
-            self.key_norm = Norm(self.head_dim if head else keys, False, False, eps)
+            self.q_norm = Norm(self.head_dim if head else queries, False, False, eps)
+            self.k_norm = Norm(self.head_dim if head else keys, False, False, eps)
 
-    def forward(self, x: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
-        """`[B, L, D]` to `[B, L, D]`.
+    def forward(self, x: Tensor, turn, mask, cache: Cache | None, **kwargs):
+        """`[B, L, D]` to `[B, L, D]`, and the attention's weights where the backend has them.
 
         Args:
           x: the normalised state.
           turn: cosines and sines `[B, 1, L, G/2]` that turn queries and keys; None for gpt.
-          mask: `[B, 1, L, K]`, true where a query sees a key.
+          mask: as the backend takes it.
           cache: of the keys and values of tokens before, or None.
+          kwargs: for the backend.
         """
         parts = (
             self.qkv(x).chunk(3, -1) if self.gpt else (self.query(x), self.key(x), self.value(x))
         )
         q, k, v = parts
         if self.qk_norm == "projection":
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (q, k, v))
         if self.qk_norm == "head":
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
-            seen = mask.shape[-1]
             # A static cache of transformers 4 does not count its tokens, and must be told.
-            places = torch.arange(seen - x.shape[1], seen, device=x.device)
-            k, v = cache.update(k, v, self.step, {"cache_position": places})
-            k, v = k[:, :, :seen], v[:, :, :seen]  # of a cache with room
-        served = self.heads // self.kv_heads
-        if served > 1:
-            k, v = k.repeat_interleave(served, dim=1), v.repeat_interleave(served, dim=1)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+            places = {"cache_position": kwargs.get("cache_position")}
+            k, v = cache.update(k, v, self.layer_idx, places)
+        backend = self.config._attn_implementation
+        if hasattr(ALL_ATTENTION_FUNCTIONS, "get_interface"):
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, attend_eagerly)
+        else:  # transformers 4.53
+            attend = ALL_ATTENTION_FUNCTIONS.get(backend, attend_eagerly)
+        mixed, weights = attend(self, q, k, v, mask, scaling=self.scaling, dropout=0.0, **kwargs)
+        return self.output(mixed.reshape(*x.shape[:-1], -1)), weights
+
+
+def attend_eagerly(module, query, key, value, mask, scaling, dropout=0.0, **kwargs):
+    """Softmax attention in plain operations, which also returns its weights.
+
+    Args:
+      module: the `Attention`.
+      query: `[B, H, L, G]`.
+      key: `[B, H / groups, K, G]`.
+      value: likewise.
+      mask: `[B, 1, L, K]`, what is added to the scores, or None.
+      scaling: factor on the scores.
+      dropout: unused.
+      kwargs: unused.
+    """
+    groups = module.num_key_value_groups
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * scaling
+    scores = scores if mask is None else scores + mask[..., : key.shape[2]]
+    weights = scores.softmax(-1).to(value.dtype)
+    return (weights @ value).transpose(1, 2), weights
 
 
 class MLP(nn.Module):
@@ -185,7 +232,7 @@ class MLP(nn.Module):
         return functional.relu(x) if self.activation == "relu" else functional.silu(x)
 
 
-class Step(nn.Module):
+class Step(GradientCheckpointingLayer):
     """One step of the scheme."""
 
     def __init__(self, config: DiffEqConfig, step: int):
@@ -197,20 +244,20 @@ class Step(nn.Module):
         self.mlp_reads_attention_norm = config.mlp_reads_attention_norm
         self.norms_last = config.norm_position == "after"
 
-    def forward(self, y: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
-        """The state after the step."""
-        f = self.f(y, turn, mask, cache)
+    def forward(self, y: Tensor, **attending) -> Tensor:
+        """The state after the step; `attending` goes to `Attention`."""
+        f = self.f(y, **attending)
         if self.parallel:
             return y + f + self.g(y)
         y = y + f
         return y + self.g(y)
 
-    def f(self, y: Tensor, turn, mask: Tensor, cache: Cache | None) -> Tensor:
+    def f(self, y: Tensor, **attending) -> Tensor:
         """The attention's part."""
         if self.norms_last:
             narrow = y.to(self.attention_norm.weight.dtype)
-            return self.attention_norm(self.attention(narrow, turn, mask, cache))
-        return self.attention(self.attention_norm(y), turn, mask, cache)
+            return self.attention_norm(self.attention(narrow, **attending)[0])
+        return self.attention(self.attention_norm(y), **attending)[0]
 
     def g(self, y: Tensor) -> Tensor:
         """The MLP's part."""
@@ -220,15 +267,35 @@ class Step(nn.Module):
         return self.mlp(self.mlp_norm(x))
 
 
-class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
-    """Embed, step N times, normalise, and compare with the vocabulary's vectors."""
+class DiffEqPreTrainedModel(PreTrainedModel):
+    """What the library asks of both classes below."""
 
     config_class = DiffEqConfig
-    step_class = Step  # of another block, a subclass has its own
-    supports_gradient_checkpointing = False
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
     _no_split_modules = ["Step"]  # noqa: RUF012
+    _skip_keys_device_placement = ["cache", "past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_flash_attn = True
+    _supports_flash_attn_2 = True  # the name in transformers 4.53
+    _supports_attention_backend = True
     _supports_cache_class = True
+    _supports_static_cache = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, Norm):
+            nn.init.ones_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class DiffEqModel(DiffEqPreTrainedModel):
+    """Embed, step N times, normalise."""
+
+    step_class = Step  # of another block, a subclass has its own
 
     def __init__(self, config: DiffEqConfig):
         super().__init__(config)
@@ -236,11 +303,10 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         self.token_embedding = nn.Embedding(config.vocab_size, width)
         if config.gpt:
             self.position_embedding = nn.Embedding(config.max_position_embeddings, width)
-        if not config.tied_head:
-            self.head = nn.Linear(width, config.vocab_size, bias=False)
         steps = range(config.num_hidden_layers)
         self.steps = nn.ModuleList(self.step_class(config, n) for n in steps)
         self.final_norm = Norm(width, config.gpt, config.gpt, config.final_norm_eps)
+        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -251,9 +317,117 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         """Replaces them."""
         self.token_embedding = value
 
-    def get_output_embeddings(self) -> nn.Linear | None:
-        """The head, where it is not the tokens' own vectors."""
-        return None if self.config.tied_head else self.head
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cache_position: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast | tuple:
+        """The normalised last state `[B, L, D]`.
+
+        Args:
+          input_ids: `[B, L]`, new tokens.
+          attention_mask: `[B, tokens so far]`, 0 where there is padding; or a mask of the backend.
+          position_ids: `[B, L]`; None counts the tokens that are no padding.
+          past_key_values: keys and values of the tokens before, until transformers 5.23.
+          inputs_embeds: `[B, L, D]` instead of `input_ids`.
+          use_cache: whether to return keys and values.
+          output_attentions: whether to return the weights of attention (`eager` has them).
+          output_hidden_states: whether to return the states at t_0 .. t_N, the last normalised.
+          return_dict: False returns a tuple.
+          cache_position: `[L]`, the new tokens' places in the cache, until transformers 5.
+          cache: the same as `past_key_values`, since transformers 5.24.
+          kwargs: for the attention's backend.
+
+        Raises:
+          ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        asked = self.config
+        use_cache = asked.use_cache if use_cache is None else use_cache
+        return_dict = asked.return_dict if return_dict is None else return_dict
+        if output_attentions is None:
+            output_attentions = asked.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = asked.output_hidden_states
+        x = self.token_embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if cache is None else cache
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            use_cache, cache = False, None  # a recomputed step would write its keys again
+        if use_cache and cache is None:
+            cache = DynamicCache()
+        past = 0 if cache is None else cache.get_seq_length()
+        if cache_position is None:
+            cache_position = torch.arange(x.shape[1], device=x.device) + past
+        if position_ids is None:
+            position_ids = positions(attention_mask, cache_position, x)
+        offered = {"config": asked, "attention_mask": attention_mask, "cache": cache}
+        offered |= {"inputs_embeds": x, "input_embeds": x, "position_ids": position_ids}
+        offered |= {"past_key_values": cache, "cache_position": cache_position}
+        mask = create_causal_mask(**{k: v for k, v in offered.items() if k in MASK_ARGUMENTS})
+
+        y = x.to(torch.promote_types(x.dtype, torch.float32)) * asked.embedding_scale
+        if asked.gpt:
+            y, turn = y + self.position_embedding(position_ids), None
+        else:
+            turn = turning(position_ids, asked)
+        states, weights, hooks = [y], [], []
+        if output_attentions:
+            record = lambda module, inputs, output: weights.append(output[1])  # noqa: E731
+            hooks = [step.attention.register_forward_hook(record) for step in self.steps]
+        kwargs |= {"cache_position": cache_position, "position_ids": position_ids}
+        for step in self.steps:
+            y = step(y, turn=turn, mask=mask, cache=cache, **kwargs)
+            states.append(y)
+        for hook in hooks:
+            hook.remove()
+        states[-1] = self.final_norm(y)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=states[-1],
+            hidden_states=tuple(states) if output_hidden_states else None,
+            attentions=tuple(weights) if output_attentions else None,
+            **{CACHE_NAME: cache if use_cache else None},
+        )
+        return output if return_dict else output.to_tuple()
+
+
+class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
+    """The last state, compared with the vocabulary's vectors."""
+
+    model_class = DiffEqModel  # of another block, a subclass has its own
+    _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DiffEqConfig):
+        super().__init__(config)
+        self.model = self.model_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The tokens' vectors."""
+        return self.model.token_embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces them."""
+        self.model.token_embedding = value
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replaces it."""
+        self.lm_head = value
 
     def forward(
         self,
@@ -264,7 +438,7 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         cache: Cache | None = None,
         **kwargs,
@@ -272,65 +446,49 @@ class DiffEqForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits of each token's successor, and the loss where `labels` are given.
 
         Args:
-          input_ids: `[B, L]`, new tokens.
-          attention_mask: `[B, tokens so far]`, 0 where there is padding.
-          position_ids: `[B, L]`; None counts the tokens that are no padding.
-          past_key_values: keys and values of the tokens before, until transformers 5.23.
-          inputs_embeds: `[B, L, D]` instead of `input_ids`.
+          input_ids: see `DiffEqModel`.
+          attention_mask: likewise.
+          position_ids: likewise.
+          past_key_values: likewise.
+          inputs_embeds: likewise.
           labels: `[B, L]`, the tokens again; -100 does not count.
           use_cache: whether to return keys and values.
-          logits_to_keep: of how many last tokens logits are wanted; 0: of all.
+          logits_to_keep: of how many last tokens logits are wanted, 0: of all; or their places.
           return_dict: False returns a tuple.
-          cache: the same, since transformers 5.24.
-          kwargs: of the library; unused.
+          cache: see `DiffEqModel`.
+          kwargs: of `DiffEqModel`, of the attention's backend, and of the loss.
         """
-        y = self.token_embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = past_key_values if cache is None else cache
-        if use_cache is None:
-            use_cache = self.config.use_cache and labels is None
-        if use_cache and cache is None:
-            cache = DynamicCache()
-        past = 0 if cache is None else int(cache.get_seq_length())
-        if position_ids is None:
-            position_ids = positions(attention_mask, past, y)
-        turn = None
-        y = y.to(torch.promote_types(y.dtype, torch.float32)) * self.config.embedding_scale
-        if self.config.gpt:
-            y = y + self.position_embedding(position_ids)
-        else:
-            turn = turning(position_ids, self.config)
-        mask = causal_mask(attention_mask, past, y)
-        for step in self.steps:
-            y = step(y, turn, mask, cache)
-        y = self.final_norm(y[:, -logits_to_keep:])
-        vectors = self.token_embedding.weight if self.config.tied_head else self.head.weight
-        logits = functional.linear(y, vectors)
-        loss = None if labels is None else next_token_loss(logits, labels)
-        kept = {CACHE_NAME: cache if use_cache else None}
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, **kept)
-        return output.to_tuple() if return_dict is False else output
+        states = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cache=past_key_values if cache is None else cache,
+            return_dict=True,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(states.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=states.hidden_states,
+            attentions=states.attentions,
+            **{CACHE_NAME: states.get(CACHE_NAME)},
+        )
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
 
 
-def positions(attention_mask: Tensor | None, past: int, y: Tensor) -> Tensor:
-    """`[B, L]`: each token's place among those that are no padding."""
-    B, L = y.shape[:2]
+def positions(attention_mask: Tensor | None, places: Tensor, x: Tensor) -> Tensor:
+    """`[B, L]`: each new token's place among those that are no padding."""
     if attention_mask is None or attention_mask.dim() != 2:
-        return torch.arange(past, past + L, device=y.device).expand(B, L)
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + L]
-
-
-def causal_mask(attention_mask: Tensor | None, past: int, y: Tensor) -> Tensor:
-    """`[B, 1, L, past + L]`, true where a query sees a key; each sees itself, padding too."""
-    B, L = y.shape[:2]
-    if attention_mask is not None and attention_mask.dim() == 4:
-        return attention_mask
-    query = torch.arange(past, past + L, device=y.device)[:, None]
-    key = torch.arange(past + L, device=y.device)
-    seen = (key <= query).expand(B, 1, L, past + L)
-    if attention_mask is None:
-        return seen
-    real = attention_mask[:, : past + L].bool()
-    return (seen & real[:, None, None]) | (key == query)
+        return places.expand(x.shape[:2])
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, places]
 
 
 def turning(position_ids: Tensor, config: DiffEqConfig) -> tuple[Tensor, Tensor]:
@@ -346,9 +504,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, -1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     return turned.to(x.dtype)
-
-
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of each token given those before it, in nats."""
-    wanted = labels[:, 1:].to(logits.device)
-    return functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), wanted.flatten())

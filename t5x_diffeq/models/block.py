@@ -54,12 +54,14 @@ class PyTorchForm(NamedTuple):
       modeling: the Python file that defines the model; it is copied beside the weights, as is
         `modeling_diffeq.py`, from which it can import.
       config_class: the name of its `PretrainedConfig`.
+      base_class: the name of its model without a head.
       model_class: the name of its causal language model.
       config: what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads.
     """
 
     modeling: Path
     config_class: str
+    base_class: str
     model_class: str
     config: Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from .modeling_diffeq import DiffEqConfig, DiffEqForCausalLM, Norm, Step
+from .modeling_diffeq import DiffEqConfig, DiffEqForCausalLM, DiffEqModel, Norm, Step
 
 
 class SquaredConfig(DiffEqConfig):
@@ -31,8 +31,15 @@ class SquaredStep(Step):
         return self.narrow(self.widen(self.wide_norm(y)).relu() ** self.power)
 
 
-class SquaredForCausalLM(DiffEqForCausalLM):
+class SquaredModel(DiffEqModel):
     """A model of such steps."""
 
     config_class = SquaredConfig
     step_class = SquaredStep
+
+
+class SquaredForCausalLM(DiffEqForCausalLM):
+    """The same, with a head."""
+
+    config_class = SquaredConfig
+    model_class = SquaredModel

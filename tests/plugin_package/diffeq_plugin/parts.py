@@ -51,6 +51,7 @@ class SquaredBlock(AttentionBlock):
         return PyTorchForm(
             modeling=Path(__file__).with_name("modeling_squared.py"),
             config_class="SquaredConfig",
+            base_class="SquaredModel",
             model_class="SquaredForCausalLM",
             config={"power": self.power},
         )
