@@ -26,6 +26,7 @@ from exported_models import (
     MODELS,
     OTHER_CLASSES,
     TEXTS,
+    logits_of,
     random_run,
     record_outputs,
     tokenizer_of,
@@ -39,6 +40,7 @@ from t5x_diffeq.exchange import check_folder, layouts
 from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
+from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -46,7 +48,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import RunError
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
 
 
@@ -83,6 +85,33 @@ def test_exported_models_say_what_ours_say(interpreter, oldest, tmp_path):
             tmp_path / "models" / name for name in ("gpt_euler_ode", "llama_of_all_euler_ode")
         ]
         run_there(python, "in_transformers_features.py", *own_class)
+
+
+POLYNOMIALS = {
+    "gpt_smooth": {"time_basis": "legendre:3", "embedding_scale": 3.0, "position_scale": 3.0},
+    "llama_smooth": {**LLAMA, "time_basis": "legendre:2", "scheme": "lie_trotter"},
+    "llama_shared": {**LLAMA, "weights": "shared", "step_size": "2/N"},
+}
+
+
+@pytest.mark.slow
+def test_a_hypernetwork_takes_any_number_of_steps(interpreter, oldest, tmp_path):
+    tokens = np.random.default_rng(0).integers(256, size=(2, 16))
+    for name, model in POLYNOMIALS.items():
+        run, tokenizer, as_run = random_run((model, "bytes"))
+        save_pretrained(run, as_run, tokenizer, [], tmp_path / name, kept_form=HYPERNETWORK)
+        logits = {str(n): logits_of(run.at_depth(n), tokens) for n in (3, 5)}
+        np.savez(tmp_path / name, tokens=tokens, **logits)
+    for python in (interpreter, oldest):
+        folders = [tmp_path / name for name in POLYNOMIALS]
+        ended = run_there(python, "in_transformers_hypernetwork.py", *folders)
+        assert ended.stdout.count("agrees") == len(POLYNOMIALS)
+
+
+def test_what_is_no_polynomial(tmp_path):
+    run, tokenizer, as_run = random_run(({"weights": "per_layer", "step_size": "1"}, "bytes"))
+    with pytest.raises(InputError, match=r"model.weights=per_layer.*model.step_size=1 .*--form="):
+        save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", kept_form=HYPERNETWORK)
 
 
 def run_there(interpreter, script, *arguments):

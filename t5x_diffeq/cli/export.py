@@ -3,8 +3,9 @@
 A model with Lie-Trotter steps (every baseline) becomes a class of transformers where one computes
 the same: Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2. Any other model of Euler or
 Lie-Trotter steps comes with its own PyTorch file, which
-AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. Needs safetensors: pip
-install -e '.[export]'.
+AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. With --form=hypernetwork
+from_pretrained also takes num_steps=24 or any other number, for models such as the variant :smooth.
+Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
 from absl import flags
@@ -31,6 +32,13 @@ _PEFT = flags.DEFINE_bool(
     "Write the adapters separately, in the format of PEFT, to OUT/adapter.",
     flag_values=FLAGS,
 )
+_FORM = flags.DEFINE_enum(
+    "form",
+    "layers",
+    ["layers", "hypernetwork"],
+    "The layers of the grid, or W(t) as a polynomial of t for any number of steps.",
+    flag_values=FLAGS,
+)
 _CHECKPOINT = command_line.define_checkpoint(FLAGS)
 _AVERAGES = command_line.define_averages(FLAGS)
 
@@ -42,7 +50,15 @@ def main() -> None:
 
     from t5x_diffeq.verbs.export import export  # JAX and the rest take seconds
 
-    export(workdir, output, _NUM_STEPS.value, _CHECKPOINT.value, _PEFT.value, _AVERAGES.value)
+    export(
+        workdir,
+        output,
+        _NUM_STEPS.value,
+        _CHECKPOINT.value,
+        _PEFT.value,
+        _AVERAGES.value,
+        _FORM.value,
+    )
 
 
 if __name__ == "__main__":

@@ -303,8 +303,8 @@ class DiffEqModel(DiffEqPreTrainedModel):
         self.token_embedding = nn.Embedding(config.vocab_size, width)
         if config.gpt:
             self.position_embedding = nn.Embedding(config.max_position_embeddings, width)
-        steps = range(config.num_hidden_layers)
-        self.steps = nn.ModuleList(self.step_class(config, n) for n in steps)
+        modules = range(self.num_modules())
+        self.steps = nn.ModuleList(self.step_class(config, n) for n in modules)
         self.final_norm = Norm(width, config.gpt, config.gpt, config.final_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -316,6 +316,14 @@ class DiffEqModel(DiffEqPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces them."""
         self.token_embedding = value
+
+    def num_modules(self) -> int:
+        """The length of `steps`: N, as each step has its own weights."""
+        return self.config.num_hidden_layers
+
+    def every_step(self):
+        """The steps of the grid, in order."""
+        return self.steps
 
     def forward(
         self,
@@ -384,9 +392,10 @@ class DiffEqModel(DiffEqPreTrainedModel):
         states, weights, hooks = [y], [], []
         if output_attentions:
             record = lambda module, inputs, output: weights.append(output[1])  # noqa: E731
-            hooks = [step.attention.register_forward_hook(record) for step in self.steps]
+            attentions = [module for module in self.modules() if isinstance(module, Attention)]
+            hooks = [module.register_forward_hook(record) for module in attentions]
         kwargs |= {"cache_position": cache_position, "position_ids": position_ids}
-        for step in self.steps:
+        for step in self.every_step():
             y = step(y, turn=turn, mask=mask, cache=cache, **kwargs)
             states.append(y)
         for hook in hooks:

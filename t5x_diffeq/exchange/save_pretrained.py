@@ -13,6 +13,13 @@ from t5x_diffeq.exchange.check_folder import compare_logits
 from t5x_diffeq.exchange.config_json import OWN_FORM, own_config, plain_config
 from t5x_diffeq.exchange.families import family_of
 from t5x_diffeq.exchange.folder import new_folder, write_tensors
+from t5x_diffeq.exchange.hypernetwork_form import (
+    HYPERNETWORK,
+    LAYERS,
+    check_polynomial,
+    hypernetwork_form,
+    polynomial_weights,
+)
 from t5x_diffeq.exchange.layouts import check_names, declared_leaves, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
@@ -95,6 +102,7 @@ def save_pretrained(
     reports: list[dict],
     output: Path,
     peft: bool = False,
+    kept_form: str = LAYERS,
 ) -> Summary:
     """Writes the folder, whole or not at all; returns a summary of it.
 
@@ -105,6 +113,7 @@ def save_pretrained(
       reports: the run's metrics, oldest first.
       output: the folder, new or empty.
       peft: write the adapters in PEFT's form to a subfolder instead of merging them.
+      kept_form: "layers" of the grid, or "hypernetwork" (see `hypernetwork_form`).
 
     Raises:
       InputError: if the model or the folder can't be used.
@@ -114,13 +123,21 @@ def save_pretrained(
     check_form(config)
     if peft:
         check_adapters(config)
-    plain = family_of(config)
+    keeps_hypernetwork = kept_form == HYPERNETWORK
+    if keeps_hypernetwork:
+        check_polynomial(config)
+    plain = None if keeps_hypernetwork else family_of(config)
     need_methods(config, ("pytorch_form",))
     form = make_block(config).pytorch_form() if config.block else OWN_FORM
+    form = hypernetwork_form(config) if keeps_hypernetwork else form
     layout = plain[1].layout if plain else own_layout(config)
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
-        weights = _export_weights(run.placed.model, run.params, merged=not peft)
+        weights = (
+            polynomial_weights(run.placed.model, run.params)
+            if keeps_hypernetwork
+            else _export_weights(run.placed.model, run.params, merged=not peft)
+        )
         parameters = write_tensors(
             folder, tensors_of(layout, config, _scaled(config, run.params), weights)
         )

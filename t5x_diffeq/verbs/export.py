@@ -2,6 +2,7 @@
 
 from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.exchange.folder import local_path, need_packages
+from t5x_diffeq.exchange.hypernetwork_form import LAYERS
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.workdir import read_config
@@ -18,6 +19,7 @@ def export(
     checkpoint: int | str | None,
     peft: bool,
     averages: bool = False,
+    form: str = LAYERS,
 ) -> None:
     """Writes the folder and prints what it holds.
 
@@ -28,6 +30,7 @@ def export(
       checkpoint: optimizer step of the checkpoint, or "best"; None for the newest.
       peft: whether adapters are written separately from their base.
       averages: take the moving averages of the parameters.
+      form: "layers" or "hypernetwork".
 
     Raises:
       InputError: if the run can't be exported, or the folder can't be used.
@@ -49,12 +52,12 @@ def export(
     )
     run = run.at_depth(num_steps)
     with run.placed.context(), Progress("writing the folder"):
-        summary = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft)
+        summary = save_pretrained(run, as_run, tokenizer, read_metrics(workdir), output, peft, form)
     say(*summary.notes)
     facts = {
         "checkpoint": str(run.step),
         "class": summary.model_class,
-        "layers": str(run.placed.model.config.num_steps),
+        "layers" if form == LAYERS else "solver steps": str(run.placed.model.config.num_steps),
         "parameters": format_count(summary.parameters),
         "logits": summary.logits,
     }
