@@ -31,9 +31,10 @@ from exported_models import (
     record_outputs,
     tokenizer_of,
 )
-from helpers import ROOT
+from helpers import ROOT, call
 
 from configs import default
+from t5x_diffeq.cli import convert
 from t5x_diffeq.data.chat_template import ChatTemplate
 from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.exchange import check_folder, layouts
@@ -41,12 +42,13 @@ from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
+from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.load import Run
+from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
@@ -112,6 +114,48 @@ def test_what_is_no_polynomial(tmp_path):
     run, tokenizer, as_run = random_run(({"weights": "per_layer", "step_size": "1"}, "bytes"))
     with pytest.raises(InputError, match=r"model.weights=per_layer.*model.step_size=1 .*--form="):
         save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", kept_form=HYPERNETWORK)
+
+
+TUNED = {
+    "gpt": CLASSIC,
+    "llama": {**LLAMA, **CLASSIC},
+    "gpt_ode": {},
+    "llama_ode": {**LLAMA, "num_steps": 2},
+}
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_come_back(interpreter, text, tmp_path):
+    """LoRA of PEFT on an export is a run with adapters, on the grid of the export."""
+    tokens = np.random.default_rng(0).integers(256, size=(2, 16))
+    data = {"data.source": "text_files", "data.path": str(text), "data.tokenizer": "bytes"}
+    runs = {}
+    for name, model in TUNED.items():
+        runs[name], tokenizer, as_run = random_run((model, "bytes"))
+        as_run = as_run.with_values(data)
+        write_run(as_run, tokenizer, runs[name].params, tmp_path / name / "run")
+        exported = runs[name].at_depth(4) if name == "gpt_ode" else runs[name]
+        save_pretrained(exported, as_run, tokenizer, [], tmp_path / name / "out")
+        np.save(tmp_path / name / "tokens.npy", tokens)
+    run_there(interpreter, "in_peft.py", *(tmp_path / name for name in TUNED))
+    for name in TUNED:
+        folder, new = tmp_path / name, tmp_path / name / "new"
+        adapter = f"--input={folder / 'adapter'}"
+        call(convert, adapter, f"--base={folder / 'run'}", f"--workdir={new}")
+        tuned = load_run(new, 256, batch_size=1)
+        said, before = np.load(folder / "logits.npy"), logits_of(runs[name], tokens)
+        np.testing.assert_allclose(logits_of(tuned, tokens), said, atol=1e-4)
+        assert np.abs(said - before).max() > 0.01
+        assert tuned.placed.model.config.num_steps == {"gpt_ode": 4, "llama_ode": 2}.get(name, 3)
+    with pytest.raises(InputError, match="holds PEFT's adapters; --base=RUN"):
+        call(convert, adapter, f"--workdir={tmp_path / 'other'}")
+    with pytest.raises(InputError, match="has no adapters for the layers"):
+        call(
+            convert,
+            adapter,
+            f"--base={tmp_path / 'gpt' / 'run'}",
+            f"--workdir={tmp_path / 'other'}",
+        )
 
 
 def run_there(interpreter, script, *arguments):

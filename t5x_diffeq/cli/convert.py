@@ -8,6 +8,8 @@ layers become the values of W(t) at the nodes of a neural ODE, which is the same
 number of steps. With --time_embed_dim below the number of layers, it approximates the model, with
 kernels as near as so few functions of time allow, and has fewer parameters. --config.data.source
 and --config.data.path name the text to measure it on; model, length and tokenizer come from FOLDER.
+With --base=RUN, FOLDER holds adapters that PEFT tuned on the export of that run, and the new
+workdir is the run on the exported grid with these adapters.
 Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
@@ -52,6 +54,12 @@ _TIME_EMBED_DIM = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
+_BASE = flags.DEFINE_string(
+    "base",
+    None,
+    "Workdir of the run whose export PEFT tuned; --input is then PEFT's folder of adapters.",
+    flag_values=FLAGS,
+)
 _SEQUENCE_LENGTH = flags.DEFINE_integer(
     "sequence_length",
     None,
@@ -88,8 +96,15 @@ def main() -> None:
         raise InputError("--time_embed_dim is for neural ODEs only; add --to_ode")
     check_overrides(config_flags.get_override_values(FLAGS["config"]))
 
-    from t5x_diffeq.verbs.convert import convert  # JAX and the rest take seconds
+    base = command_line.parse_folder(_BASE, "convert") if _BASE.value else None
 
+    from t5x_diffeq.verbs.convert import convert, convert_adapters  # JAX and the rest take seconds
+
+    if base is not None:
+        if _TO_ODE.value or _SEQUENCE_LENGTH.value:
+            raise InputError("--base has the model and its length; leave out all but --workdir")
+        convert_adapters(folder, base, workdir)
+        return
     convert(Config.of(CONFIG.value), folder, workdir, FLAGS)
 
 

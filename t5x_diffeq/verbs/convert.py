@@ -10,8 +10,9 @@ from absl.flags import FlagValues
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.sources import check_paths
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
+from t5x_diffeq.exchange.from_peft import adapted_run, holds_adapters
 from t5x_diffeq.exchange.from_pretrained import (
     check_vocabulary,
     pretrained_params,
@@ -24,10 +25,11 @@ from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.runs.load import Run, load_run
+from t5x_diffeq.runs.load import PretrainedRun, Run, load_run
 from t5x_diffeq.runs.progress import python_command
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.placed_model import place_model
 
@@ -102,6 +104,11 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     check_paths(config.data)
     if not folder.exists() and is_hub_id(flags.input):
         folder = fetch_model(flags.input)
+    if holds_adapters(folder):
+        raise InputError(
+            f"--input={folder} holds PEFT's adapters; --base=RUN names the run whose export they "
+            "were tuned on"
+        )
     errors: dict[str, float] = {}
     with Progress(f"converting {folder}"):
         original, tokenizer, params = load_folder(config, folder, flags)
@@ -129,6 +136,37 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
     if errors:
         _say_next(config, folder, workdir)
+
+
+def convert_adapters(source: AnyPath, base: AnyPath, to: AnyPath) -> None:
+    """Makes a run of the base with adapters that PEFT tuned on its export; prints its perplexity.
+
+    Args:
+      source: PEFT's folder.
+      base: the workdir of the run that was exported.
+      to: the workdir, new or empty.
+
+    Raises:
+      InputError: if the folder holds no adapters of the base's layers, or no workdir can be made.
+    """
+    folder, workdir = local_path(source, "input"), local_path(to, "workdir")
+    need_packages("convert")
+    check_new_folder(workdir, "workdir")
+    tokenizer = load_tokenizer(base / "tokenizer")
+    if tokenizer is None:
+        raise InputError(f"--base={base} has lost its tokenizer/; restore it")
+    with Progress(f"converting {folder}"):
+        config, params = adapted_run(folder, PretrainedRun(base, tokenizer.vocab_size))
+        write_run(config, tokenizer, params, workdir)
+    corpus = load_corpus(workdir)
+    run = load_run(workdir, tokenizer.vocab_size, batch_size=jax.device_count())
+    layers = config.model.num_steps
+    say(
+        f"converted to {workdir}: {base} on {layers} steps, with adapters of rank "
+        f"{config.model.adapter_rank}"
+    )
+    found = {"with the adapters": perplexity(run, corpus, layers)}
+    print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
 
 
 def _count(params: dict) -> int:
