@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import LINES, ROOT, call, setup_of, small_config
+from environments import make_environment
+from helpers import LENGTH_OF_LINES, LINES, ROOT, call, setup_of, small_config
 from patience import patience
 from process_runs import as_processes
 
 from t5x_diffeq.cli import evaluate as evaluate_verb
+from t5x_diffeq.cli import export as export_verb
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -69,6 +72,49 @@ def tasks(tmp_path_factory):
             f"metric_list: [{', '.join(f'{{metric: {metric}}}' for metric in metrics)}]\n"
         )
     return folder
+
+
+@pytest.fixture(scope="module")
+def run_with_pieces(tmp_path_factory):
+    """The workdir of a run whose tokenizer has a name for the end of text, as bytes have none."""
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "text.txt").write_text(LINES)
+    config = small_config(folder / "text.txt")
+    config.data.update(
+        tokenizer="sentencepiece", tokenizer_vocab_size=300, sequence_length=LENGTH_OF_LINES
+    )
+    config.optimizer.learning_rate = 0.01
+    config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
+    assert train(Config.of(config), folder / "run") == 0
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_an_export_has_the_runs_numbers(run_with_pieces, tasks, tmp_path, capsys):
+    """`lm_eval --model hf` and `evaluate --tasks`, with transformers and torch elsewhere."""
+    versions = ROOT / "tests" / "transformers_newest.txt"
+    harness_of_ours = f"lm_eval[hf]=={version('lm_eval')}"
+    python = make_environment(tmp_path / "v", "--requirements", str(versions), harness_of_ours)
+    names = [f"local_{name}" for name in ("choice", "cloze", "rolling", "generation")]
+    on_tasks = [f"--tasks={','.join(names)}", f"--include_path={tasks}", "--num_fewshot=1"]
+    call(evaluate_verb, f"--workdir={run_with_pieces}", *on_tasks)
+    ours = json.loads(capsys.readouterr().out)
+    call(export_verb, f"--workdir={run_with_pieces}", f"--output={tmp_path / 'out'}")
+    model = f"--model_args=pretrained={tmp_path / 'out'},trust_remote_code=True"
+    command = [python, "-m", "lm_eval", "run", "--model=hf", model, *on_tasks, "--device=cpu"]
+    ended = subprocess.run(
+        [*command, "--trust_remote_code", f"--output_path={tmp_path / 'results.json'}"],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (file,) = tmp_path.glob("results*.json")
+    theirs = json.loads(file.read_text())["results"]
+    compared = [name for name in ours if name.startswith("tasks/") and "stderr" not in name]
+    for name in compared:
+        _, task, metric = name.split("/")
+        assert theirs[task][f"{metric},none"] == pytest.approx(ours[name], rel=1e-4), name
+    assert len(compared) == 7
 
 
 @pytest.mark.slow
