@@ -126,10 +126,11 @@ def save_pretrained(
     keeps_hypernetwork = kept_form == HYPERNETWORK
     if keeps_hypernetwork:
         check_polynomial(config)
-    plain = None if keeps_hypernetwork else family_of(config)
-    need_methods(config, ("pytorch_form",))
-    form = make_block(config).pytorch_form() if config.block else OWN_FORM
-    form = hypernetwork_form(config) if keeps_hypernetwork else form
+        plain, form = None, hypernetwork_form(config)
+    else:
+        need_methods(config, ("pytorch_form",))
+        plain = family_of(config)
+        form = make_block(config).pytorch_form() if config.block else OWN_FORM
     layout = plain[1].layout if plain else own_layout(config)
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
@@ -153,6 +154,11 @@ def save_pretrained(
             for file in {OWN_FORM.modeling, form.modeling}:
                 shutil.copyfile(file, folder / file.name)
         notes = [lacking] if lacking else []
+        if keeps_hypernetwork:
+            notes.append(
+                "`from_pretrained(..., num_steps=24)` sets the number of solver steps, which is "
+                f"{config.num_steps} if it isn't given."
+            )
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
