@@ -17,6 +17,8 @@ def said(capsys, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
+        # `runpy` would store a verb as the hook that checks types has changed it.
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
         with pytest.raises(SystemExit) as ended:
             __main__.main()
         assert ended.value.code == 2

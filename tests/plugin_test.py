@@ -116,7 +116,8 @@ def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
     tensors = load_file(out / "model.safetensors")
     run = td.load(workdir)
     widen = run.weights([0.5])["widen"]["kernel"][0]
-    np.testing.assert_allclose(tensors["steps.0.widen.weight"], np.asarray(widen).T, atol=1e-6)
+    written = tensors["model.steps.0.widen.weight"]
+    np.testing.assert_allclose(written, np.asarray(widen).T, atol=1e-6)
     assert "mlp" not in "".join(tensors)
     with pytest.raises(InputError, match="model_type is 't5x_diffeq_squared'"):
         call(convert, f"--input={out}", f"--workdir={tmp_path / 'back'}")

@@ -238,6 +238,7 @@ def test_sweep(cluster, tmp_path):
         return "\n".join(path.read_text() for path in paths)
 
     def trains(number):
+        assert cluster.state(jobs[number])["JobState"] not in ENDED_FOR_GOOD, logs()
         lines = output / f"learning_rate=0.00{number + 1}-seed=0" / "metrics.jsonl"
         return lines.exists() and lines.read_text().count("\n") > 3
 
