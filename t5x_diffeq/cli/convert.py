@@ -94,15 +94,19 @@ def main() -> None:
     workdir = command_line.parse_folder(_WORKDIR, "convert")
     if _TIME_EMBED_DIM.value is not None and not _TO_ODE.value:
         raise InputError("--time_embed_dim is for neural ODEs only; add --to_ode")
-    check_overrides(config_flags.get_override_values(FLAGS["config"]))
+    overrides = config_flags.get_override_values(FLAGS["config"])
+    check_overrides(overrides)
 
     base = command_line.parse_folder(_BASE, "convert") if _BASE.value else None
 
     from t5x_diffeq.verbs.convert import convert, convert_adapters  # JAX and the rest take seconds
 
     if base is not None:
-        if _TO_ODE.value or _SEQUENCE_LENGTH.value:
-            raise InputError("--base has the model and its length; leave out all but --workdir")
+        if _TO_ODE.value or _SEQUENCE_LENGTH.value or overrides:
+            raise InputError(
+                f"--base={_BASE.value}: model, length and data are that run's; leave out --to_ode, "
+                "--sequence_length and --config"
+            )
         convert_adapters(folder, base, workdir)
         return
     convert(Config.of(CONFIG.value), folder, workdir, FLAGS)

@@ -61,10 +61,17 @@ def adapted_run(folder: Path, base: PretrainedRun) -> tuple[Config, dict]:
     Raises:
       InputError: if the folder holds something else than adapters of the base's layers.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     written = _read_config(folder)
-    tensors = load_file(folder / TENSORS)
+    try:
+        tensors = load_file(folder / TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"--input={folder}: {TENSORS} can't be read ({error}); save the adapters again with "
+            "PEFT's save_pretrained"
+        ) from error
     keys = replace(
         base.config.model,
         weights="per_layer",
@@ -88,7 +95,10 @@ def adapted_run(folder: Path, base: PretrainedRun) -> tuple[Config, dict]:
 def _read_config(folder: Path) -> Mapping[str, Any]:
     if not holds_adapters(folder):
         raise InputError(f"--input={folder} has no {CONFIG}; with --base it is PEFT's folder")
-    written = json.loads((folder / CONFIG).read_text())
+    try:
+        written = json.loads((folder / CONFIG).read_text())
+    except ValueError as error:
+        raise InputError(f"{folder / CONFIG} is damaged ({error}); restore it") from error
     for key, plain in _PLAIN.items():
         if written.get(key, plain[0]) not in plain:
             raise InputError(

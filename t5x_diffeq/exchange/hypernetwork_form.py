@@ -21,7 +21,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runtime.errors import InputError
 
-LAYERS, HYPERNETWORK = FORMS = ("layers", "hypernetwork")
+LAYERS, HYPERNETWORK = "layers", "hypernetwork"
 
 
 def check_polynomial(config: ModelConfig) -> None:

@@ -114,7 +114,7 @@ class Peers:
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
         if self.index != 0:
-            self.send({"have_all_answered_since": since})
+            self.send({"all_heard_question": since})
         while time.monotonic() < latest:
             hears_all = self.index == 0 or 0 in self.done  # else process 0 alone does
             if self._least_heard() > since if hears_all else self.all_heard >= since:
@@ -189,7 +189,7 @@ class Peers:
         for other, (asked, received) in list(self.questions.items()):
             if self._least_heard() > received:
                 del self.questions[other]
-                self.send({"all_have_answered_since": asked}, {other})
+                self.send({"all_heard_answer": asked}, {other})
 
     def _least_heard(self) -> float:
         """When the process that has been silent for longest was heard from."""
@@ -214,11 +214,11 @@ class Peers:
         for message in map(json.loads, lines):
             if message == _DONE:
                 self.done.add(other)
-            elif "have_all_answered_since" in message:
-                asked = message["have_all_answered_since"]
+            elif "all_heard_question" in message:
+                asked = message["all_heard_question"]
                 self.questions[other] = (asked, self.heard[other])
-            elif "all_have_answered_since" in message:
-                self.all_heard = max(self.all_heard, message["all_have_answered_since"])
+            elif "all_heard_answer" in message:
+                self.all_heard = max(self.all_heard, message["all_heard_answer"])
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
