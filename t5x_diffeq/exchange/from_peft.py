@@ -94,7 +94,10 @@ def adapted_run(folder: Path, base: PretrainedRun) -> tuple[Config, dict]:
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
     if not holds_adapters(folder):
-        raise InputError(f"--input={folder} has no {CONFIG}; with --base it is PEFT's folder")
+        raise InputError(
+            f"--input={folder} has no {CONFIG}; with --base, --input is the folder that PEFT's "
+            "save_pretrained wrote"
+        )
     try:
         written = json.loads((folder / CONFIG).read_text())
     except ValueError as error:
