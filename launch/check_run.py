@@ -38,8 +38,7 @@ NEED_PATH = {
     "tokens": "the folder that prepare_data made",
     "tfds": "a name or folder of TensorFlow Datasets",
     "huggingface": "a name or folder",
-    "wikitext103": "the raw archive or its folder",
-    "openwebtext": "the raw archive or its folder",
+    "stream": "a name, a folder or a glob",
 }
 DATA = "--config.data.source=tokens --config.data.path=gs://BUCKET/tokens"
 

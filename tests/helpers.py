@@ -15,6 +15,7 @@ from configs import default
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data import corpus
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.history import History, Stopwatch
 from t5x_diffeq.runs.hooks import Training
@@ -141,8 +142,10 @@ def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
     parts = {name: create_autospec(kind, instance=True) for name, kind in kinds.items()}
     parts["stop"].interruptible = iter
     corpus = create_autospec(Corpus, instance=True, tokenizer=tokenizer)
+    data = create_autospec(TrainingData, instance=True)
+    data.position.return_value = None
     training = Training(
-        setup.config, setup, workdir, corpus, [], start, stopwatch=Stopwatch(), **parts
+        setup.config, setup, workdir, corpus, data, [], start, stopwatch=Stopwatch(), **parts
     )
     training.writer = create_autospec(RunWriter, instance=True)
     return training
@@ -150,15 +153,15 @@ def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
 
 def send_after(monkeypatch, number: int, steps: int) -> None:
     """Makes training send this process a signal as the batch after `steps` is drawn."""
-    batches = train.train_batches
+    draw = train._draw
 
     def interrupt(*arguments):
-        for n, batch in enumerate(batches(*arguments)):
+        for n, batch in enumerate(draw(*arguments)):
             if n == steps:
                 os.kill(os.getpid(), number)
             yield batch
 
-    monkeypatch.setattr(train, "train_batches", interrupt)
+    monkeypatch.setattr(train, "_draw", interrupt)
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:

@@ -183,7 +183,7 @@ def verb(words):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trainings_are_the_papers(paper_commands, name):
-    texts = ["--text=openwebtext=openwebtext:/o", "--text=wikitext103=wikitext103:/w"]
+    texts = ["--text=openwebtext=stream:/o", "--text=wikitext103=wikitext103:/w"]
     commands = paper_commands(name, *(texts if name == "figure5" else texts[:1]))
     left = [settings(words) for words in commands if verb(words) == "train"]
     for size, variant, changes in TRAININGS[name]:
@@ -221,7 +221,7 @@ def test_wikitext_of_appendix_e_is_that_of_table_1(paper_commands):
 
 
 def test_tunings_are_the_papers(paper_commands):
-    texts = ["--text=openwebtext=openwebtext:/o", "--text=wikitext103=wikitext103:/w"]
+    texts = ["--text=openwebtext=stream:/o", "--text=wikitext103=wikitext103:/w"]
     tunings = [settings(w) for w in paper_commands("figure5", *texts) if verb(w) == "finetune"]
     grids = [(method, found["model.num_steps"]) for _, method, found in tunings]
     ode = [(method, n) for method in ("lora", "full", "hypernetwork") for n in (9, 12, 18, 24)]
@@ -245,7 +245,7 @@ def test_costs_are_those_of_gpt_medium_at_all_of_table_6(paper_commands):
 
 @pytest.mark.parametrize("name", ["table4", "table5"])
 def test_tasks_without_and_with_five_examples(paper_commands, name):
-    commands = paper_commands(name, "--text=openwebtext=openwebtext:/o")
+    commands = paper_commands(name, "--text=openwebtext=stream:/o")
     asked = [words for words in commands if verb(words) == "evaluate"]
     assert [[w for w in words if "few" in w or "tasks" in w] for words in asked] == 2 * [
         ["--tasks=paper", "--num_fewshot=0"],
@@ -254,7 +254,7 @@ def test_tasks_without_and_with_five_examples(paper_commands, name):
 
 
 def test_the_paper_trains_once_and_seeds_can_be_asked_for(paper_commands):
-    text = "--text=openwebtext=openwebtext:/o"
+    text = "--text=openwebtext=stream:/o"
     assert len(paper_commands("figure8", text)) == 2
     seeds = [settings(words)[2]["seed"] for words in paper_commands("figure8", text, "--seeds=3")]
     assert seeds == [0, 0, 1, 1, 2, 2]
@@ -270,7 +270,7 @@ def test_shards_are_named_by_their_tokenizer(paper_commands):
 
 
 def test_a_missing_tokenizer_is_named_with_its_address(tmp_path):
-    given = ("--experiment=table2", "--scale=paper", "--text=owt=openwebtext:/o")
+    given = ("--experiment=table2", "--scale=paper", "--text=owt=stream:/o")
     with pytest.raises(InputError, match=r"gpt2\.json, .*openai-community/gpt2.*--tokenizers=own"):
         call(reproduce, *given, f"--output={tmp_path}", f"--tokenizers={tmp_path}")
 

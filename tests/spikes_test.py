@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import metrics_of, send_after
 
+from t5x_diffeq.data import examples
 from t5x_diffeq.data.batches import train_batches
 from t5x_diffeq.runs.goodput import LOST
 from t5x_diffeq.runs.history import read_events
@@ -15,7 +16,6 @@ from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.spikes import RecentSteps
-from t5x_diffeq.verbs import train as train_verb
 from t5x_diffeq.verbs.status import RunStatus
 from t5x_diffeq.verbs.train import train
 
@@ -62,13 +62,13 @@ def poisoned(small, monkeypatch):
     small.train.update(total_steps=10, checkpoint_every=2, eval_every=5, spike_window=WINDOW)
     bad = {4}
 
-    def poison(examples, batch_size, seed, start, *arguments):
-        batches = train_batches(examples, batch_size, seed, start, *arguments)
+    def poison(mixture, batch_size, seed, start, *arguments):
+        batches = train_batches(mixture, batch_size, seed, start, *arguments)
         for number, batch in enumerate(batches, start + 1):
             mask = batch["mask"] * (jnp.nan if number in bad else 1)
             yield {**batch, "mask": mask}
 
-    monkeypatch.setattr(train_verb, "train_batches", poison)
+    monkeypatch.setattr(examples, "train_batches", poison)
     return small, bad
 
 
@@ -143,12 +143,12 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
 
     bad.clear()
 
-    def without_two(examples, batch_size, seed, start, *arguments):
+    def without_two(mixture, batch_size, seed, start, *arguments):
         assert start in (0, 2)
-        batches = train_batches(examples, batch_size, seed, start, *arguments)
+        batches = train_batches(mixture, batch_size, seed, start, *arguments)
         return (batch for number, batch in enumerate(batches, start + 1) if number not in (3, 4))
 
-    monkeypatch.setattr(train_verb, "train_batches", without_two)
+    monkeypatch.setattr(examples, "train_batches", without_two)
     assert train(Config.of(config), tmp_path / "other") == 0
     assert_equal(params_of(tmp_path / "other"), params_of(tmp_path / "whole"))
 

@@ -2,7 +2,7 @@
 # Table 4 and figures 9 and 10 of the paper: tasks of lm-evaluation-harness on GPT-large, ODE and baseline.
 #
 #   launch/reproduce/downstream_gpt_large.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
-#   launch/reproduce/downstream_gpt_large.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/downstream_gpt_large.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 #
 # At the paper's scale its eleven tasks, without and with five examples, of models of GPT-large's shape; on a
 # laptop, two tasks of the text's own.

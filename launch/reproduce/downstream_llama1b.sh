@@ -2,7 +2,7 @@
 # Table 5 and figures 11 and 12 of the paper: tasks of lm-evaluation-harness on Llama-1B, ODE and baseline.
 #
 #   launch/reproduce/downstream_llama1b.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
-#   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 #
 # At the paper's scale its eleven tasks, without and with five examples, of models of Llama-1B's shape; on a
 # laptop, two tasks of the text's own.

@@ -4,7 +4,7 @@
 # ODE takes about the baseline's time (configs/workstation.py).
 #
 #   launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
-#   launch/reproduce/equal_time.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/equal_time.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 #
 # The steps are timed first, for which no other work should run beside it.
 

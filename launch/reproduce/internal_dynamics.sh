@@ -2,7 +2,7 @@
 # Figure 2 of the paper: spectra of QK and OV over depth, and particles that cluster or don't.
 #
 #   launch/reproduce/internal_dynamics.sh --text=stdlib [--output=DIR]
-#   launch/reproduce/internal_dynamics.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/internal_dynamics.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,7 +2,7 @@
 # Figure 4 of the paper: loss over the steps of training on WikiText-103, ODE and baseline.
 #
 #   launch/reproduce/loss_curves.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/loss_curves.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE
+#   launch/reproduce/loss_curves.sh --scale=paper --text=wikitext103
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -3,7 +3,7 @@
 # is at its best learning rate.
 #
 #   launch/reproduce/perplexity.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/perplexity.sh --scale=paper --text=wikitext103=wikitext103:ARCHIVE
+#   launch/reproduce/perplexity.sh --scale=paper --text=wikitext103
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,7 +2,7 @@
 # Table 2 of the paper: perplexity on OpenWebText, ODE and baseline.
 #
 #   launch/reproduce/perplexity_openwebtext.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/perplexity_openwebtext.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/perplexity_openwebtext.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,7 +2,7 @@
 # Figure 3 of the paper: which tokens the next word depends on, by Lyapunov exponents.
 #
 #   launch/reproduce/sensitivity.sh --text=stdlib [--output=DIR]
-#   launch/reproduce/sensitivity.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/sensitivity.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,7 +2,7 @@
 # Appendix F of the paper: more examples of figure 3.
 #
 #   launch/reproduce/sensitivity_examples.sh --text=stdlib [--output=DIR]
-#   launch/reproduce/sensitivity_examples.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE --text=wikitext103=wikitext103:ARCHIVE
+#   launch/reproduce/sensitivity_examples.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext --text=wikitext103
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,7 +2,7 @@
 # Figure 18 of the paper: one time embedding for all kernels, or one for each, of GPT-large.
 #
 #   launch/reproduce/shared_time_embedding.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/shared_time_embedding.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/shared_time_embedding.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

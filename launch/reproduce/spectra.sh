@@ -2,7 +2,7 @@
 # Appendix E of the paper: do spectra grow with depth? ODE and baseline.
 #
 #   launch/reproduce/spectra.sh --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/spectra.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE --text=wikitext103=wikitext103:ARCHIVE
+#   launch/reproduce/spectra.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext --text=wikitext103
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

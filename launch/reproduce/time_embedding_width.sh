@@ -2,7 +2,7 @@
 # Figure 14 of the paper: the width T of the time embedding, of GPT-large, and its baseline.
 #
 #   launch/reproduce/time_embedding_width.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
-#   launch/reproduce/time_embedding_width.sh --scale=paper --text=openwebtext=openwebtext:ARCHIVE
+#   launch/reproduce/time_embedding_width.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -21,6 +21,7 @@ class RunFacts(NamedTuple):
       reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
       eval_loss: the evaluation's loss at this step, if it was evaluated.
       hooks: what hooks keep, by their names: a value of each process.
+      position: where a stream of data is; None: the number of batches says it.
     """
 
     fingerprint: str
@@ -28,6 +29,7 @@ class RunFacts(NamedTuple):
     reports: int | None = None
     eval_loss: float | None = None
     hooks: dict[str, list] = {}  # noqa: RUF012  # never changed
+    position: dict | None = None
 
     def as_json(self, step: int) -> dict:
         """As the checkpoint of `step` stores them."""
@@ -39,6 +41,7 @@ class RunFacts(NamedTuple):
             "reports": self.reports,
             "eval_loss": self.eval_loss if finite else None,
             "hooks": self.hooks,
+            "position": self.position,
         }
 
     @classmethod
@@ -50,6 +53,7 @@ class RunFacts(NamedTuple):
             data.get("reports"),
             data.get("eval_loss"),
             data.get("hooks", {}),
+            data.get("position"),
         )
 
 

@@ -45,7 +45,8 @@ def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = Non
     return np.flatnonzero(ours)
 
 
-def _stack(examples: Sequence[Example]) -> Example:
+def stack(examples: Sequence[Example]) -> Example:
+    """The batch of some examples."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
 
 
@@ -66,7 +67,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
 
     def rows_of(step: int) -> Example:
-        return _stack([examples[number] for number in (step * batch_size + rows).tolist()])
+        return stack([examples[number] for number in (step * batch_size + rows).tolist()])
 
     return grain.MapDataset.range(maxsize // batch_size).map(rows_of)
 
@@ -103,7 +104,7 @@ def train_batches(
     """
     rows = own_rows(sharding, batch_size)
     local = host_batches(train_dataset(examples, batch_size, seed, rows), start_step, threads)
-    return _prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
+    return prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
 
 
 def eval_batches(
@@ -131,11 +132,11 @@ def eval_batches(
     def local_batches() -> Iterator[Example]:
         for first in range(0, len(windows), batch_size):
             numbers = (first + rows).tolist()
-            yield _stack([windows[k] if k < len(windows) else blank for k in numbers])
+            yield stack([windows[k] if k < len(windows) else blank for k in numbers])
 
     local = islice(local_batches(), limit)
     number = min(limit or maxsize, -(-len(windows) // batch_size))
-    batches = _prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
+    batches = prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
     return track(batches, title, number, "batches")
 
 
@@ -164,7 +165,7 @@ def put_on_devices(
     return jax.tree.map(to_global, batch)
 
 
-def _prefetch(batches: Iterator[_Item]) -> Iterator[_Item]:
+def prefetch(batches: Iterator[_Item]) -> Iterator[_Item]:
     """Transfers one batch to the devices while the previous one is used."""
     ahead = next(batches, None)
     while ahead is not None:

@@ -1,12 +1,88 @@
 """Training and validation examples from a corpus, as `config.data` describes them."""
 
-from t5x_diffeq.data.batches import Examples, Mixture
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+from jax.sharding import NamedSharding
+
+from t5x_diffeq.data.batches import Examples, Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.runtime.config import DataKeys
+from t5x_diffeq.data.sources import STREAM
+from t5x_diffeq.data.stream import Stream
+from t5x_diffeq.data.stream_files import open_stream
+from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """Batches to train on, from any position."""
+
+    def batches(
+        self, sharding: NamedSharding, drawn: int, position: dict | None
+    ) -> Iterator[dict[str, jax.Array]]:
+        """Global batches `drawn`, `drawn` + 1, ..., prefetched.
+
+        Args:
+          sharding: the batches' sharding.
+          drawn: how many batches were drawn before.
+          position: what `position` returned after these, or after some of these; None: nothing.
+        """
+
+    def position(self) -> dict | None:
+        """What a checkpoint keeps, as JSON; all processes must call it. None: nothing."""
+
+    def size(self) -> str:
+        """How much there is, as in `1.23M tokens`."""
+
+    def epochs(self, count: int) -> str:
+        """How many epochs so many examples are."""
+
+
+@dataclass(frozen=True)
+class ShuffledExamples:
+    """Examples of tokenised documents, of which any can be read by its number.
+
+    Attributes:
+      mixture: the examples of each part, with its weight.
+      corpus: the parts.
+      batch_size: B, rows of a global batch.
+      seed: determines the order of the examples.
+      threads: number of threads that read.
+    """
+
+    mixture: Mixture
+    corpus: Corpus
+    batch_size: int
+    seed: int
+    threads: int
+
+    def batches(
+        self, sharding: NamedSharding, drawn: int, position: dict | None
+    ) -> Iterator[dict[str, jax.Array]]:
+        """Batches that are a function of seed and number."""
+        return train_batches(
+            self.mixture, self.batch_size, self.seed, drawn, sharding, self.threads
+        )
+
+    def position(self) -> None:
+        """Nothing: the number of batches that were drawn says all."""
+
+    def size(self) -> str:
+        """The tokens of all parts."""
+        return self.corpus.amount("train")
+
+    def epochs(self, count: int) -> str:
+        """How many epochs of each part so many examples are: `1.25 epochs`, `0.80, 3.10 epochs`."""
+        weights = sum(weight for weight, _ in self.mixture)
+        each = (f"{count * weight / weights / len(part):.2f}" for weight, part in self.mixture)
+        return f"{', '.join(each)} epochs"
 
 
 def check_data(data: DataKeys) -> None:
@@ -15,7 +91,29 @@ def check_data(data: DataKeys) -> None:
     Raises:
       InputError: if the mixture or one of its parts is invalid.
     """
-    part_configs(data)
+    parts = part_configs(data)
+    if any(part.source == STREAM for part in parts) and data.source != STREAM:
+        raise InputError(f"data.mixture has a part with the source {STREAM}, which stands alone")
+    if data.source == STREAM and data.packing != "concat_then_split":
+        raise InputError(
+            f"data.packing={data.packing} needs the lengths of all documents, which are not known "
+            f"with data.source={STREAM}; leave it out, or tokenise ahead with prepare_data"
+        )
+
+
+def training_data(config: Config, corpus: Corpus) -> TrainingData:
+    """The data that `config.data` describes, of which `corpus` has the tokenizer.
+
+    Raises:
+      InputError: if it can't be opened, or a part is too short.
+    """
+    data, batch_size, seed = config.data, config.train.batch_size, config.seed
+    if data.source != STREAM:
+        mixture = train_examples(data, corpus, batch_size, seed)
+        return ShuffledExamples(mixture, corpus, batch_size, seed, data.read_threads)
+    encoder = encoder_of(corpus.tokenizer, data.loss_on == "completion")
+    length, across = data.sequence_length, data.cross_documents
+    return Stream(open_stream(data), encoder, length, batch_size, seed, across)
 
 
 def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -> Mixture:
@@ -82,10 +180,3 @@ def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
         )
         for part in corpus.parts
     ]
-
-
-def epochs(examples: Mixture, count: int) -> str:
-    """How many epochs of each part so many examples are: `1.25 epochs`, `0.80, 3.10 epochs`."""
-    weights = sum(weight for weight, _ in examples)
-    each = (f"{count * weight / weights / len(part):.2f}" for weight, part in examples)
-    return f"{', '.join(each)} epochs"

@@ -7,7 +7,7 @@ depends only on the data; and a fingerprint, by which a resumed run recognises i
 import platform
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from t5x_diffeq.data.documents import (
     Documents,
     FileDocuments,
 )
+from t5x_diffeq.data.stream_files import open_stream
+from t5x_diffeq.data.wikitext import articles, detokenize
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
@@ -28,12 +30,13 @@ from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 from t5x_diffeq.runtime.staging import stage
 
 if TYPE_CHECKING:
-    import tensorflow_datasets as tfds
+    import datasets
 
 _VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
 _VALIDATION_PART = 0.1  # the last fraction of text files is for validation
-_PLAIN = ("stdlib", "wikitext103", "openwebtext")  # sources without records
-_NEED_PATH = ("text_files", "tfds", "huggingface")
+WITHOUT_PATH = ("stdlib", "wikitext103")  # plain text, for which data.path may be left out
+STREAM = "stream"  # read while the model trains
+_NEED_PATH = ("text_files", "tfds", "huggingface", STREAM)
 _NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -96,7 +99,7 @@ def check_paths(data: DataKeys) -> None:
         return
     unread = {
         "path": ("stdlib", "mixture"),
-        "validation_path": SOURCES.keys() - {"text_files"} | {"tokens"},
+        "validation_path": SOURCES.keys() - {"text_files", STREAM} | {"tokens"},
     }
     for key, sources in unread.items():
         if (path := getattr(data, key)) and data.source in sources:
@@ -112,7 +115,7 @@ def load_source(data: DataKeys) -> Source:
     Raises:
       InputError: if there is no such source or its data can't be used.
     """
-    if data.loss_on == "completion" and data.source in _PLAIN:
+    if data.loss_on == "completion" and data.source in WITHOUT_PATH:
         raise InputError(
             f"data.loss_on=completion needs records with messages, or with prompt and completion, "
             f"and data.source={data.source} is plain text; set data.source or data.loss_on=all"
@@ -254,18 +257,6 @@ def tfds_source(data: DataKeys) -> Source:
             f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
             f"open or build it: {describe_error(error)}"
         ) from error
-    return _from_builder(builder, data)
-
-
-def own_builder(data: DataKeys) -> Source:
-    """WikiText-103 or OpenWebText, built in `data.data_dir` from the raw archive at `data.path`."""
-    from t5x_diffeq.data import builders
-
-    return _from_builder(builders.load_or_build(data.source, data.path, data.data_dir), data)
-
-
-def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source:
-    """The splits of a built dataset."""
     info = builder.info
 
     def read(key: str, split: str) -> tuple[Any, list[str]]:
@@ -279,29 +270,50 @@ def _from_builder(builder: "tfds.core.DatasetBuilder", data: DataKeys) -> Source
 
 def huggingface(data: DataKeys) -> Source:
     """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
-    need_package("datasets", "data.source=huggingface")
-    import datasets
-
-    name, _, config = str(data.path).partition(":")
-    local = Path(name).expanduser()
     facts: list[str] = []
 
     def read(key: str, split: str) -> tuple[Any, list[str]]:
-        try:
-            if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
-                part = datasets.load_from_disk(str(local))[split]
-            else:
-                part = datasets.load_dataset(
-                    name, config or None, split=split, cache_dir=data.data_dir
-                )
-        except Exception as error:  # the library raises errors of any class
-            raise InputError(
-                f"data.path={data.path}, data.{key}={split} can't be loaded: {error}"
-            ) from error
+        part = _load_split(data, str(data.path), key, split)
         facts.append(part._fingerprint)
         return part, part.column_names
 
     return _library_source(str(data.path), read, data, facts)
+
+
+def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Dataset":
+    """A split of the library's dataset, downloaded into `data.data_dir` if it isn't there."""
+    need_package("datasets", f"data.source={data.source}")
+    import datasets
+
+    name, _, config = path.partition(":")
+    local = Path(name).expanduser()
+    try:
+        if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
+            return datasets.load_from_disk(str(local))[split]
+        return datasets.load_dataset(name, config or None, split=split, cache_dir=data.data_dir)
+    except Exception as error:  # the library raises errors of any class
+        raise InputError(
+            f"data.path={path}, data.{key}={split} can't be loaded: {error}"
+        ) from error
+
+
+def wikitext103(data: DataKeys) -> Source:
+    """WikiText-103: the lines of Hugging Face's copy, as articles of natural text."""
+    path = data.path or "Salesforce/wikitext:wikitext-103-raw-v1"
+
+    def read(key: str) -> list[str]:
+        lines = _load_split(data, path, key, getattr(data, key))["text"]
+        return [detokenize(article) for article in articles(line or "\n" for line in lines)]
+
+    train, validation = read("train_split"), read("validation_split")
+    return replace(_source_of_texts("WikiText-103", train, validation), large=True)
+
+
+def stream(data: DataKeys) -> Source:
+    """What is known ahead of a dataset that training streams: a sample, and what validates."""
+    opened = open_stream(data)
+    chat = data.loss_on == "completion"
+    return Source(str(data.path), *opened.documents, opened.fingerprint, conversations=chat)
 
 
 def _library_source(
@@ -339,7 +351,7 @@ SOURCES = {
     "stdlib": stdlib,
     "text_files": text_files,
     "tfds": tfds_source,
-    "wikitext103": own_builder,
-    "openwebtext": own_builder,
+    "wikitext103": wikitext103,
     "huggingface": huggingface,
+    STREAM: stream,
 }

@@ -145,6 +145,7 @@ class Saves(Hook):
             training.writer.reports,
             position.values.get("eval/loss"),
             training.hooks.states(),
+            training.data.position(),
         )
         training.checkpoints.save(step, position.state, facts, locally)
         training.history.write_time(step, at_once=not locally)

@@ -18,6 +18,7 @@ import jax
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
@@ -43,7 +44,8 @@ class Training:
       config: the run's config.
       setup: its model, optimizer and mesh.
       workdir: its workdir.
-      corpus: its data, with the tokenizer.
+      corpus: its documents, with the tokenizer.
+      data: what it trains on.
       eval_parts: the examples to evaluate on, of each part of the data.
       start: the optimizer step at which this attempt begins.
       checkpoints: its checkpoints.
@@ -60,6 +62,7 @@ class Training:
     setup: Setup
     workdir: AnyPath
     corpus: Corpus
+    data: TrainingData
     eval_parts: Sequence[Windows]
     start: int
     checkpoints: Checkpoints

@@ -10,6 +10,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_method
 from t5x_diffeq.planner.flops import mfu, step_flops
@@ -62,7 +63,7 @@ def say_account(
     config: Config,
     setup: Setup,
     corpus: Corpus,
-    epochs: str,
+    training_data: TrainingData,
     workdir: AnyPath,
     start: int,
 ) -> None:
@@ -75,7 +76,7 @@ def say_account(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
             "devices": describe_devices(setup.mesh) + _describe_default(config, setup),
-            "data": f"{corpus.name}: {corpus.amount('train')} train, "
+            "data": f"{corpus.name}: {training_data.size()} train, "
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": _describe_model(c),
             **_depths_row(config),
@@ -83,7 +84,8 @@ def say_account(
             "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
             f"parameters.txt",
             "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
-            f"{format_count(total_steps * tokens_per_step)} in all, {epochs}",
+            f"{format_count(total_steps * tokens_per_step)} in all, "
+            f"{training_data.epochs(total_steps * batch_size)}",
             **(memory if allocator.is_configured else {}),
         },
     )

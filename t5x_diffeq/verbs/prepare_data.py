@@ -5,9 +5,10 @@ import json
 from t5x_diffeq.data.manifest import MASKS, SPLITS, TRAINED
 from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
-from t5x_diffeq.data.sources import check_paths, load_source
+from t5x_diffeq.data.sources import STREAM, check_paths, load_source
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import format_count, say
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, digest
 from t5x_diffeq.runtime.locks import hold_lock
 
@@ -25,6 +26,11 @@ def prepare_data(
       part: (i, n), the i-th of n parts.
     """
     check_paths(data)
+    if data.source == STREAM:
+        raise InputError(
+            f"data.source={STREAM} is read while the model trains; leave prepare_data out, or set "
+            "data.source=huggingface or text_files to tokenise ahead"
+        )
     lock = folder / f".lock-{part[0]}-of-{part[1]}"
     with hold_lock(lock, f"--output={folder}"):
         source = load_source(data)

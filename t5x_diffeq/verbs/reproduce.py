@@ -6,7 +6,7 @@ import shlex
 
 from absl.flags import FlagValues
 
-from t5x_diffeq.data.sources import SOURCES
+from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
 from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
@@ -38,9 +38,10 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
         name, _, where = given.partition("=")
         source, colon, path = where.partition(":")
         if not colon:
-            source, path = ("stdlib", "") if name == "stdlib" else ("text_files", where)
-        if not re.fullmatch(r"\w+", name) or (not path and source != "stdlib"):
-            raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or stdlib alone")
+            source, path = (name, "") if name in WITHOUT_PATH else ("text_files", where)
+        if not re.fullmatch(r"\w+", name) or (not path and source not in WITHOUT_PATH):
+            alone = " or ".join(WITHOUT_PATH)
+            raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or {alone} alone")
         if name in keys_by_text:
             raise InputError(f"--text={given}: there is a text of the name {name} already")
         if source not in (*SOURCES, "tokens"):

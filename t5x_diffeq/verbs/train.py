@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
-from t5x_diffeq.data.batches import Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
-from t5x_diffeq.data.examples import check_data, epochs, eval_examples, train_examples
+from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.inference.downstream import DownstreamTasks
@@ -71,7 +70,7 @@ class _Inputs:
 
     setup: Setup
     corpus: Corpus
-    examples: Mixture
+    data: TrainingData
     eval_parts: list[Windows]
     hooks: list[HookClass]
 
@@ -99,11 +98,11 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
         setup = make_setup(config, corpus.tokenizer.vocab_size)
     check_teachers_tokenizer(config, corpus.tokenizer)
-    examples = train_examples(config.data, corpus, config.train.batch_size, config.seed)
+    data = training_data(config, corpus)
     eval_parts = eval_examples(config.data, corpus)
     for hook in hooks:
         hook.cls.check_corpus(config, setup, corpus)
-    return _Inputs(setup, corpus, examples, eval_parts, hooks)
+    return _Inputs(setup, corpus, data, eval_parts, hooks)
 
 
 def train(
@@ -129,7 +128,7 @@ def train(
     """
     stopwatch, keys = Stopwatch(), config.train
     inputs = _check_and_prepare(config, workdir)
-    setup, examples = inputs.setup, inputs.examples
+    setup, data = inputs.setup, inputs.data
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # ---------------------------------------------------------------- state, new or restored
@@ -148,8 +147,7 @@ def train(
             start, state = first.step, setup.complete(first.state)
         warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
-        gone_through = epochs(examples, keys.total_steps * keys.batch_size)
-        progress.say_account(config, setup, inputs.corpus, gone_through, workdir, start)
+        progress.say_account(config, setup, inputs.corpus, data, workdir, start)
 
         # ---------------------------------------------------------------- hooks, and the first ones
         tokens = keys.batch_size * config.data.sequence_length
@@ -158,6 +156,7 @@ def train(
             setup,
             workdir,
             inputs.corpus,
+            data,
             inputs.eval_parts,
             start,
             checkpoints,
@@ -187,7 +186,7 @@ def train(
         hooks.restore(first.facts.hooks)
         if at_start and setup.mesh.devices.flat[0].platform == "gpu":
             wait([compiling])  # XLA chooses a GPU's kernels by their times
-        step, drawn, batches = start, first.drawn, _draw(training, examples, first)
+        step, drawn, batches = start, first.drawn, _draw(training, first)
         stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
             train_steps = _wait_for_steps(compiling, depths, training, cache)
@@ -217,7 +216,7 @@ def train(
             except GoBack as error:
                 first, in_flight = go_back(training, hooks, error.spike, state), None
                 step, state, drawn = first.step, first.state, first.drawn
-                batches = _draw(training, examples, first)
+                batches = _draw(training, first)
                 continue
             position = LoopPosition(step, state, drawn)
             stopping = not hooks.run(due, position) or stopping
@@ -237,17 +236,9 @@ def train(
     return 0
 
 
-def _draw(training: Training, examples: Mixture, at: RestoredCheckpoint) -> Iterator[Batch]:
+def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
-    config = training.config
-    return train_batches(
-        examples,
-        config.train.batch_size,
-        config.seed,
-        at.drawn,
-        training.setup.batch_sharding,
-        config.data.read_threads,
-    )
+    return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
 
 
 def _wait_for_steps(

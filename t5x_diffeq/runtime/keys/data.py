@@ -27,17 +27,19 @@ class DataKeys(Section):
     section = "data"
     source: Text = _key(
         "stdlib",
-        """the source of Python's standard library | text_files | tfds | wikitext103 | openwebtext |
-        huggingface | tokens (shards of prepare_data) | mixture | the importable name of a function
+        """the source of Python's standard library | text_files | tfds | wikitext103 |
+        huggingface | stream (a Hugging Face dataset or files, read while training) | tokens (shards
+        of prepare_data) | mixture | the importable name of a function
         that returns documents (t5x_diffeq/blocks/README.md)""",
     )
     path: TextOrNone = _key(
         None,
         """text_files: a file, a folder or a glob; tokens: the folder; tfds, huggingface: a name or
-        folder; wikitext103, openwebtext: the raw archive or its folder""",
+        folder; stream: a name, a folder, or a glob of parquet or JSON files, here or behind hf://;
+        wikitext103: another name or folder than that of the Hub""",
     )
     validation_path: TextOrNone = _key(
-        None, "text_files: the validation text; None: the last tenth"
+        None, "text_files, stream: the validation text; None: the last tenth, or validation_split"
     )
     text_field: Text = _key("text", "the field of a line, row or record that holds the text")
     loss_on: Annotated[str, one_of("all", "completion")] = _key(
@@ -52,7 +54,7 @@ class DataKeys(Section):
         before each message""",
     )
     data_dir: TextOrNone = _key(None, "where libraries keep datasets; None: their default")
-    train_split: Text = _key("train", 'of tfds and huggingface, such as "train[:99%]"')
+    train_split: Text = _key("train", 'of tfds and huggingface, such as "train[:99%]"; of stream')
     validation_split: Text = _key("validation", "likewise")
     mixture: Entries = _key(
         (), "(weight, source, path) of each part; weights are shares of the examples"

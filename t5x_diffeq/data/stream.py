@@ -1,0 +1,316 @@
+"""Batches of a stream of documents, whose position a checkpoint keeps.
+
+Reading is divided into lanes. A lane reads files of its own, or every so many documents of a file,
+in an order that depends on the seed. Each row of the global batch belongs to one lane, and each
+process reads the lanes of its rows. So a run goes on with the same batches on any number of
+processes, and its position is a few numbers for each lane.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Integer
+
+from t5x_diffeq.data.batches import Rows as RowNumbers
+from t5x_diffeq.data.batches import own_rows, prefetch, put_on_devices, stack
+from t5x_diffeq.data.encoding import Codes, TextEncoder
+from t5x_diffeq.data.packing import Example, example_of
+from t5x_diffeq.data.shards import format_reasons
+from t5x_diffeq.data.stream_files import OpenStream, Rows
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.processes import gather
+
+BLOCK_DOCUMENTS = 1000  # shuffled together
+_ENCODED_AT_ONCE = 64  # documents
+_LANES = 4  # if there are so many files, and at least one for each process
+_PREFETCHED_BATCHES = 8
+
+
+class LanePosition(NamedTuple):
+    """Where a lane's next window begins.
+
+    Attributes:
+      epoch: the pass over the data.
+      place: the file's place in the lane's order of that epoch.
+      row: the row of the file at which the block of documents begins.
+      library: the state of the library's iterator there; None: the beginning of the file.
+      document: the document in the shuffled block.
+      token: the token in the document.
+    """
+
+    epoch: int = 0
+    place: int = 0
+    row: int = 0
+    library: dict | None = None
+    document: int = 0
+    token: int = 0
+
+
+class Lane:
+    """The windows of one lane, from a position.
+
+    Args:
+      stream: the documents.
+      encoder: makes tokens of them.
+      length: L, tokens of a window.
+      number: the number of the lane.
+      lanes: how many there are.
+      seed: determines the order of files and documents.
+      position: where the first window begins.
+    """
+
+    def __init__(
+        self,
+        stream: OpenStream,
+        encoder: TextEncoder,
+        length: int,
+        number: int,
+        lanes: int,
+        seed: int,
+        position: LanePosition,
+    ):
+        self.stream, self.encoder, self.length, self.seed = stream, encoder, length, seed
+        files = len(stream.train)
+        self.sharers = -(-lanes // files)  # lanes that share a file; 1 if there are enough files
+        self.group, self.share = divmod(number, self.sharers)
+        self.groups = -(-lanes // self.sharers)
+        self.sharers = min(self.sharers, lanes - self.group * self.sharers)
+        self.skipped: Counter[str] = Counter()
+        self.said = self.usable = 0
+        self.documents: deque[tuple[LanePosition, Codes]] = deque()  # begun or to come
+        self.start = position  # until there are documents
+        self.token, self.tokens = position.token, -position.token
+        self.coming = self._documents(position)
+
+    @property
+    def position(self) -> LanePosition:
+        """Where the next window begins."""
+        at = self.documents[0][0] if self.documents else self.start
+        return at._replace(token=self.token)
+
+    def window(self) -> Integer[np.ndarray, " codes"]:
+        """The next L + 1 codes; the last one is also the first of the next window."""
+        while self.tokens < self.length + 1:
+            self.documents.append(next(self.coming))
+            self.tokens += len(self.documents[-1][1])
+        parts, missing, start = [], self.length + 1, self.token
+        for _, codes in self.documents:
+            parts.append(codes[start : start + missing])
+            missing, start = missing - len(parts[-1]), 0
+            if not missing:
+                break
+        self.tokens -= self.length
+        self.token += self.length
+        while self.token >= len(self.documents[0][1]):
+            self.token -= len(self.documents.popleft()[1])
+        return np.concatenate(parts)
+
+    def _documents(self, start: LanePosition) -> Iterator[tuple[LanePosition, Codes]]:
+        """The codes of each document that can be trained on, with its position."""
+        first = start.document
+        for block, texts in self._blocks(start):
+            documents = self._cut(texts)
+            self.usable += len(documents)
+            for at in range(first, len(documents), _ENCODED_AT_ONCE):
+                some = documents[at : at + _ENCODED_AT_ONCE]
+                encoded = iter(self.encoder.encode([piece for pieces in some for piece in pieces]))
+                for number, pieces in enumerate(some, at):
+                    codes = np.concatenate(
+                        [*islice(encoded, len(pieces)), [self.encoder.end_of_text]]
+                    )
+                    yield block._replace(document=number), codes
+            first = 0
+
+    def _cut(self, texts: list[str]) -> list[list[Any]]:
+        """The pieces of each document that can be trained on."""
+        documents: list[list[Any]] = [[]]
+        for piece, is_last in self.encoder.cut(texts, self.skipped):
+            documents[-1].append(piece)
+            if is_last:
+                documents.append([])
+        if self.skipped.total() >= max(1, 2 * self.said):
+            self.said = self.skipped.total()
+            say(f"documents skipped so far: {format_reasons(self.skipped)}")
+        return documents[:-1]
+
+    def _blocks(self, start: LanePosition) -> Iterator[tuple[LanePosition, list[str]]]:
+        """Shuffled blocks of the lane's documents, each with the position of its beginning."""
+        epoch, place, row, library = start[:4]
+        while True:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.stream.train))
+            mine = order[self.group :: self.groups].tolist()
+            usable, whole = self.usable, place == row == 0
+            while place < len(mine):
+                rows = Rows(self.stream.train, mine[place], library)
+                documents = iter(rows)
+                while texts := list(islice(documents, BLOCK_DOCUMENTS)):
+                    ours = [t for n, t in enumerate(texts, row) if self._takes(mine[place], n)]
+                    shuffle = np.random.default_rng([self.seed, epoch, mine[place], row])
+                    at = LanePosition(epoch, place, row, library)
+                    yield at, [ours[n] for n in shuffle.permutation(len(ours))]
+                    row, library = row + len(texts), rows.state
+                place, row, library = place + 1, 0, None
+            if whole and usable == self.usable:
+                raise InputError(
+                    f"data.path={self.stream.train.path}: its files have no document to train on, "
+                    f"beside {self.stream.held_out} that validate; give more text"
+                )
+            epoch, place = epoch + 1, 0
+
+    def _takes(self, file: int, row: int) -> bool:
+        """Whether the lane reads this row, which others may do that share the file."""
+        held_out = file == 0 and row < self.stream.held_out
+        return not held_out and row % self.sharers == self.share
+
+
+class _LocalBatches(grain.IterDataset):
+    """The rows of this process, of one batch after the other.
+
+    Args:
+      lanes: the lanes that these rows belong to, by number.
+      rows: the numbers of the rows.
+      lane_of: the lane of each row of the global batch.
+      end_of_text: the token that opens segments; None: no segments.
+    """
+
+    def __init__(
+        self,
+        lanes: dict[int, Lane],
+        rows: RowNumbers,
+        lane_of: Integer[np.ndarray, " B"],
+        end_of_text: int | None,
+    ):
+        super().__init__()
+        self.lanes, self.rows, self.lane_of, self.end_of_text = lanes, rows, lane_of, end_of_text
+
+    def __iter__(self) -> "_LocalIterator":
+        return _LocalIterator(self)
+
+
+class _LocalIterator(grain.DatasetIterator):
+    def __init__(self, batches: _LocalBatches):
+        super().__init__()
+        self.batches = batches
+
+    def __next__(self) -> Example:
+        batches, wanted, examples = self.batches, set(self.batches.rows.tolist()), []
+        for row, number in enumerate(batches.lane_of.tolist()):
+            if number in batches.lanes:
+                codes = batches.lanes[number].window()
+                if row in wanted:
+                    examples.append(example_of(codes[:-1], codes[1:], batches.end_of_text))
+        return stack(examples)
+
+    def get_state(self) -> dict[str, list]:
+        """The position of each lane, as JSON."""
+        return {str(number): list(lane.position) for number, lane in self.batches.lanes.items()}
+
+    def set_state(self, state: dict[str, list]) -> None:
+        """Not needed: lanes are made at their positions."""
+        raise NotImplementedError
+
+
+@dataclass
+class Stream:
+    """Training data that is read, tokenised and shuffled while the model trains.
+
+    Attributes:
+      stream: the documents.
+      encoder: makes tokens of them.
+      length: L, tokens of an example.
+      batch_size: B, rows of a global batch.
+      seed: determines the order of files and documents.
+      cross_documents: whether attention reaches into earlier documents.
+      at: the position after the batches that were drawn: their number, and each lane's of this
+        process; None if none was drawn.
+    """
+
+    stream: OpenStream
+    encoder: TextEncoder
+    length: int
+    batch_size: int
+    seed: int
+    cross_documents: bool
+    at: tuple[int, dict[str, list], int] | None = None
+
+    def batches(
+        self, sharding: NamedSharding, drawn: int, position: dict | None
+    ) -> Iterator[dict[str, jax.Array]]:
+        """Global batches `drawn`, `drawn` + 1, ..., prefetched one ahead.
+
+        Args:
+          sharding: the batches' sharding.
+          drawn: how many batches were drawn before.
+          position: what `position` returned after these or some of these; None: at the beginning.
+        """
+        before, kept = (position["drawn"], position["lanes"]) if position else (0, [])
+        lanes = len(kept) or self._number_of_lanes()
+        lane_of = np.arange(self.batch_size) * lanes // self.batch_size
+        rows = own_rows(sharding, self.batch_size)
+        opened = {
+            number: Lane(
+                self.stream,
+                self.encoder,
+                self.length,
+                number,
+                lanes,
+                self.seed,
+                LanePosition(*kept[number]) if kept else LanePosition(),
+            )
+            for number in np.unique(lane_of[rows]).tolist()
+        }
+        opens = None if self.cross_documents else self.encoder.end_of_text
+        dataset = _LocalBatches(opened, rows, lane_of, opens)
+        ahead = grain.experimental.ThreadPrefetchIterDataset(
+            dataset, prefetch_buffer_size=_PREFETCHED_BATCHES
+        )
+        local = iter(ahead)
+        self.at = before, local.get_state(), lanes
+        local.start_prefetch()  # while the step compiles
+
+        def read() -> Iterator[tuple[dict[str, jax.Array], dict[str, list], int]]:
+            for number, batch in enumerate(local, before + 1):
+                if number > drawn:
+                    batch = put_on_devices(batch, rows, self.batch_size, sharding)
+                    yield batch, local.get_state(), number
+
+        def hand_out() -> Iterator[dict[str, jax.Array]]:
+            try:
+                for batch, state, number in prefetch(read()):
+                    self.at = number, state, lanes
+                    yield batch
+            finally:
+                local.close()
+
+        return hand_out()
+
+    def position(self) -> dict | None:
+        """The position after the batches that were drawn, as JSON; all processes must call it."""
+        if self.at is None:
+            return None
+        drawn, mine, lanes = self.at
+        of_all = {k: v for each in gather("positions in the stream", mine) for k, v in each.items()}
+        return {"drawn": drawn, "lanes": [of_all[str(number)] for number in range(lanes)]}
+
+    def _number_of_lanes(self) -> int:
+        """A multiple of the number of processes, no more than there are files or rows to divide."""
+        processes = jax.process_count()
+        each = max(1, min(_LANES, len(self.stream.train), self.batch_size) // processes)
+        return min(self.batch_size, processes * each)
+
+    def size(self) -> str:
+        """`a stream of 12 files`: how much they hold is not known."""
+        held_out = f", less {self.stream.held_out} documents" if self.stream.held_out else ""
+        return f"a stream of {len(self.stream.train)} files{held_out}"
+
+    def epochs(self, count: int) -> str:
+        """How the stream ends."""
+        return "and the stream begins again where it ends"

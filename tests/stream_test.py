@@ -1,0 +1,284 @@
+"""Documents streamed while a model trains: batches, and the position that checkpoints keep."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import islice
+
+import jax
+import numpy as np
+import pytest
+from helpers import ROOT, corpus_of, metrics_of, send_after, small_config
+from hub_server import hub
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+from process_runs import read_reports, run, stop_at
+
+from t5x_diffeq.data import stream, stream_files
+from t5x_diffeq.data.encoding import TextEncoder
+from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.data.stream import Lane, LanePosition, Stream, _LocalBatches
+from t5x_diffeq.data.stream_files import open_stream
+from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runtime.config import Config, DataKeys
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.verbs.train import train
+
+datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
+datasets.disable_progress_bars()
+BATCH, LENGTH, HELD_OUT, BLOCK = 8, 16, 3, 5
+ENCODER = TextEncoder(ByteTokenizer())
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(stream, "BLOCK_DOCUMENTS", BLOCK)
+    monkeypatch.setattr(stream_files, "VALIDATION_DOCUMENTS", HELD_OUT)
+
+
+def texts_of(file):
+    """Documents of many lengths, each with its own first characters."""
+    return [f"<{file}.{n}>" + "abcdefg " * (n * n % 7) for n in range(17)]
+
+
+@pytest.fixture(scope="module", params=["parquet", "jsonl", "jsonl.gz"])
+def files(request, tmp_path_factory):
+    """A glob of three files of 17 documents."""
+    folder = tmp_path_factory.mktemp("files")
+    write(folder, request.param)
+    return f"{folder}/*.{request.param}"
+
+
+def write(folder, kind="jsonl", texts=texts_of, count=3):
+    for file in range(count):
+        rows = datasets.Dataset.from_dict({"text": texts(file), "number": [*range(17)]})
+        path = folder / f"{file}.{kind}"
+        if kind == "parquet":
+            rows.to_parquet(path, batch_size=4)
+        else:
+            lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            path.write_bytes(gzip.compress(lines) if kind.endswith("gz") else lines)
+
+
+def stream_of(path, **keys):
+    return open_stream(DataKeys(source="stream", path=str(path), **keys))
+
+
+def local_batches(opened, rows, lanes, positions=None, steps=0):
+    """The iterator of the rows of one process, after so many steps from positions."""
+    lane_of = np.arange(BATCH) * lanes // BATCH
+    numbers = np.unique(lane_of[rows]).tolist()
+    kept = positions or [LanePosition()] * lanes
+    lane = {n: Lane(opened, ENCODER, LENGTH, n, lanes, 3, LanePosition(*kept[n])) for n in numbers}
+    batches = iter(_LocalBatches(lane, rows, lane_of, ENCODER.end_of_text))
+    return batches
+
+
+def assert_equal(expected, others):
+    jax.tree.map(np.testing.assert_array_equal, expected, others)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8])
+def test_goes_on_at_every_batch_with_any_number_of_processes(files, lanes):
+    """60 batches: into the third epoch. Positions are read back from JSON."""
+    opened = stream_of(files)
+    whole, batches, positions = local_batches(opened, np.arange(BATCH), lanes), [], []
+    for _ in range(60):
+        positions.append(json.loads(json.dumps(whole.get_state())))
+        batches.append(next(whole))
+    assert max(at[0] for at in positions[-1].values()) >= 2
+    for step in range(0, 56, 5):
+        kept = [positions[step][str(n)] for n in range(lanes)]
+        for rows in (np.arange(BATCH), np.arange(4), np.array([1, 2, 6]), np.arange(4, 8)):
+            again = local_batches(opened, rows, lanes, kept)
+            for expected in batches[step : step + 3]:
+                ours = {name: leaf[rows] for name, leaf in expected.items()}
+                assert_equal(ours, next(again))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8])
+def test_an_epoch_has_each_document_once_and_none_that_validates(files, lanes):
+    opened = stream_of(files)
+    texts = []
+    for number in range(lanes):
+        lane = Lane(opened, ENCODER, LENGTH, number, lanes, 3, LanePosition())
+        for at, codes in lane.coming:
+            if at.epoch:
+                break
+            texts.append(bytes(codes[:-1].astype(np.uint8)).decode())
+    every = [text for file in range(3) for text in texts_of(file)]
+    assert sorted(texts) == sorted(every[HELD_OUT:])
+    assert list(opened.documents[1]) == every[:HELD_OUT]
+    assert texts != every[HELD_OUT:]
+
+
+def test_windows_are_the_documents_one_after_the_other(files):
+    opened = stream_of(files)
+    lanes = [Lane(opened, ENCODER, LENGTH, 0, 1, 3, LanePosition()) for _ in range(2)]
+    codes = np.concatenate([codes for _, codes in islice(lanes[0].coming, 30)])
+    for number in range(20):
+        start = number * LENGTH
+        np.testing.assert_array_equal(lanes[1].window(), codes[start : start + LENGTH + 1])
+
+
+def test_splits_of_a_folder(tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+    write(tmp_path / "train")
+    write(tmp_path / "validation", texts=lambda file: [f"v{file}.{n}" for n in range(17)], count=1)
+    opened = stream_of(tmp_path)
+    assert opened.held_out == 0
+    assert list(opened.documents[1]) == ["v0.0", "v0.1", "v0.2"]
+    assert opened.fingerprint == stream_of(tmp_path).fingerprint
+    moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
+    files = {"path": f"{moved}/train/*.jsonl", "validation_path": f"{moved}/validation/*"}
+    assert stream_of(**files).train.fingerprint != opened.train.fingerprint  # another path
+    assert list(stream_of(**files).documents[1]) == ["v0.0", "v0.1", "v0.2"]
+    (tmp_path / "train" / "0.jsonl").write_text('{"text": "changed", "number": 1}\n')
+    assert stream_of(tmp_path).fingerprint != opened.fingerprint
+
+
+def test_conversations(tmp_path):
+    record = {"prompt": "question", "completion": " answer"}
+    (tmp_path / "chat.jsonl").write_text((json.dumps(record) + "\n") * 9)
+    opened = stream_of(tmp_path / "chat.jsonl", loss_on="completion")
+    assert json.loads(opened.train.first(1)[0]) == record
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"path": "nosuch/*.parquet"}, "data.path=nosuch"),
+        ({"train_split": "rest", "path": "FILES/*.jsonl"}, None),
+        ({"text_field": "body"}, "data.text_field=body: the train split .* has text, number"),
+        ({"text_field": "number"}, "its 'number' is 0, not text"),
+        ({"loss_on": "completion"}, "needs messages"),
+        ({"path": "FILES", "train_split": "rest"}, "data.train_split=rest: .* has train"),
+    ],
+)
+def test_mistakes(tmp_path, keys, message):
+    write(tmp_path)
+    path = keys.pop("path", "FILES/*.jsonl").replace("FILES", str(tmp_path))
+    if message is None:
+        assert len(stream_of(path, **keys).train) == 3  # files of a glob are the split asked for
+        return
+    with pytest.raises(InputError, match=message):
+        list(stream_of(path, **keys).documents[1])
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write(tmp_path)
+    (tmp_path / "1.jsonl").write_text('{"text": "whole"}\nno JSON\n')
+    with pytest.raises(InputError, match=r"file 1 of its train split can't be read"):
+        stream_of(f"{tmp_path}/*.jsonl").train.first(100)
+
+
+def test_too_little_text_ends(tmp_path):
+    """All documents validate, or none can be trained on."""
+    (tmp_path / "0.jsonl").write_text('{"text": "short"}\n' * HELD_OUT)
+    lane = Lane(stream_of(tmp_path), ENCODER, LENGTH, 0, 1, 3, LanePosition())
+    with pytest.raises(InputError, match=r"no document to train on, beside 3 that validate"):
+        lane.window()
+
+
+def test_what_does_not_go_with_a_stream():
+    with pytest.raises(InputError, match=r"data.packing=first_fit needs the lengths"):
+        check_data(DataKeys(source="stream", path="x", packing="first_fit"))
+    with pytest.raises(InputError, match=r"data.mixture has a part with the source stream"):
+        check_data(DataKeys(source="mixture", mixture=((1, "stream", "x"), (1, "stdlib", None))))
+
+
+def test_the_position_is_that_of_the_batches_handed_out(files):
+    """However many are read ahead; and those that a rollback leaves behind are passed over."""
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    sharding = NamedSharding(mesh, PartitionSpec("data", None))
+    make = lambda: Stream(stream_of(files), ENCODER, LENGTH, BATCH, 3, False)  # noqa: E731
+    data = make()
+    whole = list(islice(data.batches(sharding, 0, None), 9))
+    assert data.position()["drawn"] == 9
+    data = make()
+    list(islice(data.batches(sharding, 0, None), 4))
+    kept = json.loads(json.dumps(data.position()))
+    for drawn in (4, 6):
+        assert_equal(whole[drawn:], list(islice(make().batches(sharding, drawn, kept), 9 - drawn)))
+
+
+@pytest.fixture
+def streamed(tmp_path):
+    """A config of eight steps on a stream."""
+    write(tmp_path)
+    config = small_config(tmp_path)
+    config.data.update(source="stream", path=f"{tmp_path}/*.jsonl")
+    config.train.update(total_steps=8, checkpoint_every=3)
+    return Config.of(config)
+
+
+def params_of(workdir):
+    return load_run(workdir, 256, batch_size=1).params
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, monkeypatch, capfd):
+    assert train(streamed, tmp_path / "whole") == 0
+    assert "a stream of 3 files, less 3 documents train" in capfd.readouterr().err
+    with monkeypatch.context() as context:
+        send_after(context, signal.SIGTERM, 5)
+        assert train(streamed, tmp_path / "run") == 42
+    assert train(streamed, tmp_path / "run") == 0
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+    assert_equal(params_of(tmp_path / "whole"), params_of(tmp_path / "run"))
+    (tmp_path / "0.jsonl").write_text('{"text": "changed", "number": 1}\n')
+    with pytest.raises(InputError, match="the data is now"):
+        corpus_of(ConfigDict(asdict(streamed.data)), tmp_path / "run", new=False)
+
+
+@pytest.mark.slow
+def test_processes_go_on_as_fewer(tmp_path):
+    """Two processes, stopped, then one: the losses of two that were not stopped."""
+    write(tmp_path, texts=lambda file: [f"<{file}.{n}>" + "abcdefg " * 20 for n in range(17)])
+    keys = [
+        *("--config.data.source=stream", f"--config.data.path={tmp_path}/*.jsonl"),
+        *(f"--config.data.validation_path={tmp_path}/0.jsonl", "--config.data.tokenizer=bytes"),
+        "--config.train.total_steps=40",
+    ]
+    run("", tmp_path / "whole", 2, 2, *keys)
+    stop_at(10, "", tmp_path / "run", 2, 2, *keys)
+    run("", tmp_path / "run", 1, 4, *keys)
+    losses = [read_reports(tmp_path / name) for name in ("whole", "run")]
+    assert len(losses[0]) == 40
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_hub(tmp_path):
+    """The real client reads a dataset of a server by parts; nothing is there but what it serves."""
+    write(tmp_path, "parquet")
+    files = {f"data/train-{n}.parquet": (tmp_path / f"{n}.parquet").read_bytes() for n in range(3)}
+    program = """if True:
+        import sys
+        from t5x_diffeq.data.stream_files import open_stream
+        from t5x_diffeq.runtime.config import DataKeys
+        for path in sys.argv[1:]:
+            stream = open_stream(DataKeys(source="stream", path=path)).train
+            print(len(stream), *stream.first(2))"""
+    paths = [
+        "owner/corpus",
+        "owner/corpus@main:default",
+        "hf://datasets/owner/corpus/data/*.parquet",
+    ]
+    with hub("owner/corpus", files) as server:
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
+        environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run([*command, *paths], env=environment, capture_output=True, text=True)
+        assert done.stdout.splitlines() == ["3 <0.0> <0.1>abcdefg "] * 3, done.stderr
+        missing = subprocess.run([*command, "owner/nosuch"], env=environment, capture_output=True)
+    assert b"data.path=owner/nosuch can't be opened as a stream" in missing.stderr
+    read = [line for line in server.asked if "/resolve/" in line and line.endswith(".parquet")]
+    assert not any("train-1" in line or "train-2" in line for line in read)
