@@ -241,7 +241,7 @@ class LanguageModel(nn.Module):
             weights,
             self.embed(tokens, places),
             caches,
-            scheme=c.solver,
+            scheme=c.scheme,
             step_size=c.dt,
         )
         return self.normalise(y), caches
@@ -270,7 +270,7 @@ class LanguageModel(nn.Module):
             vector_field(c, places),
             weights,
             self.embed(tokens, places),
-            scheme=c.solver,
+            scheme=c.scheme,
             num_steps=c.num_steps,
             step_size=c.dt,
         )

@@ -5,7 +5,6 @@ from typing import Any
 
 from t5x_diffeq.layers.array_types import State, Tree, Vector
 from t5x_diffeq.ode.integrate import step_function
-from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.solvers import SubField, VectorField
 
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
@@ -45,9 +44,8 @@ def integrate_with_memory(
         after.append(memory)
         return value
 
-    field, solver = VectorField(f_with_next_memory, g), find_scheme(scheme)
-    carried = solver.start(y)
+    field = VectorField(f_with_next_memory, g)
     for n, of_step in enumerate(weights):
         step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
-        carried = step(carried, (of_step, None))
-    return solver.end(carried), after
+        y = step(y, (of_step, None))
+    return y, after

@@ -11,19 +11,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.layers.array_types import Tree, Vector
-from t5x_diffeq.ode.reversible import (
-    Bind,
-    ReversibleScheme,
-    Stages,
-    StepInputs,
-    scan_and_reconstruct,
-)
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried, VectorField
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
-Step = Callable[[Carried, StepInputs], Carried]
+StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
+Step = Callable[[Vector, StepInputs], Vector]
 Captured = list[Any]  # arrays, of JAX or of NumPy
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
@@ -54,42 +48,22 @@ def integrate(
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
-        `CHECKPOINT_NAMES`). With a reversible scheme, "full" reconstructs the states and stores
-        none.
+        `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
         keeps the state's own.
       key: dropout key, or None.
 
     Raises:
-      InputError: if `remat` is none of these, or the scheme can't have it.
+      InputError: if `remat` is none of these.
     """
-    check_remat(scheme, remat)
-    inputs, solver = step_inputs(weights, scheme, num_steps, key), find_scheme(scheme)
-    if isinstance(solver, ReversibleScheme) and remat == "full":
-        bind = _bind(field, len(solver.nodes))
-        start = solver.start(y)
-        return solver.end(scan_and_reconstruct(solver, bind, step_size, start, inputs, unroll))
+    inputs = step_inputs(weights, scheme, num_steps, key)
     # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
     # backward pass would then compute once more.
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    end = _scan_steps(step, solver.start(y), inputs, remat, unroll, kept_dtype or y.dtype)
-    return solver.end(end)
-
-
-def check_remat(scheme: str, remat: str) -> None:
-    """Checks that the backward pass of the scheme can recompute by `remat`.
-
-    Raises:
-      InputError: if it can't; says what it can do.
-    """
-    if isinstance(find_scheme(scheme), ReversibleScheme) and remat not in ("none", "full"):
-        raise InputError(
-            f"model.remat={remat} with model.scheme={scheme}: a reversible scheme reconstructs its "
-            "states; take full, which does so, or none, which stores them"
-        )
+    return _scan_steps(step, y, inputs, remat, unroll, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -102,14 +76,10 @@ def trajectory(
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
-    step, solver = step_function(field, scheme, step_size), find_scheme(scheme)
-
-    def keep(carried: Carried, x: StepInputs) -> tuple[Carried, Vector]:
-        return step(carried, x), solver.end(carried)
-
+    step = step_function(field, scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
-    last, before = jax.lax.scan(keep, solver.start(y), inputs)
-    return jnp.concatenate((before, solver.end(last)[None]))
+    last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
+    return jnp.concatenate((before, last[None]))
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -121,29 +91,20 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 def step_function(
     field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
 ) -> Step:
-    """One step of the scheme, from what it carries and the step's slice of `step_inputs`.
+    """One step of the scheme, from the state and the step's slice of `step_inputs`.
 
     A profile shows its operations under `scope`. In a scan all steps are one program, so they have
     one name.
     """
     solver = find_scheme(scheme)
-    bind = _bind(field, len(solver.nodes))
 
     @jax.named_scope(scope)
-    def step(carried: Carried, inputs: StepInputs) -> Carried:
-        return solver.step(*bind(inputs), carried, step_size)
+    def step(y: Vector, inputs: StepInputs) -> Vector:
+        W, key = inputs
+        at_nodes = (jax.tree.map(lambda w, i=i: w[i], W) for i in range(len(solver.nodes)))
+        return solver.step(field(key), tuple(at_nodes), y, step_size)
 
     return step
-
-
-def _bind(field: FieldOfKey, nodes: int) -> Bind:
-    """The function from a step's inputs to its field, and its weights at each node."""
-
-    def bind(inputs: StepInputs) -> tuple[VectorField, Stages]:
-        W, key = inputs
-        return field(key), tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
-
-    return bind
 
 
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
