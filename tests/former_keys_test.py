@@ -38,6 +38,7 @@ def test_a_run_that_used_a_removed_key_names_the_last_commit_that_had_it(tmp_pat
 
 # Values of keys that are still there: one for each that is removed.
 REMOVED_VALUES = [
+    ("model.block", "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"),
     ("model.remat", "every:2"),
     ("model.scheme", "leapfrog"),
     ("model.scheme", "reversible:midpoint"),

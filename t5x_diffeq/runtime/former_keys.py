@@ -27,16 +27,17 @@ _REMOVED: dict[str, object] = {
     "train.memory_profile": False,
 }
 # Of these, those without which a trained model is not what it was.
-_OF_MODEL = ("model.scheme", "model.time_basis")
+_OF_MODEL = ("model.block", "model.scheme", "model.time_basis")
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
+    "model.block": r"t5x_diffeq\.blocks\.gated_linear_attention:.*",
     "model.remat": r"every:\d+",
     "model.scheme": "leapfrog|reversible:(euler|lie_trotter|strang|midpoint|heun|rk4)",
     "model.time_basis": r"(chebyshev|splines):\d+",
     "optimizer.moments": "factored|int4|mean_bfloat16",
 }
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
-_LAST_OF = dict.fromkeys(("model.reversibility", "model.scheme"), "14a4da5")
+_LAST_OF = dict.fromkeys(("model.block", "model.reversibility", "model.scheme"), "14a4da5")
 
 
 def former_key_error(key: str) -> str | None:
