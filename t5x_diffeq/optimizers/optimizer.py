@@ -166,7 +166,7 @@ def _directions(
     make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
     multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
     transformation, multipliers = make(optimizer, declared, multipliers)
-    return transformation, scale_each(multipliers)
+    return transformation, _scale_each(multipliers)
 
 
 def _adam_alone(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -241,7 +241,7 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def scale_each(multipliers: dict) -> optax.GradientTransformation:
+def _scale_each(multipliers: dict) -> optax.GradientTransformation:
     """Scales each parameter's update by its own constant."""
     return optax.stateless(
         lambda updates, params: jax.tree.map(lambda m, u: m * u, multipliers, updates)
