@@ -209,8 +209,8 @@ def test_their_models_both_ways_and_as_odes(interpreter, folders, tmp_path):
         assert relative_error(config, run.params, said) < 1e-5, name
         save_pretrained(run, as_run, tokenizer_of("bytes"), [], tmp_path / name)
         assert_same_tensors(folders / name, tmp_path / name)
-        ode = ModelConfig.of(ode_keys(as_run.model, None), 256, config.max_length)
-        params, _ = to_ode(replace(ode, attention="xla"), run.params)
+        ode = ModelConfig.of(ode_keys(as_run.model), 256, config.max_length)
+        params = to_ode(replace(ode, attention="xla"), run.params)
         assert relative_error(replace(ode, attention="xla"), params, said) < 1e-5, name
     assert len(names) == 11
     ended = run_there(interpreter, "transformers_models.py", "check", folders, tmp_path)
