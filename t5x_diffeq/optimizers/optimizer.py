@@ -169,10 +169,6 @@ def _directions(
     return transformation, _scale_each(multipliers)
 
 
-def _adam_alone(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
-    return _adam(optimizer, declared), multipliers
-
-
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
     """Muon for the block's kernels, whose steps have their size already, and Adam for the rest."""
     if optimizer.moments != "float32":
@@ -194,7 +190,7 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
 # the directions and the multipliers that these need. With `optimizer.offload`, each must be able to
 # update one layer without another's gradient and moments (`training/update.py`).
 OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
-    "adam": _adam_alone,
+    "adam": lambda optimizer, declared, multipliers: (_adam(optimizer, declared), multipliers),
     "muon": _muon_and_adam,
 }
 
