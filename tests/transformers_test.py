@@ -42,7 +42,6 @@ from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
-from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -52,6 +51,7 @@ from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.verbs.convert import write_run
 
 
 def install(versions: str, folder: Path) -> Path:

@@ -17,9 +17,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 from scipy.fft import dct
 
-from t5x_diffeq.exchange.layouts import LeafPath, declared_leaves
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.weights import OFFSET
+from t5x_diffeq.models.sub_fields import declared_leaves
+from t5x_diffeq.ode.weights import OFFSET, LeafPath
 from t5x_diffeq.runtime.config import ModelKeys
 
 Matrix = Float[np.ndarray, "_ _"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import check, choose
 from t5x_diffeq.layers.rotary import BASE, check_scaling
-from t5x_diffeq.ode.integrate import kept_names, uniform_step_size
+from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import of_attention
@@ -221,8 +221,9 @@ class ModelConfig(ModelKeys):
 
     @property
     def dt(self) -> float:
-        """The step size."""
-        return uniform_step_size(self.step_size, self.num_steps)
+        """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
+        c, of_num_steps, _ = self.step_size.partition("/N")
+        return float(c) / self.num_steps if of_num_steps else 1.0
 
     @property
     def time_features(self) -> TimeFeatures:

@@ -12,13 +12,15 @@ from jaxtyping import Array
 
 from t5x_diffeq.layers.array_types import Tree, Vector
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
 Step = Callable[[Vector, StepInputs], Vector]
 Captured = list[Any]  # arrays, of JAX or of NumPy
+Memory = Any  # of one evaluation of a sub-field: a tree of arrays
+SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
@@ -80,6 +82,46 @@ def trajectory(
     inputs = step_inputs(weights, scheme, num_steps, key=None)
     last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
     return jnp.concatenate((before, last[None]))
+
+
+def integrate_with_memory(
+    f: SubFieldWithMemory,
+    g: SubField,
+    weights: list[Tree],
+    y: Vector,
+    memories: list[Memory],
+    *,
+    scheme: str,
+    step_size: float,
+) -> tuple[Vector, list[Memory]]:
+    """y(1) from y(0) of new tokens, and what f then remembers of them and those before.
+
+    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
+    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
+    or two most of the time goes into reading weights, and a scan would first copy the weights of
+    each step.
+
+    Args:
+      f: one sub-field: from weights, state and memory to its value and the updated memory.
+      g: the other sub-field, which has no memory.
+      weights: the weights of each step, from `weights_by_step`.
+      y: the state at t = 0.
+      memories: one for each evaluation of f, in the order of the evaluations.
+      scheme: the scheme's name, for `schemes.find_scheme`.
+      step_size: dt.
+    """
+    before, after = iter(memories), []
+
+    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
+        value, memory = f(W, y, next(before))
+        after.append(memory)
+        return value
+
+    field = VectorField(f_with_next_memory, g)
+    for n, of_step in enumerate(weights):
+        step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
+        y = step(y, (of_step, None))
+    return y, after
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -234,9 +276,3 @@ def kept_names(remat: str) -> tuple[str, ...]:
                 f"as in keep:{','.join(CHECKPOINT_NAMES)}"
             )
     return names
-
-
-def uniform_step_size(step_size: str, num_steps: int) -> float:
-    """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
-    c, of_num_steps, _ = step_size.partition("/N")
-    return float(c) / num_steps if of_num_steps else 1.0

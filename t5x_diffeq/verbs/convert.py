@@ -6,11 +6,13 @@ from pathlib import Path
 import jax
 from absl.flags import FlagValues
 
-from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RunFacts
+from t5x_diffeq.data.corpus import Corpus, load_corpus, prepare_corpus
+from t5x_diffeq.data.examples import check_data, eval_examples
 from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
+from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages, new_folder
 from t5x_diffeq.exchange.from_peft import adapted_run, holds_adapters
 from t5x_diffeq.exchange.from_pretrained import (
     check_vocabulary,
@@ -20,15 +22,16 @@ from t5x_diffeq.exchange.from_pretrained import (
     with_tokenizer,
 )
 from t5x_diffeq.exchange.hub import fetch_model, is_hub_id
-from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runs.load import PretrainedRun, Run, load_run
+from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.training.setup import make_setup
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 
@@ -47,6 +50,37 @@ def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config
         say(f"{padding} rows of the vocabulary that no token has are left out")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
     return config, tokenizer, pretrained_params(folder, found, model, tables)
+
+
+def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path) -> None:
+    """Writes a complete workdir at step 0: config, data, tokenizer, checkpoint; all or nothing.
+
+    Args:
+      config: the run's config.
+      tokenizer: the model's tokenizer.
+      params: the model's parameters.
+      workdir: the folder, new or empty.
+
+    Raises:
+      InputError: if the config, the data or the folder can't be used.
+      RunError: if the workdir can't be written.
+    """
+    one_device = jax.devices()[:1]
+    setup = make_setup(config, tokenizer.vocab_size, one_device)
+    with new_folder(workdir, "workdir") as folder:
+        corpus = prepare_corpus(config.data, folder, new=True)
+        if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"data.path={config.data.path}: its shards were made with another tokenizer than "
+                "the model's; prepare them again with --config.data.tokenizer"
+            )
+        eval_examples(config.data, corpus)  # refuses a text that is too short to validate on
+        with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
+            state = setup.init_state()
+            places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+            state = replace(state, params=jax.device_put(params, places))
+            checkpoints.save(0, state, RunFacts(corpus.fingerprint))
+        save_config(config, folder)
 
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
