@@ -72,7 +72,7 @@ def test_tokens_are_moved_there_and_back(shards):
     ("mesh", "length"),
     [
         ({"fsdp": 2, "context": 2, "tensor": 2}, 512),
-        pytest.param({"context": 4}, 1024, marks=pytest.mark.slow),
+        ({"context": 4}, 1024),
     ],
 )
 def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
