@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.models.block import Block
     from t5x_diffeq.ode.own_field import integrate_field as integrate
-    from t5x_diffeq.ode.reversible import reversible
     from t5x_diffeq.ode.schemes import grid
     from t5x_diffeq.ode.solvers import Scheme, VectorField
     from t5x_diffeq.runs.hooks import Hook
@@ -30,7 +29,6 @@ __all__ = [
     "integrate",
     "load",
     "load_config",
-    "reversible",
     "train",
 ]
 _HOMES = {  # the module of each name, and its name there
@@ -44,7 +42,6 @@ _HOMES = {  # the module of each name, and its name there
     "integrate": ("ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),
     "load_config": ("runtime.config_files", "load_config"),
-    "reversible": ("ode.reversible", "reversible"),
     "train": ("verbs.train_in_python", "train"),
 }
 __path__.append(str(Path(__file__).parent / "cli"))  # so that python -m t5x_diffeq.train finds it

@@ -65,8 +65,6 @@ def test_giving_up_is_one_clear_line():
     [
         ({"weights": "per_layer"}, Adaptive(), "tsit5 needs W.t. at any t"),
         ({"weights": "shared", "step_size": "1"}, Adaptive(), "not shared with step_size 1"),
-        ({}, Adaptive("rk45"), "'rk45' is unknown; there are bosh3"),
-        ({}, Adaptive(rtol=0.0), "tolerances above 0"),
     ],
 )
 def test_what_it_cannot_solve(changes, adaptive, message):

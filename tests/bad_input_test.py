@@ -193,7 +193,7 @@ GOOD = {
     "prepare_data": (["--config={config}", "--output={new}"], ["load_source"]),
     "benchmark": (
         ["--config={config}"],
-        ["compare_models", "show_data", "show_generation", "show_coordinate_check"],
+        ["compare_models", "show_generation"],
     ),
     "explore": (["--workdir={run}", "--port=0"], ["load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["show_plans", "sweep"]),
@@ -274,8 +274,10 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb,
         (["prepare_data", "--config=configs/tiny.py", "--shards=100000000"], "at most 99999"),
         (["make_tasks"], "/README.md is a file; name a folder"),
         (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
-        (["benchmark", "--config=configs/tiny.py", "--data", "--generation"], "give one of them"),
-        (["benchmark", "--config=configs/tiny.py", "--data", "--profile=x"], "leave one of them"),
+        (
+            ["benchmark", "--config=configs/tiny.py", "--generation", "--profile=x"],
+            "leave one of them",
+        ),
         (["evaluate", "--num_steps="], "--num_steps is empty"),
     ],
 )

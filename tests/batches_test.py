@@ -15,7 +15,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 from row import Row
 
-from t5x_diffeq.benchmarks import throughput
 from t5x_diffeq.data.batches import (
     eval_batches,
     host_batches,
@@ -23,7 +22,6 @@ from t5x_diffeq.data.batches import (
     train_dataset,
 )
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
@@ -182,15 +180,6 @@ def test_starting_late_takes_no_time():
         begun = time.perf_counter()
         next(train_batches(mixture, BATCH, 0, step, by_row()))
         assert time.perf_counter() - begun < patience(2)
-
-
-@pytest.mark.slow
-def test_throughput_against_grain(small, tmp_path, monkeypatch):
-    for name in ("SECONDS", "LEAD_IN"):
-        monkeypatch.setattr(throughput, name, 0.01)
-    rates = throughput.measure(Config.of(small).data, 8, 0, tmp_path, rounds=1)
-    assert rates.keys() == {"pipeline", "plain_grain", "tokenising"}
-    assert min(rates.values()) > 0
 
 
 def test_segments_part_documents():

@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
 
-from t5x_diffeq.blocks.gated_linear_attention import GatedLinearBlock
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.diagnostics.watch import sizes
+from t5x_diffeq.examples.own_block import QKNormBlock
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.layers.array_types import Places
@@ -72,7 +72,7 @@ def test_tokens_are_moved_there_and_back(shards):
     ("mesh", "length"),
     [
         ({"fsdp": 2, "context": 2, "tensor": 2}, 512),
-        pytest.param({"context": 4}, 1024, marks=pytest.mark.slow),
+        ({"context": 4}, 1024),
     ],
 )
 def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
@@ -304,7 +304,7 @@ class OwnAttention(TransformerBlock):
 def test_blocks_say_that_they_split_sequences():
     assert can_split_length(TransformerBlock)
     assert not can_split_length(OwnAttention)
-    assert not can_split_length(GatedLinearBlock)
+    assert not can_split_length(QKNormBlock)
 
 
 @pytest.mark.parametrize(
@@ -312,10 +312,10 @@ def test_blocks_say_that_they_split_sequences():
     [
         ({}, 18, {"context": 2}, r"data.sequence_length=18 is not divisible by 4, .*mesh.context"),
         (
-            {"block": "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"},
+            {"block": "t5x_diffeq.examples.own_block:QKNormBlock"},
             16,
             {"context": 2},
-            r"mesh.context=2 splits sequences, and the block .*GatedLinear.*set mesh.context=1",
+            r"mesh.context=2 splits sequences, and the block .*QKNorm.*set mesh.context=1",
         ),
         ({}, 16, {"context": 0}, "mesh axes are .*context 0.*at least 1"),
         ({}, 16, {"context": 16}, "16"),

@@ -1,12 +1,9 @@
 """The verb `convert`: folders into runs that evaluate and export, or refused by name."""
 
 import json
-import re
-import shlex
 import shutil
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 from exported_models import (
@@ -67,31 +64,6 @@ def test_the_verb(tmp_path, capsys):
         for file in ("tokenizer.json", "tokenizer.model", "config.json"):
             again = (tmp_path / name / "again" / file).read_bytes()
             assert again == (tmp_path / "out" / file).read_bytes()
-
-
-@pytest.mark.slow
-def test_fewer_functions_of_time_than_layers(tmp_path, capsys):
-    """The verb says what it costs, and names commands that make it up again."""
-    run = save_model("llama", tmp_path / "out")
-    workdir = tmp_path / "run"
-    flags = [f"--input={tmp_path / 'out'}", f"--workdir={workdir}"]
-    call(convert, *flags, "--to_ode", "--time_embed_dim=1")
-    told = capsys.readouterr().err
-    assert re.search(r"\n  all kernels +0\.\d{4}\n", told)
-    before, after = map(float, re.findall(r"(?:model|T = 1\)) +(\d+\.\d\d)\n", told))
-    sizes = re.search(r"parameters: ([\d,]+) in the folder, ([\d,]+) now", told)
-    original, found = (int(size.replace(",", "")) for size in sizes.groups())
-    converted = load_run(workdir, run.placed.model.config.vocab_size, batch_size=1)
-    assert found == sum(leaf.size for leaf in jax.tree.leaves(converted.params)) < original
-    call(evaluate, f"--workdir={workdir}", "--batch_size=8")
-    evaluated = json.loads(capsys.readouterr().out)["eval/perplexity"]
-    assert after == pytest.approx(evaluated, abs=0.01) and after != before
-    commands = [shlex.split(line)[2:] for line in told.splitlines() if " -m t5x" in line]
-    assert [command[0] for command in commands] == [
-        f"t5x_diffeq.{verb}" for verb in ("convert", "finetune", "evaluate")
-    ]
-    assert f"--config.train.distill_from={workdir}-teacher" in commands[1]
-    assert f"--config.data.path={convert.CONFIG.value.data.path}" in commands[1]
 
 
 @pytest.mark.slow
@@ -214,7 +186,6 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
         ([new], "convert needs --input=DIR"),
         ([f"--input={tmp_path}", new], "holds no config.json"),
         ([folder, f"--workdir={tmp_path / 'full'}"], "is not empty; remove what is there"),
-        ([folder, new, "--time_embed_dim=8"], "is for neural ODEs only; add --to_ode"),
         ([folder, new, "--sequence_length=99"], "must be from 1 to the folder's 24"),
     ):
         with pytest.raises(InputError, match=message):

@@ -195,7 +195,6 @@ def test_several_prompts_and_completions(client):
         ("read", {"text": "a", "run": "x"}, "there is no run 'x'; there are lines"),
         ("read", {"text": "a", "steps": 1}, "there is no field 'steps'; there are run, num_steps"),
         ("sensitivity", {"text": "a", "output": 1}, "output is 1; the text has the tokens 0 to 0"),
-        ("sensitivity", {"text": "ab", "output": 1, "scheme": "leapfrog"}, "two states"),
         ("completions", {"prompt": "a"}, "the field 'model' is missing"),
         ("completions", {"model": "gpt"}, "prompt is None"),
         ("completions", {"model": "gpt", "prompt": "a"}, "there is no model 'gpt'"),

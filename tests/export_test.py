@@ -32,11 +32,11 @@ from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
 from t5x_diffeq.exchange.check_folder import compare_logits
 from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.layouts import QWEN3, check_names
-from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.runs import load
 from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.verbs.convert import write_run
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
 

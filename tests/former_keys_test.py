@@ -11,6 +11,7 @@ from t5x_diffeq.runtime.command_line import parse
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.config_files import load_config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.keys.key import check_value
 from t5x_diffeq.runtime.mistakes import check_keys
 
 
@@ -37,7 +38,10 @@ def test_a_run_that_used_a_removed_key_names_the_last_commit_that_had_it(tmp_pat
 
 # Values of keys that are still there: one for each that is removed.
 REMOVED_VALUES = [
+    ("model.block", "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"),
     ("model.remat", "every:2"),
+    ("model.scheme", "leapfrog"),
+    ("model.scheme", "reversible:midpoint"),
     ("model.time_basis", "chebyshev:6"),
     ("model.time_basis", "splines:4"),
     ("optimizer.moments", "factored"),
@@ -109,7 +113,9 @@ def test_no_key_of_today_is_called_removed():
         assert all(KEYS[key].values.fault(old) for old in names)
         assert not any(KEYS[key].values.fault(new) for new in names.values())
     assert former_keys._REMOVED_VALUES.keys() == {key for key, _ in REMOVED_VALUES}
-    assert all(KEYS[key].values.fault(value) for key, value in REMOVED_VALUES)
+    for key, value in REMOVED_VALUES:
+        with pytest.raises(InputError, match=f"{key}='{value}' was removed; commit"):
+            check_value(key, KEYS[key].values, value)
 
 
 def test_a_trained_model_loads_unless_it_needs_what_was_removed(tmp_path):

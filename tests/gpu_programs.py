@@ -52,7 +52,6 @@ CASES = {  # topology, variant, keys
         "ode",
         {"model.block": EXPERTS, "mesh.expert": 2, "optimizer.name": "muon"},
     ),
-    "reversible": ("h100:8", "ode", {"model.scheme": "reversible:midpoint"}),
     "decoding": ("h100:8", "ode", {"model.num_kv_heads": 2, "mesh.tensor": 2}),
 }
 

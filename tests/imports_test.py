@@ -20,7 +20,6 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("planner",),
     ("runs",),
     ("inference", "exchange", "experiments"),
-    ("benchmarks",),
     ("explorer",),
     ("verbs",),
     ("cli",),

@@ -15,33 +15,6 @@ from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runtime.errors import InputError
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"tied_head": True},
-            "model.tied_head=True with model.architecture=gpt: the key is",
-        ),
-        ({"qkv_bias": True}, "model.qkv_bias=True with model.architecture=gpt"),
-        ({"rope_theta": 5e5}, "model.rope_theta=500000.0 with model.architecture=gpt"),
-        ({**LLAMA, "head_dim": 5}, "model.head_dim=5 is odd"),
-        ({**LLAMA, "rope_scaling": ("ntk", 2.0)}, "the first entry can be linear, llama3, yarn"),
-        (
-            {"mlp_input": "attention_norm", "norm_position": "after"},
-            "model.mlp_input=attention_norm with model.norm_position=after",
-        ),
-        (
-            {"block": "t5x_diffeq.blocks.parallel:ParallelBlock", "norm_position": "after"},
-            "model.norm_position=after with model.block=t5x_diffeq.blocks.parallel",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
-)
-def test_keys_that_do_not_go_together(changes, message):
-    with pytest.raises(InputError, match=message):
-        small(**changes)
-
-
 def logits(model, params, tokens=TOKENS, **kwargs):
     return jax.jit(lambda p, t: model.apply({"params": p}, t, **kwargs))(params, tokens)
 
@@ -216,6 +189,19 @@ def test_dropout():
         ),
         ({"activation": "silu"}, "model.architecture=gpt: it can be gelu or relu"),
         ({"weights": "hyper"}, "'hyper'; it can be time_dependent, per_layer, shared"),
+        ({"tied_head": True}, "model.tied_head=True with model.architecture=gpt: the key is"),
+        ({"qkv_bias": True}, "model.qkv_bias=True with model.architecture=gpt"),
+        ({"rope_theta": 5e5}, "model.rope_theta=500000.0 with model.architecture=gpt"),
+        ({**LLAMA, "head_dim": 5}, "model.head_dim=5 is odd"),
+        ({**LLAMA, "rope_scaling": ("ntk", 2.0)}, "the first entry can be linear, llama3, yarn"),
+        (
+            {"mlp_input": "attention_norm", "norm_position": "after"},
+            "model.mlp_input=attention_norm with model.norm_position=after",
+        ),
+        (
+            {"block": "t5x_diffeq.blocks.parallel:ParallelBlock", "norm_position": "after"},
+            "model.norm_position=after with model.block=t5x_diffeq.blocks.parallel",
+        ),
     ],
 )
 def test_bad_configs(changes, message):

@@ -42,7 +42,6 @@ from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
-from t5x_diffeq.exchange.new_run import write_run
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -52,6 +51,7 @@ from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.verbs.convert import write_run
 
 
 def install(versions: str, folder: Path) -> Path:
@@ -209,8 +209,8 @@ def test_their_models_both_ways_and_as_odes(interpreter, folders, tmp_path):
         assert relative_error(config, run.params, said) < 1e-5, name
         save_pretrained(run, as_run, tokenizer_of("bytes"), [], tmp_path / name)
         assert_same_tensors(folders / name, tmp_path / name)
-        ode = ModelConfig.of(ode_keys(as_run.model, None), 256, config.max_length)
-        params, _ = to_ode(replace(ode, attention="xla"), run.params)
+        ode = ModelConfig.of(ode_keys(as_run.model), 256, config.max_length)
+        params = to_ode(replace(ode, attention="xla"), run.params)
         assert relative_error(replace(ode, attention="xla"), params, said) < 1e-5, name
     assert len(names) == 11
     ended = run_there(interpreter, "transformers_models.py", "check", folders, tmp_path)

@@ -32,7 +32,6 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function, step_inputs
-from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import CONVENTIONS
@@ -79,8 +78,8 @@ def lyapunov_exponents(
       memory: GiB that the tangents and Jacobian products may take at once, approximately.
 
     Raises:
-      InputError: if the convention is unknown or the model has no weights for it, or the scheme is
-        reversible, or a prompt is too long, or an index is out of range.
+      InputError: if the convention is unknown or the model has no weights for it, or a prompt is
+        too long, or an index is out of range.
     """
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
@@ -108,7 +107,7 @@ def step_map(config: ModelConfig, length: int) -> StepMap:
     def step(y: State, W: Weights) -> State:
         places = in_one_document(jnp.zeros((len(y), length), jnp.int32))
         field = vector_field(config, places)
-        return step_function(field, config.solver, config.dt)(y, (W, None))
+        return step_function(field, config.scheme, config.dt)(y, (W, None))
 
     return step
 
@@ -216,12 +215,6 @@ def _check_arguments(
         raise InputError(
             "the official convention reads W(t) at t = n/N by Euler's scheme, and this model has "
             f"{config.weights} weights and scheme {config.scheme}; take pair or full"
-        )
-    if is_reversible(config.scheme):
-        raise InputError(
-            f"model.scheme={config.scheme} takes each step from two states, and exponents are "
-            "those of steps from one; take the run by a one-step scheme, as in "
-            "td.load(workdir, scheme='midpoint'), or leave the exponents out"
         )
     if not 1 <= length <= config.max_length:
         raise InputError(f"a prompt of {length} tokens: the model takes 1 to {config.max_length}")

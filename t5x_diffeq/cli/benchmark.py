@@ -1,11 +1,9 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
 The two models take turns, so that noise of the machine affects both. Prints a table on standard
-error and one JSON object per model on standard output. Other measurements, one at a time:
---coordinate_check: how far W(t) and y(1) move in the first steps of training, for several T and N.
---data: how fast the host makes batches, compared with plain Grain.
---generation: how fast tokens are generated, compared with running the whole prefix for each token.
-With --profile=DIR, a few more steps of each model are traced into DIR for TensorBoard (XProf).
+error and one JSON object per model on standard output. With --generation, it times instead how fast
+tokens are generated, compared with running the whole prefix for each token. With --profile=DIR, a
+few more steps of each model are traced into DIR for TensorBoard (XProf).
 """
 
 from absl import flags
@@ -21,16 +19,9 @@ FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
 )
-_COORDINATE_CHECK = flags.DEFINE_bool(
-    "coordinate_check",
-    False,
-    "Measure how far W(t) and y(1) move at first.",
-    flag_values=FLAGS,
-)
-_DATA = flags.DEFINE_bool("data", False, "Time the data pipeline.", flag_values=FLAGS)
 _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    "rounds", 20, "Number of timed steps (or seconds) of each model.", 1, INT32, flag_values=FLAGS
+    "rounds", 20, "Number of timed steps of each model, or of tokens.", 1, INT32, flag_values=FLAGS
 )
 _PROFILE = flags.DEFINE_string(
     "profile", None, "Folder into which some steps of each model are traced.", flag_values=FLAGS
@@ -41,12 +32,9 @@ def main() -> None:
     """The verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
-    chosen = [f"--{flag.name}" for flag in (_DATA, _GENERATION, _COORDINATE_CHECK) if flag.value]
-    if len(chosen) > 1:
-        raise InputError(f"{' and '.join(chosen)} measure different things; give one of them")
-    if chosen and _PROFILE.value:
+    if _GENERATION.value and _PROFILE.value:
         raise InputError(
-            f"--profile={_PROFILE.value} traces optimizer steps, which {chosen[0]} doesn't take; "
+            f"--profile={_PROFILE.value} traces optimizer steps, which --generation doesn't take; "
             "leave one of them out"
         )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
@@ -54,12 +42,8 @@ def main() -> None:
     from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
 
     config = Config.of(CONFIG.value)
-    if _DATA.value:
-        benchmark.show_data(config, _ROUNDS.value)
-    elif _GENERATION.value:
+    if _GENERATION.value:
         benchmark.show_generation(config, _ROUNDS.value)
-    elif _COORDINATE_CHECK.value:
-        benchmark.show_coordinate_check(config)
     else:
         benchmark.show_comparison(config, _ROUNDS.value, traces)
 

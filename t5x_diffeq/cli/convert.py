@@ -5,9 +5,8 @@ t5x_diffeq/exchange/README.md has a table of what is supported. A model's name o
 such as Qwen/Qwen3-0.6B, is fetched first (pip install 't5x_diffeq[huggingface]'). The new workdir
 is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
-number of steps. With --time_embed_dim below the number of layers, it approximates the model, with
-kernels as near as so few functions of time allow, and has fewer parameters. --config.data.source
-and --config.data.path name the text to measure it on; model, length and tokenizer come from FOLDER.
+number of steps. --config.data.source and --config.data.path name the text to measure it on; model,
+length and tokenizer come from FOLDER.
 With --base=RUN, FOLDER holds adapters that PEFT tuned on the export of that run, and the new
 workdir is the run on the exported grid with these adapters.
 Needs safetensors: pip install 't5x_diffeq[export]'.
@@ -41,17 +40,7 @@ _WORKDIR = flags.DEFINE_string(
 _TO_ODE = flags.DEFINE_bool(
     "to_ode",
     False,
-    "Make it a neural ODE that is the same model at its own number of steps, or with "
-    "--time_embed_dim an approximation.",
-    flag_values=FLAGS,
-)
-_TIME_EMBED_DIM = flags.DEFINE_integer(
-    "time_embed_dim",
-    None,
-    "T of the ODE; below the number of layers, it approximates the model with fewer parameters. "
-    "[default: the number of layers]",
-    1,
-    INT32,
+    "Make it a neural ODE that is the same model at its own number of steps.",
     flag_values=FLAGS,
 )
 _BASE = flags.DEFINE_string(
@@ -92,8 +81,6 @@ def main() -> None:
     """The verb."""
     folder = command_line.parse_folder(_INPUT, "convert")
     workdir = command_line.parse_folder(_WORKDIR, "convert")
-    if _TIME_EMBED_DIM.value is not None and not _TO_ODE.value:
-        raise InputError("--time_embed_dim is for neural ODEs only; add --to_ode")
     overrides = config_flags.get_override_values(FLAGS["config"])
     check_overrides(overrides)
 

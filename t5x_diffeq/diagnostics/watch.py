@@ -32,8 +32,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
-from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried, SubField, VectorField
+from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.training.depth_norms import Curves, named, norms
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
@@ -83,9 +82,8 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
     """
     y, places = to_zigzag(y, places)
     field = vector_field(config, places)(None)
-    scheme = find_scheme(config.solver)
 
-    def step(carried: Carried, inputs: StepInputs) -> tuple[Carried, dict[str, Array]]:
+    def step(y: State, inputs: StepInputs) -> tuple[State, dict[str, Array]]:
         found: dict[str, list[Array]] = {"f": [], "g": []}
 
         def note(name: str, sub_field: SubField) -> SubField:
@@ -97,13 +95,13 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
             return noted
 
         noting = VectorField(note("f", field.f), note("g", field.g))
-        after = step_function(lambda _: noting, config.solver, config.dt)(carried, inputs)
+        after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
         of_evaluations = {name: _rms(jnp.stack(each)) for name, each in found.items()}
-        return after, {**of_evaluations, "state": _rms(scheme.end(carried))}
+        return after, {**of_evaluations, "state": _rms(y)}
 
     inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
-    last, curves = jax.lax.scan(step, scheme.start(y), inputs)
-    return {**curves, "state": jnp.append(curves["state"], _rms(scheme.end(last)))}
+    last, curves = jax.lax.scan(step, y, inputs)
+    return {**curves, "state": jnp.append(curves["state"], _rms(last))}
 
 
 def _some_rows(batch: Batch, shards: int) -> Batch:

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from t5x_diffeq.exchange.families import family_of
-from t5x_diffeq.exchange.layouts import Layout, declared_leaves, own_layout
+from t5x_diffeq.exchange.layouts import Layout, own_layout
 from t5x_diffeq.exchange.peft import CONFIG, PREFIX, TENSORS, module_name
 from t5x_diffeq.layers.parameter import num_inputs
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.load import PretrainedRun
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_diffeq.exchange.layouts import declared_leaves, torch_name
+from t5x_diffeq.exchange.layouts import torch_name
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.block import PyTorchForm
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runtime.errors import InputError
 

@@ -20,11 +20,10 @@ from jaxtyping import Float
 
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes
-from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.models.sub_fields import declared_leaves
+from t5x_diffeq.ode.weights import LeafPath
 from t5x_diffeq.runtime.errors import InputError
 
-LeafPath = tuple[str, ...]
 Tensors = Iterator[tuple[str, Float[np.ndarray, "..."]]]
 ReadTensor = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
 
@@ -167,12 +166,6 @@ def own_layout(config: ModelConfig) -> Layout:
         },
         transposed=True,
     )
-
-
-def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
-    """The block's parameters by path, with shapes in place of arrays."""
-    block = block_of_shapes(config)
-    return block_parameters(block, block.input_shapes())
 
 
 def outer_leaves(config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:

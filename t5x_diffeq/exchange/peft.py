@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_diffeq.exchange.layouts import Layout, Tensors, declared_leaves
+from t5x_diffeq.exchange.layouts import Layout, Tensors
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runtime.errors import InputError
 
 ADAPTER_FOLDER = "adapter"  # inside the base's folder

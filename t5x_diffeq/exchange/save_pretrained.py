@@ -20,7 +20,7 @@ from t5x_diffeq.exchange.hypernetwork_form import (
     hypernetwork_form,
     polynomial_weights,
 )
-from t5x_diffeq.exchange.layouts import check_names, declared_leaves, own_layout, tensors_of
+from t5x_diffeq.exchange.layouts import check_names, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
 from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
@@ -28,7 +28,7 @@ from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import make_block, need_methods
+from t5x_diffeq.models.sub_fields import declared_leaves, make_block, need_methods
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError

@@ -184,7 +184,7 @@ class Explorer:
         The convention is `pair` of `analysis.lyapunov`.
 
         Raises:
-          InputError: as `read`; or if there is no such token, or the scheme takes two states.
+          InputError: as `read`; or if there is no such token.
         """
         tokens = self.tokens(text)
         if output >= len(tokens):

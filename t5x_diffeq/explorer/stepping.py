@@ -23,8 +23,7 @@ from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function
-from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried, VectorField
+from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runs.load import Grid, Run
 
 TOP = 5  # likeliest tokens that a look tells
@@ -58,9 +57,8 @@ class Drawn(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="model")
-def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -> Carried:
-    y = nn.apply(LanguageModel.embed, model)({"params": params}, tokens, places)
-    return find_scheme(model.config.solver).start(y)
+def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -> State:
+    return nn.apply(LanguageModel.embed, model)({"params": params}, tokens, places)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -73,8 +71,8 @@ def _weights_at(model: LanguageModel, params: dict, times: Times) -> Weights:
 
 @partial(jax.jit, static_argnames="model")
 def _step(
-    model: LanguageModel, carried: Carried, W: Weights, places: Places, dt: Float[Array, ""]
-) -> Carried:
+    model: LanguageModel, y: State, W: Weights, places: Places, dt: Float[Array, ""]
+) -> State:
     """A step of size dt: one of size 1 of dt times the field, so that dt can be an argument."""
     of_key = vector_field(model.config, places)
 
@@ -82,7 +80,7 @@ def _step(
         f, g = of_key(key)
         return VectorField(lambda W, y: dt * f(W, y), lambda W, y: dt * g(W, y))
 
-    return step_function(scaled, model.config.solver, 1.0)(carried, (W, None))
+    return step_function(scaled, model.config.scheme, 1.0)(y, (W, None))
 
 
 @partial(jax.jit, static_argnames="model")
@@ -152,12 +150,11 @@ class Stepper:
         """The states at t = 0, 1/N, ..., 1, each once it is computed; within `placed.context()`."""
         model, compiled = self._on(grid)
         places = in_one_document(tokens) if places is None else places
-        carried = _start(compiled, self.run.params, tokens, places)
-        end = find_scheme(model.config.solver).end
-        yield end(carried)
+        y = _start(compiled, self.run.params, tokens, places)
+        yield y
         for W in self._weights(grid):
-            carried = _step(compiled, carried, W, places, model.config.dt)
-            yield end(carried)
+            y = _step(compiled, y, W, places, model.config.dt)
+            yield y
 
     def last_state(self, tokens: Tokens, grid: Grid, places: Places | None = None) -> State:
         """The state at t = 1; within `placed.context()`."""

@@ -3,7 +3,7 @@
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.models.adaptive import Adaptive, check_adaptive
+from t5x_diffeq.models.adaptive import Adaptive
 from t5x_diffeq.runs.load import Run
 from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step, make_eval_step
 
@@ -32,6 +32,5 @@ def evaluate_split(
     with placed.context():
         eval_step = make_eval_step(placed)
         if adaptive:
-            check_adaptive(placed.model.config, adaptive)
             eval_step = make_adaptive_eval_step(placed, adaptive)
         return evaluate_loss(eval_step, run.params, batches)

@@ -33,8 +33,7 @@ from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import block_of_shapes
-from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
@@ -330,9 +329,7 @@ def _apply(method: Callable, model: LanguageModel, params: dict, *arguments: Arr
 @cache
 def _axes_of(model: ModelConfig) -> dict[tuple[str, ...], tuple[str | None, ...]]:
     """The logical axes of the block's parameters, by path."""
-    block = block_of_shapes(model)
-    declared = block_parameters(block, block.input_shapes())
-    return {path: tuple(parameter.names) for path, parameter in declared.items()}
+    return {path: tuple(parameter.names) for path, parameter in declared_leaves(model).items()}
 
 
 @cache

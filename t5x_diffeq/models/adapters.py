@@ -89,11 +89,9 @@ class Adapters(nn.Module):
         """The factors `a` and `b` of each adapted linear."""
         made = {}
         for path, kernel in _kernels_to_adapt(self.block, self.inputs, self.kernels).items():
-            inputs = num_inputs(kernel.value.shape, kernel.fan_in)
-            assert inputs is not None  # `_kernels_to_adapt` leaves out kernels without it
             made[path] = Adapter(
                 kernel,
-                inputs,
+                num_inputs(kernel.value.shape, kernel.fan_in),
                 self.num_nodes,
                 self.rank,
                 self.alpha / self.rank,
@@ -119,14 +117,6 @@ def _kernels_to_adapt(
                 f"model.adapter_kernels names {name!r}; this block has {', '.join(known)}"
             )
     return {path: leaf for path, leaf in kernels.items() if not names or path[-1] in names}
-
-
-def kernels_without_adapter(block: nn.Module, inputs: tuple) -> list[str]:
-    """The block's kernels that can have no adapter, since no `Linear` has made them."""
-    leaves = block_parameters(block, inputs).items()
-    return [
-        "/".join(path) for path, leaf in leaves if leaf.role == "kernel" and not leaf.takes_adapter
-    ]
 
 
 def block_variables(W: Weights) -> dict[str, Weights]:

@@ -8,19 +8,16 @@ import numpy as np
 
 from t5x_diffeq.layers.attention_kernels import check, choose
 from t5x_diffeq.layers.rotary import BASE, check_scaling
-from t5x_diffeq.ode.integrate import check_remat, kept_names, uniform_step_size
-from t5x_diffeq.ode.schemes import grid, is_reversible
+from t5x_diffeq.ode.integrate import kept_names
+from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.ode.weights import of_attention
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.key import VocabSize
-from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-# What reversible schemes reconstruct their states with.
-_OF_REVERSIBLE = {"remat": "full", "state_dtype": "float32"}
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
 _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
@@ -104,7 +101,7 @@ class ModelConfig(ModelKeys):
             changes = {"num_steps": num_steps}
         if scheme is not None and scheme != self.scheme:
             check_values({"model.scheme": scheme})
-            changes |= {"scheme": scheme, **(_OF_REVERSIBLE if is_reversible(scheme) else {})}
+            changes["scheme"] = scheme
         other = replace(self, **changes)
         trained_nodes, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
         if self.weights == "per_layer" and not np.array_equal(trained_nodes, nodes):
@@ -156,12 +153,6 @@ class ModelConfig(ModelKeys):
         check_scaling(self.rope_scaling)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
-        check_remat(self.scheme, self.remat)
-        if self.state_dtype == "bfloat16" and is_reversible(self.scheme):
-            raise InputError(
-                f"model.state_dtype=bfloat16 with model.scheme={self.scheme}: states can't be "
-                "reconstructed in 16 bits; leave model.state_dtype out, or take another scheme"
-            )
 
     def _check_time_embedding(self):
         if self.attention_time_embed_dim is not None and self.time_embedding == "common":
@@ -230,15 +221,9 @@ class ModelConfig(ModelKeys):
 
     @property
     def dt(self) -> float:
-        """The step size."""
-        return uniform_step_size(self.step_size, self.num_steps)
-
-    @property
-    def solver(self) -> str:
-        """The name of the scheme for `find_scheme`, with its coupling where it has one."""
-        if self.scheme.startswith(REVERSIBLE):
-            return f"{self.scheme}({self.reversibility})"
-        return self.scheme
+        """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
+        c, of_num_steps, _ = self.step_size.partition("/N")
+        return float(c) / self.num_steps if of_num_steps else 1.0
 
     @property
     def time_features(self) -> TimeFeatures:

@@ -48,7 +48,7 @@ def solve(
             (lambda key: charge_velocity(of_key(key))) if velocity else of_key,
             weights,
             y,
-            scheme=c.solver,
+            scheme=c.scheme,
             num_steps=c.num_steps // stages if pipelined else c.num_steps,
             step_size=c.dt,
             remat=c.remat,

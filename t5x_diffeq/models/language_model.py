@@ -34,9 +34,8 @@ from t5x_diffeq.models.sub_fields import (
     need_methods,
     vector_field,
 )
-from t5x_diffeq.ode.cached import integrate_with_memory
 from t5x_diffeq.ode.hyper_init import HyperInit
-from t5x_diffeq.ode.integrate import trajectory, weights_by_step
+from t5x_diffeq.ode.integrate import integrate_with_memory, trajectory, weights_by_step
 from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.ode.schemes import find_scheme, grid
 from t5x_diffeq.ode.weights import (
@@ -241,7 +240,7 @@ class LanguageModel(nn.Module):
             weights,
             self.embed(tokens, places),
             caches,
-            scheme=c.solver,
+            scheme=c.scheme,
             step_size=c.dt,
         )
         return self.normalise(y), caches
@@ -270,7 +269,7 @@ class LanguageModel(nn.Module):
             vector_field(c, places),
             weights,
             self.embed(tokens, places),
-            scheme=c.solver,
+            scheme=c.scheme,
             num_steps=c.num_steps,
             step_size=c.dt,
         )

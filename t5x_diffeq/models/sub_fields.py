@@ -9,13 +9,15 @@ from flax import linen as nn
 from jaxtyping import Array, Bool
 
 from t5x_diffeq.layers.array_types import Cache, Places, State, Vector, Weights
+from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.adapters import block_variables
 from t5x_diffeq.models.block import COSTS, Block, has_own_method
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
-from t5x_diffeq.ode.cached import SubFieldWithMemory
+from t5x_diffeq.ode.integrate import SubFieldWithMemory
 from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.solvers import SubField, VectorField
+from t5x_diffeq.ode.weights import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import load_plugin
 
@@ -52,6 +54,12 @@ def block_of_shapes(config: ModelConfig) -> Block:
     It has the attention kernel that accepts any shape.
     """
     return make_block(replace(config, attention="xla"))
+
+
+def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
+    """The block's parameters by path, with shapes in place of arrays."""
+    block = block_of_shapes(config)
+    return block_parameters(block, block.input_shapes())
 
 
 def has_cost(config: ModelConfig) -> bool:

@@ -82,7 +82,8 @@ def _contract_backward(
         e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
     ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."]]:
         flat = dW.reshape(dW.shape[0], -1)
-        dP = _project(e.astype(dtype), dW)
+        dP = jnp.matmul(e.astype(dtype).T, flat, preferred_element_type=jnp.float32)
+        dP = _lay_out_as_at_rest(dP.reshape(e.shape[1], *dW.shape[1:]))
         de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
         de = jax.lax.psum(de, mesh_axes) if mesh_axes else de
         return de, dP, dW.sum(0, dtype=jnp.float32)
@@ -91,29 +92,6 @@ def _contract_backward(
     of_shards = on_shards(products, (whole, shard, shard), (whole, shard, of_kernel))
     de, dP, dW0 = of_shards(e, P, dW)
     return de, dP, None if W0 is None else dW0
-
-
-def project(
-    e: Float[Array, "nodes T"], F: Float[Array, "nodes ..."], axes: Axes
-) -> Float[Array, "T ..."]:
-    """e^T F in float32, sharded and laid out as P.
-
-    Args:
-      e: time embeddings, float32.
-      F: values of a kernel at the nodes.
-      axes: logical axes of the kernel.
-    """
-    shard = _kernel_spec(axes)
-    return on_shards(partial(_project, precision="highest"), (PartitionSpec(), shard), shard)(e, F)
-
-
-def _project(
-    e: Float[Array, "nodes T"], F: Float[Array, "nodes ..."], precision: str | None = None
-) -> Float[Array, "T ..."]:
-    """`project` on one device's shard of F."""
-    flat = F.reshape(F.shape[0], -1)
-    P = jnp.matmul(e.T, flat, precision=precision, preferred_element_type=jnp.float32)
-    return _lay_out_as_at_rest(P.reshape(e.shape[1], *F.shape[1:]))
 
 
 def _contract_long_axis(

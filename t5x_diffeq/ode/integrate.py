@@ -11,20 +11,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.layers.array_types import Tree, Vector
-from t5x_diffeq.ode.reversible import (
-    Bind,
-    ReversibleScheme,
-    Stages,
-    StepInputs,
-    scan_and_reconstruct,
-)
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.solvers import Carried, VectorField
+from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
-Step = Callable[[Carried, StepInputs], Carried]
+StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
+Step = Callable[[Vector, StepInputs], Vector]
 Captured = list[Any]  # arrays, of JAX or of NumPy
+Memory = Any  # of one evaluation of a sub-field: a tree of arrays
+SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
@@ -54,42 +50,22 @@ def integrate(
       num_steps: N.
       step_size: dt.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
-        `CHECKPOINT_NAMES`). With a reversible scheme, "full" reconstructs the states and stores
-        none.
+        `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
         keeps the state's own.
       key: dropout key, or None.
 
     Raises:
-      InputError: if `remat` is none of these, or the scheme can't have it.
+      InputError: if `remat` is none of these.
     """
-    check_remat(scheme, remat)
-    inputs, solver = step_inputs(weights, scheme, num_steps, key), find_scheme(scheme)
-    if isinstance(solver, ReversibleScheme) and remat == "full":
-        bind = _bind(field, len(solver.nodes))
-        start = solver.start(y)
-        return solver.end(scan_and_reconstruct(solver, bind, step_size, start, inputs, unroll))
+    inputs = step_inputs(weights, scheme, num_steps, key)
     # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
     # backward pass would then compute once more.
     if remat == "full" and scheme == "euler":
         field = _recompute_in_turn(field)
     step = step_function(field, scheme, step_size)
-    end = _scan_steps(step, solver.start(y), inputs, remat, unroll, kept_dtype or y.dtype)
-    return solver.end(end)
-
-
-def check_remat(scheme: str, remat: str) -> None:
-    """Checks that the backward pass of the scheme can recompute by `remat`.
-
-    Raises:
-      InputError: if it can't; says what it can do.
-    """
-    if isinstance(find_scheme(scheme), ReversibleScheme) and remat not in ("none", "full"):
-        raise InputError(
-            f"model.remat={remat} with model.scheme={scheme}: a reversible scheme reconstructs its "
-            "states; take full, which does so, or none, which stores them"
-        )
+    return _scan_steps(step, y, inputs, remat, unroll, kept_dtype or y.dtype)
 
 
 def trajectory(
@@ -102,14 +78,50 @@ def trajectory(
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
-    step, solver = step_function(field, scheme, step_size), find_scheme(scheme)
-
-    def keep(carried: Carried, x: StepInputs) -> tuple[Carried, Vector]:
-        return step(carried, x), solver.end(carried)
-
+    step = step_function(field, scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
-    last, before = jax.lax.scan(keep, solver.start(y), inputs)
-    return jnp.concatenate((before, solver.end(last)[None]))
+    last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
+    return jnp.concatenate((before, last[None]))
+
+
+def integrate_with_memory(
+    f: SubFieldWithMemory,
+    g: SubField,
+    weights: list[Tree],
+    y: Vector,
+    memories: list[Memory],
+    *,
+    scheme: str,
+    step_size: float,
+) -> tuple[Vector, list[Memory]]:
+    """y(1) from y(0) of new tokens, and what f then remembers of them and those before.
+
+    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
+    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
+    or two most of the time goes into reading weights, and a scan would first copy the weights of
+    each step.
+
+    Args:
+      f: one sub-field: from weights, state and memory to its value and the updated memory.
+      g: the other sub-field, which has no memory.
+      weights: the weights of each step, from `weights_by_step`.
+      y: the state at t = 0.
+      memories: one for each evaluation of f, in the order of the evaluations.
+      scheme: the scheme's name, for `schemes.find_scheme`.
+      step_size: dt.
+    """
+    before, after = iter(memories), []
+
+    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
+        value, memory = f(W, y, next(before))
+        after.append(memory)
+        return value
+
+    field = VectorField(f_with_next_memory, g)
+    for n, of_step in enumerate(weights):
+        step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
+        y = step(y, (of_step, None))
+    return y, after
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -121,29 +133,20 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 def step_function(
     field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
 ) -> Step:
-    """One step of the scheme, from what it carries and the step's slice of `step_inputs`.
+    """One step of the scheme, from the state and the step's slice of `step_inputs`.
 
     A profile shows its operations under `scope`. In a scan all steps are one program, so they have
     one name.
     """
     solver = find_scheme(scheme)
-    bind = _bind(field, len(solver.nodes))
 
     @jax.named_scope(scope)
-    def step(carried: Carried, inputs: StepInputs) -> Carried:
-        return solver.step(*bind(inputs), carried, step_size)
+    def step(y: Vector, inputs: StepInputs) -> Vector:
+        W, key = inputs
+        at_nodes = (jax.tree.map(lambda w, i=i: w[i], W) for i in range(len(solver.nodes)))
+        return solver.step(field(key), tuple(at_nodes), y, step_size)
 
     return step
-
-
-def _bind(field: FieldOfKey, nodes: int) -> Bind:
-    """The function from a step's inputs to its field, and its weights at each node."""
-
-    def bind(inputs: StepInputs) -> tuple[VectorField, Stages]:
-        W, key = inputs
-        return field(key), tuple(jax.tree.map(lambda w, i=i: w[i], W) for i in range(nodes))
-
-    return bind
 
 
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
@@ -273,9 +276,3 @@ def kept_names(remat: str) -> tuple[str, ...]:
                 f"as in keep:{','.join(CHECKPOINT_NAMES)}"
             )
     return names
-
-
-def uniform_step_size(step_size: str, num_steps: int) -> float:
-    """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
-    c, of_num_steps, _ = step_size.partition("/N")
-    return float(c) / num_steps if of_num_steps else 1.0

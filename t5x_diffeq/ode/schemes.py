@@ -1,11 +1,8 @@
 """The schemes by name, and the grid of times at which a scheme reads the weights."""
 
-import re
-
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.ode.reversible import ReversibleScheme, leapfrog, reversible
 from t5x_diffeq.ode.solvers import (
     Scheme,
     SubField,
@@ -18,7 +15,6 @@ from t5x_diffeq.ode.solvers import (
     strang,
 )
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.keys.values import ONE_STEP_SCHEMES, REVERSIBLE
 from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
 
 # Euler and the splittings read W at the right end of the step, as the official implementation does.
@@ -31,36 +27,20 @@ SCHEMES = {
     "midpoint": Scheme(midpoint, nodes=(0.0, 1 / 2), order=2, evaluations=(2, 2)),
     "heun": Scheme(heun, nodes=(0.0, 1.0), order=2, evaluations=(2, 2)),
     "rk4": Scheme(rk4, nodes=(0.0, 1 / 2, 1.0), order=4, evaluations=(4, 4)),
-    "leapfrog": leapfrog(),
 }
-_OVER_BASE = re.compile(rf"{REVERSIBLE}({'|'.join(ONE_STEP_SCHEMES)})(?:\(([0-9.e-]+)\))?")
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of this name.
-
-    It is one of `SCHEMES`; "reversible:midpoint", or "reversible:midpoint(0.9)" with a coupling
-    other than 0.99, over any one-step scheme of these; or of another package by importable name.
+    """The scheme of this name: one of `SCHEMES`, or of another package by importable name.
 
     Raises:
       InputError: if there is no such scheme.
     """
     if name in SCHEMES:
         return SCHEMES[name]
-    if over_base := _OVER_BASE.fullmatch(name):
-        base, coupling = over_base.groups()
-        return reversible(SCHEMES[base], *([] if coupling is None else [float(coupling)]))
     if not is_plugin(name):
-        raise InputError(
-            f"scheme {name!r} is unknown; there are {', '.join(SCHEMES)}, and {REVERSIBLE} with "
-            f"one of {', '.join(ONE_STEP_SCHEMES)}"
-        )
+        raise InputError(f"scheme {name!r} is unknown; there are {', '.join(SCHEMES)}")
     return _load_scheme(name)
-
-
-def is_reversible(name: str) -> bool:
-    """Whether the backward pass of this scheme can reconstruct its states."""
-    return isinstance(find_scheme(name), ReversibleScheme)
 
 
 def _load_scheme(name: str) -> Scheme:
@@ -102,7 +82,7 @@ def _count_evaluations(scheme: Scheme) -> tuple[int, int]:
         return lambda W, y: calls.append(name) or y  # type: ignore[func-returns-value]
 
     field = VectorField(sub_field("f"), sub_field("g"))
-    scheme.step(field, ({},) * len(scheme.nodes), scheme.start(np.zeros(())), 1.0)
+    scheme.step(field, ({},) * len(scheme.nodes), np.zeros(()), 1.0)
     return calls.count("f"), calls.count("g")
 
 

@@ -1,4 +1,4 @@
-"""One-step schemes for dy/dt = f(y; W(t)) + g(y; W(t)), each as short as in the textbook.
+"""Schemes for dy/dt = f(y; W(t)) + g(y; W(t)), each as short as in the textbook.
 
 A scheme says at which times within a step it reads W (its nodes, in units of the step size) and
 how one step advances the state with the weights at those nodes. It uses only sums of states and
@@ -12,12 +12,11 @@ their products with numbers. Steps take
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from t5x_diffeq.layers.array_types import Tree, Vector
 
 SubField = Callable[[Tree, Vector], Vector]
-Carried = Any  # what one step hands to the next: the state, or a pair of states
 
 
 class VectorField(NamedTuple):
@@ -94,15 +93,7 @@ class Scheme:
       evaluations: how many times a step evaluates f, and g.
     """
 
-    step: Callable[..., Carried]
+    step: Callable[..., Vector]
     nodes: tuple[float, ...]
     order: int
     evaluations: tuple[int, int]
-
-    def start(self, y: Vector) -> Carried:
-        """What the first step takes: of a one-step scheme, y(0) itself."""
-        return y
-
-    def end(self, carried: Carried) -> Vector:
-        """The state at the end of the step that returned `carried`."""
-        return carried

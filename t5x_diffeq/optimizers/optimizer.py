@@ -166,11 +166,7 @@ def _directions(
     make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
     multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
     transformation, multipliers = make(optimizer, declared, multipliers)
-    return transformation, scale_each(multipliers)
-
-
-def _adam_alone(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
-    return _adam(optimizer, declared), multipliers
+    return transformation, _scale_each(multipliers)
 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -194,7 +190,7 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
 # the directions and the multipliers that these need. With `optimizer.offload`, each must be able to
 # update one layer without another's gradient and moments (`training/update.py`).
 OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
-    "adam": _adam_alone,
+    "adam": lambda optimizer, declared, multipliers: (_adam(optimizer, declared), multipliers),
     "muon": _muon_and_adam,
 }
 
@@ -241,7 +237,7 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def scale_each(multipliers: dict) -> optax.GradientTransformation:
+def _scale_each(multipliers: dict) -> optax.GradientTransformation:
     """Scales each parameter's update by its own constant."""
     return optax.stateless(
         lambda updates, params: jax.tree.map(lambda m, u: m * u, multipliers, updates)

@@ -14,11 +14,11 @@ from math import prod
 from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes, need_methods
+from t5x_diffeq.models.sub_fields import block_of_shapes, declared_leaves, need_methods
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.ode.time_features import SINUSOIDS
-from t5x_diffeq.ode.weights import block_parameters, layer_name
+from t5x_diffeq.ode.weights import layer_name
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,7 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
 def _hypernetwork_flops(config: ModelConfig) -> float:
     if config.weights != "time_dependent":
         return 0
-    features, block = config.time_features, block_of_shapes(config)
-    leaves = block_parameters(block, block.input_shapes())
+    features, leaves = config.time_features, declared_leaves(config)
     widths = {path: config.time_width(layer_name(path[:-1])) for path in leaves}
     products = sum(widths[path] * prod(leaf.value.shape) for path, leaf in leaves.items())
     of_layers = {path[:-1]: T for path, T in widths.items()}.values()

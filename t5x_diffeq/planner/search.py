@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 from t5x_diffeq.layers.attention_kernels import splash_blocks
-from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.planner.planning import Plan, plan_setup, state_bytes
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
@@ -21,7 +20,6 @@ from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microb
 
 # The last recomputes most and saves least.
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
-_REVERSIBLE_POLICIES = ("none", "full")  # of reversible schemes
 _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
 _CONTEXT_SIZES = (1, 2, 4, 8, 16)
 _SHORTEST_CHUNK = 1024  # tokens of a sequence; of fewer, moving keys and values costs too much
@@ -75,7 +73,7 @@ def search(
             "batch (plan without --sweep says how much is needed)"
         )
     best, _ = fitting[0]
-    compile_all("remat", [best | other for other in with_remats(config.with_values(best))])
+    compile_all("remat", [best | other for other in _other_remats(config.with_values(best))])
     best, plan = fitting[0]
     attention = plan.setup.model.config.attention
     details = _with_details(config.with_values(best), attention)
@@ -142,10 +140,9 @@ def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     return all(size % n == 0 for size, n in sizes)
 
 
-def with_remats(config: Config) -> list[Changes]:
-    """The changes for each other remat policy that the scheme can have."""
-    policies = _REVERSIBLE_POLICIES if is_reversible(config.model.scheme) else POLICIES
-    return [{"model.remat": remat} for remat in policies if remat != config.model.remat]
+def _other_remats(config: Config) -> list[Changes]:
+    """The changes for each other remat policy."""
+    return [{"model.remat": remat} for remat in POLICIES if remat != config.model.remat]
 
 
 def _with_details(config: Config, attention: str) -> list[Changes]:

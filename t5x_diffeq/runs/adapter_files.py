@@ -21,7 +21,7 @@ from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 _FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
 _KEYS = (
-    *("weights", "num_steps", "scheme", "reversibility"),
+    *("weights", "num_steps", "scheme"),
     *("adapter_rank", "adapter_alpha", "adapter_kernels"),
 )
 _SAME = 1e-5  # relative difference of norms that a different order of summation can cause

@@ -17,6 +17,7 @@ _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "
 _REMOVED: dict[str, object] = {
     "data.tokenize": "ahead",
     "model.quantization": "none",
+    "model.reversibility": 0.99,
     "model.time_table": "normal",
     "optimizer.cooldown_shape": "linear",
     "optimizer.moment_dtype": "float32",
@@ -26,14 +27,17 @@ _REMOVED: dict[str, object] = {
     "train.memory_profile": False,
 }
 # Of these, those without which a trained model is not what it was.
-_OF_MODEL = ("model.time_basis",)
+_OF_MODEL = ("model.block", "model.scheme", "model.time_basis")
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
+    "model.block": r"t5x_diffeq\.blocks\.gated_linear_attention:.*",
     "model.remat": r"every:\d+",
+    "model.scheme": "leapfrog|reversible:(euler|lie_trotter|strang|midpoint|heun|rk4)",
     "model.time_basis": r"(chebyshev|splines):\d+",
     "optimizer.moments": "factored|int4|mean_bfloat16",
 }
-_LAST = "dcf23fb"  # the last commit that had them
+_LAST = "dcf23fb"  # the last commit that had them, unless it stands here
+_LAST_OF = dict.fromkeys(("model.block", "model.reversibility", "model.scheme"), "14a4da5")
 
 
 def former_key_error(key: str) -> str | None:
@@ -41,7 +45,7 @@ def former_key_error(key: str) -> str | None:
     if key in _RENAMED:
         return f"config key {key!r} is called {_RENAMED[key]!r} now"
     if key in _REMOVED:
-        return f"config key {key!r} was removed; {_last_commit()}"
+        return f"config key {key!r} was removed; {_last_commit(key)}"
     return None
 
 
@@ -64,7 +68,7 @@ def former_value_error(key: str, value: object) -> str | None:
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
     if isinstance(value, str) and re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), value):
-        return f"{key}={value!r} was removed; {_last_commit()}"
+        return f"{key}={value!r} was removed; {_last_commit(key)}"
     return None
 
 
@@ -92,9 +96,9 @@ def without_former_keys(values: Mapping[str, object], to_train: bool) -> dict[st
     }
     for key in sorted(removed):
         if to_train or key in _OF_MODEL:
-            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit()}")
+            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit(key)}")
     return {key: x for key, x in values.items() if key not in removed and key not in _REMOVED}
 
 
-def _last_commit() -> str:
-    return f"commit {_LAST} was the last that had it"
+def _last_commit(key: str) -> str:
+    return f"commit {_LAST_OF.get(key, _LAST)} was the last that had it"

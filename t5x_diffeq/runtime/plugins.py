@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.keys.values import REVERSIBLE
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a value is an importable name, and not the project's own reversible:SCHEME."""
-    return ":" in name and not name.startswith(REVERSIBLE)
+    """Whether a value is an importable name."""
+    return ":" in name
 
 
 @cache

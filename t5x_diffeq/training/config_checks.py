@@ -1,13 +1,8 @@
 """Checks that the values of a config go together, which need no mesh and no model."""
 
-from math import ceil, log10
-
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.keys.values import REVERSIBLE
 from t5x_diffeq.runtime.plugins import is_plugin
-
-_LOST_DIGITS = 3  # of the seven of a reconstructed float32 state, at most
 
 
 def check_new(config: Config) -> None:
@@ -24,27 +19,12 @@ def check_new(config: Config) -> None:
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
             f"{model.num_steps}; give at most {model.num_steps}"
         )
-    steps = max(model.num_steps, *config.train.depths, 1)
-    if model.scheme.startswith(REVERSIBLE) and model.remat == "full":
-        _check_reconstruction(model.reversibility, steps)
     if model.adapter_rank > model.embed_dim:
         raise InputError(
             f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
             f"{model.embed_dim}, the rank that a kernel can have; lower it"
         )
     _check_moments(config)
-
-
-def _check_reconstruction(coupling: float, steps: int) -> None:
-    """Checks that the states come back in float32 with at least four digits."""
-    growth = -steps * log10(coupling)  # of rounding errors, in digits
-    if growth > _LOST_DIGITS:
-        raise InputError(
-            f"model.reversibility={coupling} with {steps} solver steps magnifies rounding errors "
-            f"of the reconstructed states up to 10^{growth:.0f} times; raise it to at least "
-            f"{ceil(1e5 * 10 ** (-_LOST_DIGITS / steps)) / 1e5}, or set model.remat=none, which "
-            "stores the states"
-        )
 
 
 def _check_moments(config: Config) -> None:

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import block_of_shapes
-from t5x_diffeq.ode.weights import Embeddings, block_parameters, projection_squares
+from t5x_diffeq.models.sub_fields import declared_leaves
+from t5x_diffeq.ode.weights import Embeddings, projection_squares
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
 
@@ -151,10 +151,8 @@ def gradient_norm(
       d_weights: the gradient of the weights that it was pulled back from.
       embeddings: e(t) at the nodes of these weights.
     """
-    block = block_of_shapes(model.config)
-    declared = block_parameters(block, block.input_shapes())
     with jax.named_scope("gradient norm"):
-        squares = projection_squares(d_weights, embeddings, declared)
+        squares = projection_squares(d_weights, embeddings, declared_leaves(model.config))
         known = {("source", *path): square for path, square in squares.items()}
         others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
         of_projections = sum(known.values(), start=jnp.zeros(()))

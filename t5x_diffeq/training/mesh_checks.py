@@ -6,7 +6,6 @@ from t5x_diffeq.layers.mesh import STAGE
 from t5x_diffeq.models.block import can_split_length
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import partitioning
@@ -69,11 +68,6 @@ def check_stages(config: Config, mesh: Mesh) -> None:
         raise InputError(
             f"mesh.stage={stages} and mesh.context={mesh.shape['context']}: a mesh splits the "
             "solver steps or the sequences, not both; set one of them to 1"
-        )
-    if is_reversible(model.scheme):
-        raise InputError(
-            f"model.scheme={model.scheme} carries two states, and mesh.stage={stages} hands on "
-            "one; take a one-step scheme, or set mesh.stage=1"
         )
     for key, steps in (("model.num_steps", model.num_steps), *_depths(train)):
         if steps % stages:

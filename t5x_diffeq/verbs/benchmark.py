@@ -1,24 +1,20 @@
-"""The time of an optimizer step against the baseline's, and other measurements."""
+"""The time of an optimizer step against the baseline's, and the rate of generation."""
 
 import json
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import numpy as np
 
-from t5x_diffeq.benchmarks.coordinate_check import coordinate_check
-from t5x_diffeq.benchmarks.generation_rate import generation_rates
-from t5x_diffeq.benchmarks.throughput import measure
+from t5x_diffeq.inference.generation_rate import generation_rates
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.runs.traces import how_to_open, trace
-from t5x_diffeq.runtime.config import KEYS, Config
+from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
 from t5x_diffeq.runtime.files import AnyPath
@@ -172,34 +168,6 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
 def _quartiles(values: np.ndarray) -> list[float]:
     """The values that a quarter and three quarters of them are below."""
     return np.quantile(values, (0.25, 0.75)).tolist()
-
-
-def show_coordinate_check(config: Config) -> None:
-    """Prints tables of the coordinate check over N, and over T where e(t) has that width.
-
-    Of time-dependent weights there is one for each initialisation.
-    """
-    model = make_setup(config, expected_vocab_size(config)).model.config
-    of_time = model.weights == "time_dependent"
-    for init in KEYS["model.init"].values.choices if of_time else (model.init,):
-        title = f"model.init={init}" if of_time else f"model.weights={model.weights}"
-        for of in ("T", "N") if of_time else ("N",):
-            with Progress(f"training a few steps with {title} for each {of}"):
-                rows = coordinate_check(replace(model, init=init), of)
-            say(title, "".join(f"{name:>12}" for name in rows[0]))
-            for row in rows:
-                say("".join(f"{value:>12.3g}" for value in row.values()))
-                print(json.dumps({"init": init, **row} if of_time else row), flush=True)
-
-
-def show_data(config: Config, rounds: int) -> None:
-    """Prints a line for each way of making batches."""
-    with TemporaryDirectory() as folder, Progress("timing the data pipeline"):
-        rates = measure(config.data, config.train.batch_size, config.seed, Path(folder), rounds)
-    for name, tokens in rates.items():
-        ratio = tokens / rates["plain_grain"]
-        say(f"{name:<18}{format_count(tokens):>10} tokens/s{ratio:>8.2f} x plain Grain")
-    print(json.dumps({f"{name}/tokens_per_second": value for name, value in rates.items()}))
 
 
 def show_generation(config: Config, rounds: int) -> None:

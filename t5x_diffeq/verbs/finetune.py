@@ -6,9 +6,8 @@ from t5x_diffeq.checkpoints.trained_params import find_step
 from t5x_diffeq.data.corpus import check_tokenizers
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.models.adapters import kernels_without_adapter
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes
+from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.adapter_files import save_adapters
 from t5x_diffeq.runs.load import PretrainedRun, init_from_pretrained
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
@@ -100,8 +99,11 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
             setup, PretrainedRun(source, vocab_size, config.init_step)
         )
         say(f"begins with the weights of {source} at its step {step}")
-        block = block_of_shapes(setup.model.config)
-        without = kernels_without_adapter(block, block.input_shapes())
+        without = [
+            "/".join(path)
+            for path, leaf in declared_leaves(setup.model.config).items()
+            if leaf.role == "kernel" and not leaf.takes_adapter
+        ]
         if config.model.adapter_rank and without:
             say(f"these kernels have no adapters, and are not tuned: {', '.join(without)}")
         return state

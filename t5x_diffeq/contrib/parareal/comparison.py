@@ -20,7 +20,6 @@ from t5x_diffeq.layers.array_types import State, Tokens
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
-from t5x_diffeq.ode.schemes import is_reversible
 from t5x_diffeq.runtime.errors import InputError
 
 PerIterate = Float[np.ndarray, " iterates"]  # of the coarse pass, then of each iteration
@@ -95,11 +94,6 @@ def _check(config: ModelConfig, slices: int) -> None:
         raise InputError(
             f"parareal integrates no running cost, which model.block={config.block} has; take a "
             "run of another block"
-        )
-    if is_reversible(config.scheme):
-        raise InputError(
-            f"parareal integrates one state, and model.scheme={config.scheme} carries two; take a "
-            "run of another scheme"
         )
     divisors = [s for s in range(1, config.num_steps + 1) if config.num_steps % s == 0]
     if slices not in divisors:

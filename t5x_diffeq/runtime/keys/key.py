@@ -112,9 +112,10 @@ def check_value(dotted_key: str, values: Values, value: object) -> None:
     Raises:
       InputError: if it hasn't; names the key, its value and what it can be.
     """
+    if said := former_value_error(dotted_key, value):
+        raise InputError(said)
     if fault := values.fault(value):
-        said = former_value_error(dotted_key, value)
-        raise InputError(said or f"{dotted_key} is {value!r}; {fault}")
+        raise InputError(f"{dotted_key} is {value!r}; {fault}")
 
 
 def _values_of(section: type[Section]) -> dict[str, Values]:

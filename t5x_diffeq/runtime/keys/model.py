@@ -19,17 +19,14 @@ from t5x_diffeq.runtime.keys.key import (
 )
 from t5x_diffeq.runtime.keys.values import (
     KERNELS,
-    ONE_STEP_SCHEMES,
     PLUGIN,
     REMATS,
-    REVERSIBLE,
     SCHEMES,
     TIME_BASES,
     VOCABULARY,
     Values,
 )
 
-_REVERSIBLES = tuple(REVERSIBLE + name for name in ONE_STEP_SCHEMES)
 _Dtype = Annotated[str, one_of("float32", "bfloat16")]
 _Activation = Annotated[str | None, Values(str, choices=("gelu", "relu", "silu"), optional=True)]
 
@@ -51,19 +48,11 @@ class ModelKeys(Section):
     weights: Annotated[str, one_of("time_dependent", "per_layer", "shared")] = key(
         "time_dependent", "W(t): time_dependent | per_layer (a baseline) | shared", finetune=True
     )
-    scheme: Annotated[str, one_of(*SCHEMES, *_REVERSIBLES, PLUGIN)] = key(
+    scheme: Annotated[str, one_of(*SCHEMES, PLUGIN)] = key(
         "euler",
-        """euler | lie_trotter | strang | midpoint | heun | rk4, or the importable name of an
-        `ode.solvers.Scheme`, "package.module:name". Reversible schemes, whose backward pass needs
-        no more memory for more steps: leapfrog | reversible:midpoint, or another of these after the
-        colon""",
+        """euler | lie_trotter | strang | midpoint | heun | rk4, or "package.module:name", the
+        importable name of an `ode.solvers.Scheme`""",
         finetune=True,
-    )
-    reversibility: Annotated[float, Values(float, 0, 1, open="(]")] = key(
-        0.99,
-        """of reversible:SCHEME, the coupling of its two states, in (0, 1]; rounding errors of the
-        backward pass grow to reversibility^-N times themselves""",
-        finetune="if set",
     )
     step_size: Annotated[str, one_of("1/N", "c/N", "1")] = key(
         "1/N",
@@ -182,8 +171,7 @@ class ModelKeys(Section):
         except matrix products; full: each step, from one state per step
         (launch/reproduce/README.md says why there is no online checkpointing);
         keep:qkv,attention,mlp: each step except the named values, which are the queries, keys and
-        values; the attention's output; the input of the MLP's activation. Reversible schemes take
-        full, which reconstructs the states, or none""",
+        values; the attention's output; the input of the MLP's activation""",
         branch=True,
         finetune="if set",
     )

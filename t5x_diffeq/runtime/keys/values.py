@@ -7,9 +7,7 @@ from math import inf
 # Names that the command line must know before JAX is imported, which takes seconds. They are
 # defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py,
 # ode/integrate.py and optimizers/moments.py; tests/bad_input_test.py compares the two.
-ONE_STEP_SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
-SCHEMES = (*ONE_STEP_SCHEMES, "leapfrog")
-REVERSIBLE = "reversible:"  # before a one-step scheme, it makes another of it
+SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")
 REMATS = ("none", "dots", "full")
@@ -108,7 +106,7 @@ class Values:
 
 def _pattern(choice: str) -> str:
     if choice == PLUGIN:
-        return rf"(?!{REVERSIBLE})" + r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
+        return r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
     if choice == STEP_RANGE:
         return r"\d{1,10}:\d{1,10}"
     if choice == "c/N":

@@ -1,1 +1,0 @@
-"""Benchmarks of optimizer steps, generation, data and initialisation."""
