@@ -6,7 +6,7 @@ from typing import Any
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
 from t5x_diffeq.experiments.follow_ups import analyse_spectra, growth_tables
-from t5x_diffeq.experiments.learning_rates import RATE, Sweep
+from t5x_diffeq.experiments.learning_rates import Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
 _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
@@ -85,45 +85,6 @@ def sweep_controls(
             for name, (variant, keys) in models.items()
         ),
         seeds=seeds,
-    )
-
-
-def transfer_over_depth(config: str, rates: tuple[float, ...], keys: Keys) -> Experiment:
-    """Loss against learning rate at several numbers of steps or layers: does one rate suit all?
-
-    With `model.step_size=c/N` nothing else of the ODE is scaled with N: P gets the sum of N
-    gradients, each proportional to 1/N. Per-layer weights get gradients proportional to 1/N, so
-    Adam's epsilon is scaled likewise, as in CompleteP (Dey et al. 2025), relative to 4 layers.
-
-    Args:
-      config: the config's file.
-      rates: the learning rates.
-      keys: further keys of the config that all trainings set.
-    """
-    models = [("ode", size) for size in ("1/N", "2/N", "4/N", "1")]
-    models += [("baseline", "4/N"), ("baseline", "1")]
-    names = {"ode": "ODE", "baseline": "per layer"}
-
-    def scale_epsilon(depth: int, defaults: Keys) -> float:
-        return defaults["optimizer.epsilon"] * 4 / depth
-
-    def train(variant: str, size: str, depth: int, rate: float) -> Training:
-        choice = {**keys, _N: depth, "model.step_size": size, RATE: rate}
-        if variant == "baseline" and size != "1":
-            choice["optimizer.epsilon"] = partial(scale_epsilon, depth)
-        return Training(variant, choice, f"{names[variant]}, dt = {size}", config)
-
-    return Experiment(
-        trainings=tuple(
-            train(variant, size, depth, rate)
-            for variant, size in models
-            for depth in (4, 8, 16, 32)
-            for rate in rates
-        ),
-        tables=(
-            TableSpec(("text", "model", "num_steps"), "learning_rate", "loss", log=True, panels=2),
-        ),
-        seeds=1,
     )
 
 

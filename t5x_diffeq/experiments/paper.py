@@ -9,7 +9,6 @@ trains each model once; `--seeds=3` gives standard errors.
 from t5x_diffeq.experiments.beyond_paper import (
     compare_budgets,
     sweep_controls,
-    transfer_over_depth,
 )
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
@@ -72,17 +71,6 @@ PAPER: dict[str, Experiment] = {
         seeds=1,
     ),  # not in the paper
     "controls": sweep_controls(_RATES, _RATES, _SMALL, seeds=1),  # not in the paper
-    "depth_transfer": transfer_over_depth(
-        _SMALL,
-        rates=(*_RATES, 2.4e-3),
-        keys={
-            "model.embed_dim": 256,
-            "model.num_heads": 4,
-            "model.mlp_dim": 1024,
-            "train.total_steps": 2000,
-            "train.batch_size": 64,
-        },
-    ),  # not in the paper
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,
