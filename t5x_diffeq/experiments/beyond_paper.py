@@ -1,11 +1,9 @@
 """Experiments that the paper doesn't have, at a laptop's size or the paper's."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
-from t5x_diffeq.experiments.follow_ups import analyse_spectra, growth_tables
 from t5x_diffeq.experiments.learning_rates import Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
@@ -85,43 +83,4 @@ def sweep_controls(
             for name, (variant, keys) in models.items()
         ),
         seeds=seeds,
-    )
-
-
-def study_spectra() -> Experiment:
-    """Whether the spectra of attention and the MLP grow with depth: appendix E on a laptop.
-
-    GPT's and Llama's block, 12 and 16 solver steps, both initialisations, and the baseline.
-    """
-    # Small enough that all of its runs take about two hours on one core.
-    small: Keys = {
-        "model.embed_dim": 64,
-        "model.mlp_dim": 256,
-        "train.total_steps": 600,
-        "train.batch_size": 4,
-    }
-    # With the paper's initialisation W(t) moves faster; only embeddings decay, as in its runs.
-    papers: Keys = {
-        "optimizer.learning_rate": 1e-3,
-        "optimizer.decay": "embeddings",
-        "optimizer.weight_decay": 0.1,
-    }
-    models: list[tuple[str, str, Keys]] = [
-        ("ode", "invariant", small),
-        ("ode", "paper", {**small, **papers}),
-        ("baseline", "invariant", small),
-    ]
-    return Experiment(
-        trainings=tuple(
-            Training(
-                variant,
-                {"model.architecture": block, _N: depth, "model.init": init, **keys},
-                config="laptop.py",
-            )
-            for variant, init, keys in models
-            for depth in (12, 16)
-            for block in ("gpt", "llama")
-        ),
-        follow_up=partial(analyse_spectra, times=25),
-        tables=growth_tables("text", "model", "architecture", "init", column="num_steps"),
     )

@@ -6,7 +6,6 @@ configs/laptop.py.
 
 from t5x_diffeq.experiments.beyond_paper import (
     compare_budgets,
-    study_spectra,
     sweep_controls,
 )
 from t5x_diffeq.experiments.experiment import Experiment, Training, trainings
@@ -15,6 +14,7 @@ from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
     COST_TABLES,
     FIGURE_3,
+    GROWTH_TABLES,
     PROMPTS,
     TASK_TABLES,
     analyse_lyapunov,
@@ -99,7 +99,9 @@ LAPTOP: dict[str, Experiment] = {
         ),
         tables=(TableSpec(("text", "time_embedding"), "T", "loss", over_steps=True),),
     ),
-    "appendixE": study_spectra(),
+    "appendixE": Experiment(
+        trainings=trainings(_BOTH), follow_up=analyse_spectra, tables=GROWTH_TABLES
+    ),
     "appendixF": Experiment(
         trainings=trainings(["ode"]), follow_up=analyse_lyapunov(PROMPTS), seeds=1
     ),
