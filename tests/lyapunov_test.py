@@ -178,7 +178,6 @@ def test_chunks_follow_the_bound():
         ({}, {"convention": "half"}, "convention 'half' is unknown; there are pair, official"),
         ({"weights": "per_layer"}, {"convention": "official"}, "has per_layer weights"),
         ({}, {"outputs": np.array([0, 5])}, r"output tokens \[0, 5\] must be in \[0, 5\)"),
-        ({}, {"memory": 0}, "memory is 0 GiB"),
         ({"max_length": 4}, {}, "a prompt of 5 tokens: the model takes 1 to 4"),
     ],
 )

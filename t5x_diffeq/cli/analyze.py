@@ -39,9 +39,6 @@ _CONVENTION = flags.DEFINE_string(
     "Definition of the Lyapunov exponents: pair, official or full.",
     flag_values=FLAGS,
 )
-_MEMORY = flags.DEFINE_float(
-    "memory", 1.0, "Approximate GiB for the tangents of the Lyapunov exponents.", flag_values=FLAGS
-)
 _TIMES = flags.DEFINE_integer(
     "times",
     201,
@@ -73,8 +70,6 @@ def _check_flags() -> None:
         raise InputError(
             f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
         )
-    if not _MEMORY.value > 0:
-        raise InputError(f"--memory={_MEMORY.value} must be above 0, in GiB")
     need_package("matplotlib", "analyze")
 
 

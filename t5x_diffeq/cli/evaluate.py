@@ -38,14 +38,6 @@ _PLOT = flags.DEFINE_string(
 _RTOL = flags.DEFINE_float(
     "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
 )
-_MAX_SOLVER_STEPS = flags.DEFINE_integer(
-    "max_solver_steps",
-    512,
-    "Steps after which an adaptive solver stops with an error.",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
 )

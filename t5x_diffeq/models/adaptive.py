@@ -28,14 +28,12 @@ class Adaptive(NamedTuple):
 
     Attributes:
       solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
-      rtol: relative tolerance per step, on the root mean square over the state.
-      atol: absolute tolerance.
+      rtol: tolerance per step, relative and absolute, on the root mean square over the state.
       max_steps: number of solver steps after which it gives up.
     """
 
     solver: str = "tsit5"
     rtol: float = 1e-3
-    atol: float = 1e-3
     max_steps: int = 512
 
 
@@ -51,17 +49,13 @@ def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
     """Checks that the model is an ordinary differential equation and that diffrax is installed.
 
     Raises:
-      InputError: if either is not so, or a value of `adaptive` can't be used.
+      InputError: if either is not so.
     """
-    if adaptive.solver not in SOLVERS:
-        raise InputError(f"solver {adaptive.solver!r} is unknown; there are {', '.join(SOLVERS)}")
     if config.weights == "per_layer" or config.step_size != "1/N":
         raise InputError(
             f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
             f"with step_size 1/N, not {config.weights} with step_size {config.step_size}"
         )
-    if adaptive.max_steps < 1 or not (adaptive.rtol > 0 and adaptive.atol > 0):
-        raise InputError(f"{adaptive} must have tolerances above 0 and at least 1 step")
     need_package("diffrax", adaptive.solver)
 
 
@@ -101,7 +95,7 @@ def solve(
         t1=1.0,
         dt0=None,
         y0=y0,
-        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.atol),
+        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.rtol),
         adjoint=diffrax.RecursiveCheckpointAdjoint(),
         max_steps=adaptive.max_steps,
         throw=False,
