@@ -307,18 +307,3 @@ def test_values_of_variables_that_cannot_be_used(kind, given, message):
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ")
     assert message in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ({}, "0.92"),
-        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "0.5"),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}, ""),  # jaxlib refuses both at once
-    ],
-)
-def test_jax_takes_most_of_a_gpus_memory(given, taken):
-    script = f'source {ROOT}/launch/forward.sh; gpu_memory; echo "${{XLA_CLIENT_MEM_FRACTION:-}}"'
-    environment = {k: v for k, v in os.environ.items() if "MEM_FRACTION" not in k} | given
-    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == (taken, 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
@@ -110,9 +111,23 @@ def auto_mesh(**sizes: int) -> Mesh:
     The training's other axes are there too, of size 1, unless the axes are others altogether.
     """
     if sizes.keys() <= set(partitioning.AXES):
-        sizes = {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
+        sizes = mesh_shape(**sizes)
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+
+
+def assert_close(found, expected, tolerance=2e-5) -> None:
+    """Two trees agree, each leaf to a part of its largest entry."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-8),
+        found,
+        expected,
+    )
+
+
+def mesh_shape(**sizes: int) -> dict[str, int]:
+    """The sizes of all axes of a mesh, 1 where none is given."""
+    return {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
 
 
 def parse(verb, arguments: Sequence[str]) -> None:

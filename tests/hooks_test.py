@@ -3,7 +3,6 @@
 import pytest
 from helpers import metrics_of, send_after
 
-import t5x_diffeq as td
 from t5x_diffeq.runs.hooks import Hook
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -127,7 +126,3 @@ def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, h
     with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
         train(Config.of(small), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_the_public_name():
-    assert td.Hook is Hook

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
-from jax.sharding import NamedSharding, PartitionSpec
+from helpers import metrics_of, send_after, setup_of, small_config
 
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.checkpoints.replicas import Replicas
 from t5x_diffeq.checkpoints.stored import parts_of
 from t5x_diffeq.checkpoints.writing import items_of
 from t5x_diffeq.planner import planning, tables
@@ -27,7 +25,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import programs
 from t5x_diffeq.training import update as updates
-from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
+from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host
 from t5x_diffeq.verbs.train import train
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -162,30 +160,6 @@ def test_local_checkpoints_are_read_into_either_memory(tmp_path):
         found, _ = local.read(3, parts_of(setup.abstract_state))
         assert {x.sharding.memory_kind for x in jax.tree.leaves(found["averages"])} == {kind}
         jax.tree.map(np.testing.assert_array_equal, found, parts_of(state))
-
-
-def test_a_replica_is_sent_into_the_hosts_memory():
-    mesh = auto_mesh(data=2, fsdp=4)
-    replicas = Replicas(mesh, ("data",))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"), memory_kind=HOST)
-    values = np.arange(24, dtype=np.float32).reshape(3, 8)
-    shapes = {"moment": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)}
-    first = replicas.on_first(shapes)
-    assert first["moment"].sharding.memory_kind == HOST
-    read = {"moment": jax.device_put(values, first["moment"].sharding)}
-    sent = replicas.broadcast(shapes, read)["moment"]
-    assert sent.sharding == sharding
-    np.testing.assert_array_equal(sent, values)
-
-
-def test_arrays_change_their_place():
-    mesh = auto_mesh(fsdp=8)
-    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-    x = jax.device_put(np.arange(16), sharding)
-    there = place(x, sharding.with_memory_kind(HOST))
-    assert is_on_host(there) and not is_on_host(on_device(there))
-    assert place(x, sharding) is x
-    np.testing.assert_array_equal(on_device(there), x)
 
 
 # ---------------------------------------------------------------------------- whole runs

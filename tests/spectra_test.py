@@ -2,7 +2,6 @@
 
 from itertools import permutations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,14 +93,6 @@ def test_any_times_hold_the_nodes():
     np.testing.assert_allclose(many["mlp"][[2, 4, 6]], at_nodes["mlp"], atol=1e-4)
 
 
-def test_layers_have_no_times_between():
-    model = small(weights="per_layer")
-    params = random_params(model)
-    assert spectra_of(model, weights_of(model, params))["qk"].shape == (3, 4, 4)
-    with pytest.raises(InputError, match="exist at their own 3 nodes alone, and 5"):
-        weights_at(model.config, params, jnp.linspace(0, 1, 5))
-
-
 def test_weights_that_are_not_finite():
     model = small()
     W = weights_of(model, random_params(model))
@@ -160,9 +151,3 @@ def test_roughness():
     ):
         model = small(**changes)
         assert least <= roughness(model.config, random_params(model)) <= most
-
-
-def test_shared_weights_are_the_same_at_all_times():
-    model = small(weights="shared")
-    found = spectra_of(model, weights_of(model, random_params(model)))
-    jax.tree.map(np.testing.assert_array_equal, found["qk"][0], found["qk"][2])
