@@ -145,11 +145,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section, sample):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "model.embed_dim",
-            40_000_000,
-            r"at least [0-9,]+ GiB on each device, which has [0-9]+",
-        ),
+        ("model.embed_dim", 40_000_000, r"at least [0-9,]+ GiB on each device, which has [0-9]+"),
         ("data.sequence_length", 2**31 - 1, r"at least [0-9,]+ GiB on each device"),
         ("train.batch_size", 2**31 - 8, r"at least [0-9,]+ GiB on each device"),
         ("data.sequence_length", 10**12, "it must be at most 2147483647"),

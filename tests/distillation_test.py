@@ -1,7 +1,5 @@
 """Distillation: the loss and its gradient, runs with a teacher, and teachers that can't be used."""
 
-import signal
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,9 @@ from helpers import (
     assert_close,
     auto_mesh,
     metrics_of,
-    send_after,
     setup_of,
     small_config,
+    stop_after,
     train_keys,
 )
 from small_models import random_params, uneven_batch
@@ -116,13 +114,11 @@ def config_with_teacher(finished, text, **train_values):
 
 
 @pytest.mark.slow
-def test_stopped_and_resumed_equals_undisturbed(finished, text, tmp_path, monkeypatch, capsys):
+def test_stopped_and_resumed_equals_undisturbed(finished, text, tmp_path, capsys):
     config = config_with_teacher(finished, text, microbatches=2)
     assert train(config, tmp_path / "whole") == 0
     assert f"learns from {finished[1]} at its step 6" in capsys.readouterr().err
-    with monkeypatch.context() as patch:
-        send_after(patch, signal.SIGTERM, steps=2)
-        assert train(config, tmp_path / "parts") == 42
+    assert stop_after(2, config, tmp_path / "parts") == 42
     assert train(config, tmp_path / "parts") == 0
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
     lines = [line for line in read_metrics(tmp_path / "whole") if "train/loss" in line]

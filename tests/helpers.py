@@ -3,12 +3,14 @@
 import dataclasses
 import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import create_autospec
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
@@ -163,8 +165,8 @@ def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
     return training
 
 
-def send_after(monkeypatch, number: int, steps: int) -> None:
-    """Makes training send this process a signal as the batch after `steps` is drawn."""
+def stop_after(steps: int, config: Config, workdir: AnyPath, number: int = signal.SIGTERM) -> int:
+    """The status of a training that gets a signal as the batch after so many steps is drawn."""
     batches = train.train_batches
 
     def interrupt(*arguments):
@@ -173,7 +175,9 @@ def send_after(monkeypatch, number: int, steps: int) -> None:
                 os.kill(os.getpid(), number)
             yield batch
 
-    monkeypatch.setattr(train, "train_batches", interrupt)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "train_batches", interrupt)
+        return train.train(config, workdir)
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:

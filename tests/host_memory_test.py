@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import metrics_of, send_after, setup_of, small_config
+from helpers import metrics_of, setup_of, small_config, stop_after
 
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.stored import parts_of
@@ -166,7 +166,7 @@ def test_local_checkpoints_are_read_into_either_memory(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_key_may_change_between_runs(text, tmp_path, monkeypatch):
+def test_the_key_may_change_between_runs(text, tmp_path):
     """Stopped with or without, resumed otherwise: the numbers are those of a run without."""
     config = small_config(text)
     config.mesh.update(data=2, fsdp=4)
@@ -177,9 +177,7 @@ def test_the_key_may_change_between_runs(text, tmp_path, monkeypatch):
     for before in (True, False):
         stopped = tmp_path / f"stopped-{before}"
         config.optimizer.offload = before
-        with monkeypatch.context() as patch:
-            send_after(patch, 15, steps=3)  # SIGTERM
-            assert train(Config.of(config), stopped) == 42
+        assert stop_after(3, Config.of(config), stopped) == 42
         config.optimizer.offload = not before
         assert train(Config.of(config), stopped) == 0
         assert metrics_of(stopped) == metrics_of(tmp_path / "whole")

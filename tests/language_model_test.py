@@ -18,10 +18,7 @@ from t5x_diffeq.runtime.errors import InputError
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"tied_head": True},
-            "model.tied_head=True with model.architecture=gpt: the key is",
-        ),
+        ({"tied_head": True}, "model.tied_head=True with model.architecture=gpt: the key is"),
         ({"qkv_bias": True}, "model.qkv_bias=True with model.architecture=gpt"),
         ({"rope_theta": 5e5}, "model.rope_theta=500000.0 with model.architecture=gpt"),
         ({**LLAMA, "head_dim": 5}, "model.head_dim=5 is odd"),

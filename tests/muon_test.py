@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
+from helpers import auto_mesh, metrics_of, setup_of, small_config, stop_after
 from jax.sharding import PartitionSpec
 from optax.contrib import _muon as optax_muon
 
@@ -340,7 +340,7 @@ def test_whole_matrices_come_back_in_their_places(spec, split):
 
 
 @pytest.mark.slow
-def test_training_learns_and_resumes_bit_for_bit(text, tmp_path, monkeypatch):
+def test_training_learns_and_resumes_bit_for_bit(text, tmp_path):
     """With microbatches, several depths and recomputation at once."""
     config = small_config(text)
     config.optimizer.update(name="muon", learning_rate=1e-2)
@@ -348,9 +348,7 @@ def test_training_learns_and_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     config.mesh.fsdp = 1  # then the compiled step is kept for the next run
     config.train.update(microbatches=2, depths=(2, 3), depths_per_step=2, eval_batches=2)
     assert train(Config.of(config), tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=2)  # SIGTERM
-        assert train(Config.of(config), tmp_path / "stopped") == 42
+    assert stop_after(2, Config.of(config), tmp_path / "stopped") == 42
     assert train(Config.of(config), tmp_path / "stopped") == 0
     lines = metrics_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "stopped") == lines

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import json
-import signal
 import struct
 import threading
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import metrics_of, send_after, setup_of
+from helpers import metrics_of, setup_of, stop_after
 from matplotlib.figure import Figure
 from patience import patience
 
@@ -280,7 +279,7 @@ def test_wandb_without_an_account_is_said_before_the_run(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline, monkeypatch):
+def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline):
     """Stopped and resumed, too: one run in each tracker, and bit for bit the metrics without."""
     config, workdir = finished
     config = config.copy_and_resolve_references()
@@ -291,9 +290,7 @@ def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline, m
         figure_every=2,
     )
     run = tmp_path / "everything"
-    with monkeypatch.context() as patch:
-        send_after(patch, signal.SIGTERM, steps=2)
-        assert train(Config.of(config), run) == 42
+    assert stop_after(2, Config.of(config), run) == 42
     assert train(Config.of(config), run) == 0
     assert metrics_of(run) == metrics_of(workdir)
     times = [line for line in read_metrics(run) if "train/loss" in line]

@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from helpers import corpus_of, metrics_of, send_after
+from helpers import corpus_of, metrics_of, stop_after
 
 from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.load import load_run
@@ -29,13 +29,9 @@ def losses(workdir):
     ("number", "status"),
     [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
 )
-def test_stopped_and_resumed_equals_undisturbed(
-    finished, tmp_path, monkeypatch, capsys, number, status
-):
+def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, capsys, number, status):
     config, workdir = finished
-    with monkeypatch.context() as patch:
-        send_after(patch, number, steps=2)
-        assert train(Config.of(config), tmp_path) == status
+    assert stop_after(2, Config.of(config), tmp_path, number) == status
     assert "after step 3, saved; the same command continues" in capsys.readouterr().err
     assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
     assert train(Config.of(config), tmp_path) == 0
