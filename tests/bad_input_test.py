@@ -266,18 +266,14 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb,
     ("arguments", "message"),
     [
         (["train", "--config=configs/tiny.py", "--config.model.embed_dim=40000000"], "GiB on each"),
-        (["make_tasks"], "/README.md is a file; name a folder"),
+        (["make_tasks", "--output=README.md"], "/README.md is a file; name a folder"),
         (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
     ],
 )
 def test_real_processes(arguments, message, tmp_path):
     verb, *rest = arguments
-    if verb in ("train", "make_tasks", "evaluate"):
-        rest.append(f"--workdir={tmp_path / 'run'}")
-    if verb in ("prepare_data", "make_tasks"):
-        rest.append(f"--output={ROOT / 'README.md' if verb == 'make_tasks' else tmp_path / 'out'}")
     ended = subprocess.run(
-        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest],
+        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest, f"--workdir={tmp_path / 'run'}"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -358,10 +358,10 @@ def is_time_embedding_sum(collective, shape, num_nodes=3, width=12):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", ["llama", "gpt"])
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
+    [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}],
 )
 def test_an_ode_moves_no_more_than_its_baseline(architecture, mesh):
     """P, its gradient and its moments stay where they are: only sums for e(t) come on top.

@@ -69,10 +69,7 @@ def test_tokens_are_moved_there_and_back(shards):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "length"),
-    [
-        ({"fsdp": 2, "context": 2, "tensor": 2}, 512),
-        pytest.param({"context": 4}, 1024, marks=pytest.mark.slow),
-    ],
+    [({"fsdp": 2, "context": 2, "tensor": 2}, 512), ({"context": 4}, 1024)],
 )
 def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
     """Output and gradients of the TPU's kernel, with segments and grouped queries."""
@@ -172,13 +169,10 @@ CASES = {
     ),
     "mixture": ({"fsdp": 2, "expert": 2, "context": 2}, {**LLAMA, "block": MIXTURE}, {}, ()),
 }
-SLOW = ("baseline", "mixture")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_gradients_equal_one_device(tmp_path, case, capfd):
     mesh, model, train, rules = CASES[case]
     batch = batch_of()

@@ -84,8 +84,8 @@ def plain(student, depths):
     ("microbatches", "depths", "mesh"),
     [
         (2, None, None),
-        pytest.param(4, (2, 3), None, marks=pytest.mark.slow),
-        pytest.param(2, None, {"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+        (4, (2, 3), None),
+        (2, None, {"fsdp": 4, "tensor": 2}),
     ],
 )
 def test_it_is_the_gradient_of_the_weighted_loss(microbatches, depths, mesh):

@@ -37,9 +37,7 @@ def gradient(microbatches, mesh=None, depths=None, rules=RULES, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "weights", ["time_dependent", pytest.param("per_layer", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("weights", ["time_dependent", "per_layer"])
 def test_microbatches_change_nothing(weights):
     expected, norm, loss = gradient(1, weights=weights)
     for microbatches in (2, 8):
@@ -81,7 +79,7 @@ def test_the_norm_is_the_gradients_norm(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("microbatches", [1, 2])
 def test_several_depths_have_the_mean_of_their_gradients(microbatches):
     parts = [gradient(1, num_steps=n) for n in (2, 3)]
     found, norm, loss = gradient(microbatches, depths=(2, 3))

@@ -109,7 +109,7 @@ def score_windows(log_softmax, weights, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["trained", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weights", ["trained", "random"])
 def test_loglikelihood(model_of, log_softmax, weights):
     found = model_of(weights=weights).loglikelihood(requests("loglikelihood", PAIRS))
     for (context, continuation), (total, greedy) in zip(PAIRS, found, strict=True):

@@ -284,9 +284,9 @@ def updates_of(setup):
     ("kind", "mesh"),
     [
         ("ode", {"data": 2, "fsdp": 2, "tensor": 2}),
-        pytest.param("mixture", {"fsdp": 2, "expert": 2, "tensor": 2}, marks=pytest.mark.slow),
-        pytest.param("per_layer", {"fsdp": 8}, marks=pytest.mark.slow),
-        pytest.param("shared", {"data": 4, "fsdp": 2}, marks=pytest.mark.slow),
+        ("mixture", {"fsdp": 2, "expert": 2, "tensor": 2}),
+        ("per_layer", {"fsdp": 8}),
+        ("shared", {"data": 4, "fsdp": 2}),
     ],
 )
 def test_devices_exchange_nothing_while_they_iterate(kind, mesh, capfd):

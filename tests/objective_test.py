@@ -95,7 +95,7 @@ KEYS = {"depths_distill": SHARE, "depths_rows": "every:2", "velocity_penalty": P
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("microbatches", "mesh"),
-    [(2, None), pytest.param(1, {"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)],
+    [(2, None), (1, {"fsdp": 4, "tensor": 2})],
 )
 def test_smaller_depths_learn_from_the_largest_on_some_rows(microbatches, mesh):
     """Row r goes to microbatch r modulo M, of which each smaller depth reads every second row."""
@@ -166,15 +166,10 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
     [
         {"remat": "full"},
         {"remat": "full", "dtype": "bfloat16"},
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (
-                {"remat": "keep:mlp", "scheme": "heun"},
-                {"remat": "full", "scheme": "leapfrog"},
-                {"remat": "full", "weights": "per_layer", "step_size": "1"},
-                {"remat": "dots", "block": MIXTURE},
-            )
-        ),
+        {"remat": "keep:mlp", "scheme": "heun"},
+        {"remat": "full", "scheme": "leapfrog"},
+        {"remat": "full", "weights": "per_layer", "step_size": "1"},
+        {"remat": "dots", "block": MIXTURE},
     ],
     ids=str,
 )

@@ -21,11 +21,9 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
         {"scheme": "rk4", "weights": "shared"},
         {"weights": "per_layer", "step_size": "1", "scheme": "lie_trotter"},
         {"scheme": "leapfrog"},
-        pytest.param(
-            {"scheme": "reversible:heun", "architecture": "llama"}, marks=pytest.mark.slow
-        ),
+        {"scheme": "reversible:heun", "architecture": "llama"},
         EVERY_OPTION,
-        pytest.param({**EVERY_OPTION, "qk_norm": "head"}, marks=pytest.mark.slow),
+        {**EVERY_OPTION, "qk_norm": "head"},
     ],
     ids=str,
 )

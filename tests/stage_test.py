@@ -67,9 +67,9 @@ def results(mesh, **changes):
     ("weights", "architecture", "scheme", "mesh"),
     [
         ("time_dependent", "gpt", "euler", TWO),
-        pytest.param("time_dependent", "llama", "heun", FOUR, marks=pytest.mark.slow),
-        pytest.param("per_layer", "gpt", "heun", TWO, marks=pytest.mark.slow),
-        pytest.param("shared", "llama", "heun", FOUR, marks=pytest.mark.slow),
+        ("time_dependent", "llama", "heun", FOUR),
+        ("per_layer", "gpt", "heun", TWO),
+        ("shared", "llama", "heun", FOUR),
     ],
 )
 def test_it_computes_what_one_device_does(weights, architecture, scheme, mesh):

@@ -27,7 +27,7 @@ def losses(workdir):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, 42), (signal.SIGINT, 130)],
 )
 def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, capsys, number, status):
     config, workdir = finished
@@ -108,7 +108,7 @@ def test_other_data_is_refused(small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}],
+    [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}],
 )
 def test_eight_devices_equal_one(finished, tmp_path, capfd, mesh):
     config, workdir = finished

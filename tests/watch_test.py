@@ -223,7 +223,7 @@ def test_layers_and_shared_weights(one):
     "change",
     [
         {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "train": {"microbatches": 2}},
-        pytest.param({"mesh": {"fsdp": 8}}, marks=pytest.mark.slow),
+        {"mesh": {"fsdp": 8}},
     ],
     ids=str,
 )
