@@ -146,7 +146,7 @@ def call(verb, *arguments: str):
     return verb.main()
 
 
-def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
+def training_of(setup, workdir, tokenizer=None) -> Training:
     """A run for hooks to use, whose other parts are stand-ins that note how they are called."""
     kinds = {
         "checkpoints": Checkpoints,
@@ -158,9 +158,7 @@ def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
     parts = {name: create_autospec(kind, instance=True) for name, kind in kinds.items()}
     parts["stop"].interruptible = iter
     corpus = create_autospec(Corpus, instance=True, tokenizer=tokenizer)
-    training = Training(
-        setup.config, setup, workdir, corpus, [], start, stopwatch=Stopwatch(), **parts
-    )
+    training = Training(setup.config, setup, workdir, corpus, [], 0, stopwatch=Stopwatch(), **parts)
     training.writer = create_autospec(RunWriter, instance=True)
     return training
 

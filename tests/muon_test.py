@@ -81,12 +81,12 @@ def random_like(tree, seed):
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), tree)
 
 
-def embeddings_of(setup, nodes=3, seed=2):
+def embeddings_of(setup, nodes=3):
     """Random e(t) of every generated layer; none unless weights depend on time."""
     layers = setup.abstract_state.params["source"]
     if "weights" in layers:
         return {}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(2)
     return {name: jnp.asarray(rng.normal(size=(nodes, 4)), jnp.float32) for name in layers}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compilation import AS_FOR_USERS
 from flax import linen as nn
-from helpers import setup_of, small_config
+from helpers import assert_close, setup_of, small_config
 from small_models import LLAMA, SMALL, TOKENS, random_params, small
 
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
@@ -101,11 +101,6 @@ def gradients(scheme, num_steps, remat):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))
 
 
-def check_equal(found, expected, tolerance=1e-5):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=tolerance * float(jnp.abs(b).max()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "num_steps"),
@@ -119,7 +114,7 @@ def check_equal(found, expected, tolerance=1e-5):
 def test_gradients_are_those_of_stored_states(scheme, num_steps):
     W = matrices(scheme, num_steps)
     stored = gradients(scheme, num_steps, "none")(W, START)
-    check_equal(gradients(scheme, num_steps, "full")(W, START), stored)
+    assert_close(gradients(scheme, num_steps, "full")(W, START), stored, 1e-5)
 
 
 @pytest.mark.slow
@@ -144,7 +139,7 @@ def test_gradients_of_a_model_with_dropout(changes):
 
         return jax.jit(jax.grad(loss))(random_params(model, scale=0.1))
 
-    check_equal(gradient("full"), gradient("none"))
+    assert_close(gradient("full"), gradient("none"), 1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["leapfrog", "reversible:euler"])
@@ -174,7 +169,7 @@ def test_a_running_cost_is_reconstructed_too(scheme):
         jax.jit(jax.grad(functools.partial(solve, remat), argnums=(0, 1)))(W, START[None])
         for remat in ("full", "none")
     )
-    check_equal(full, none)
+    assert_close(full, none, 1e-5)
 
 
 @pytest.mark.slow
@@ -194,7 +189,7 @@ def test_sharded_equals_whole(tmp_path):
             return jax.device_get(jax.jit(jax.grad(loss))(params))
 
     whole = gradient(jax.devices()[:1], fsdp=1)
-    check_equal(gradient(jax.devices(), data=2, fsdp=2, tensor=2), whole)
+    assert_close(gradient(jax.devices(), data=2, fsdp=2, tensor=2), whole, 1e-5)
 
 
 # ----------------------------------------------------------------------------- memory

@@ -33,13 +33,13 @@ def weights_of(model, params):
     return model.apply({"params": params}, method="weights")
 
 
-def assert_same_set(found, expected, tolerance=1e-6):
+def assert_same_set(found, expected):
     """Each of `found` has its own partner; what is left of `expected` is zero."""
     cost = np.abs(found[:, None] - expected[None])
     rows, columns = linear_sum_assignment(cost)
-    radius = np.abs(expected).max()
-    assert cost[rows, columns].max() < tolerance * radius
-    assert np.abs(np.delete(expected, columns)).max(initial=0) < tolerance * radius
+    tolerance = 1e-6 * np.abs(expected).max()
+    assert cost[rows, columns].max() < tolerance
+    assert np.abs(np.delete(expected, columns)).max(initial=0) < tolerance
 
 
 def full_products(W, n, h):
