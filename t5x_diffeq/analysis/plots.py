@@ -194,8 +194,8 @@ def tex(name: str) -> str:
     return name
 
 
-def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int = 0) -> Figure:
-    """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
+def trajectories(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+    """The first three coordinates of every particle of seed 0, in panels (figures 2c, 2d, 13).
 
     Each panel is scaled by its own largest |x| at the end.
     """
@@ -203,7 +203,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
     figure, panels = make_panels(len(found), width, 2.2, 2.1, subplot_kw=kind)
     axes: list[Any] = list(panels)  # the stubs of matplotlib have no Axes3D
     for ax, (title, each) in zip(axes, found.items(), strict=True):
-        paths = each.states[seed]
+        paths = each.states[0]
         for particle in range(paths.shape[1]):
             ax.plot(*paths[::4, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
         for end, size, colour in zip((0, -1), (4, 7), _ENDS.values(), strict=True):
@@ -211,7 +211,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
         ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
         for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
             axis.set_pane_color((0, 0, 0, 0))
-        count = each.clusters[seed, -1]
+        count = each.clusters[0, -1]
         ax.set_title(
             f"{_tex_power(title)}: {count:.0f} cluster{'' if count == 1 else 's'}", fontsize=8
         )
