@@ -187,3 +187,15 @@ def without_machine(line: dict) -> dict:
     """A report without its times, rates and sizes of memory, which differ from run to run."""
     machine = re.compile(r"train/(tokens_per_second|mfu|data_wait|goodput|.*_seconds|.*_gib)")
     return {name: value for name, value in line.items() if not machine.fullmatch(name)}
+
+
+def assert_learns_and_resumes(config: ConfigDict, folder: Path) -> None:
+    """A run that is stopped after two steps and continued is, bit for bit, one that isn't."""
+    config = Config.of(config)
+    assert train.train(config, folder / "whole") == 0
+    assert stop_after(2, config, folder / "stopped") == 42
+    assert train.train(config, folder / "stopped") == 0
+    lines = metrics_of(folder / "whole")
+    assert metrics_of(folder / "stopped") == lines
+    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
+    assert losses[-1] < losses[0] - 0.2

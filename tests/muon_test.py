@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from helpers import auto_mesh, metrics_of, setup_of, small_config, stop_after
+from helpers import assert_learns_and_resumes, auto_mesh, setup_of, small_config
 from jax.sharding import PartitionSpec
 from optax.contrib import _muon as optax_muon
 
@@ -18,11 +18,9 @@ from t5x_diffeq.optimizers.muon import kernels_of_block, newton_schulz, pseudo_i
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.trip_count import executions
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.verbs.train import train
 
 MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 KINDS = {
@@ -347,10 +345,4 @@ def test_training_learns_and_resumes_bit_for_bit(text, tmp_path):
     config.model.remat = "full"
     config.mesh.fsdp = 1  # then the compiled step is kept for the next run
     config.train.update(microbatches=2, depths=(2, 3), depths_per_step=2, eval_batches=2)
-    assert train(Config.of(config), tmp_path / "whole") == 0
-    assert stop_after(2, Config.of(config), tmp_path / "stopped") == 42
-    assert train(Config.of(config), tmp_path / "stopped") == 0
-    lines = metrics_of(tmp_path / "whole")
-    assert metrics_of(tmp_path / "stopped") == lines
-    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
-    assert losses[-1] < losses[0] - 0.2
+    assert_learns_and_resumes(config, tmp_path)
