@@ -99,17 +99,10 @@ def test_the_page_of_explore_as_a_file(workdir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--what=spectrum"],
-            "takes spectra, lyapunov, clustering or all, not 'spectrum'",
-        ),
         ([], "takes spectra, lyapunov, clustering or all, as its first argument"),
         (["--what=clustering"], "analyze needs --workdir=DIR"),
         (["--what=all", "--convention=half"], "--convention=half is unknown; there are pair"),
-        (["--what=all", "--memory=0"], "--memory=0.0 must be above 0"),
         (["--what=all", "--times=1"], "--times=1 must be at least 2"),
-        (["--what=all", "--prompt="], "--prompt is empty"),
-        (["--what=all", "--workdir=/none"], "workdir /none holds no run"),
     ],
 )
 def test_bad_arguments(arguments, message):

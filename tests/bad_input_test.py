@@ -145,11 +145,7 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section, sample):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "model.embed_dim",
-            40_000_000,
-            r"at least [0-9,]+ GiB on each device, which has [0-9]+",
-        ),
+        ("model.embed_dim", 40_000_000, r"at least [0-9,]+ GiB on each device, which has [0-9]+"),
         ("data.sequence_length", 2**31 - 1, r"at least [0-9,]+ GiB on each device"),
         ("train.batch_size", 2**31 - 8, r"at least [0-9,]+ GiB on each device"),
         ("data.sequence_length", 10**12, "it must be at most 2147483647"),
@@ -269,26 +265,15 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--config=configs/tiny.py", "--config.optimizer.warmup_fraction=nan"], "in [0"),
         (["train", "--config=configs/tiny.py", "--config.model.embed_dim=40000000"], "GiB on each"),
-        (["prepare_data", "--config=configs/tiny.py", "--shards=100000000"], "at most 99999"),
-        (["make_tasks"], "/README.md is a file; name a folder"),
+        (["make_tasks", "--output=README.md"], "/README.md is a file; name a folder"),
         (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
-        (
-            ["benchmark", "--config=configs/tiny.py", "--generation", "--profile=x"],
-            "leave one of them",
-        ),
-        (["evaluate", "--num_steps="], "--num_steps is empty"),
     ],
 )
 def test_real_processes(arguments, message, tmp_path):
     verb, *rest = arguments
-    if verb in ("train", "make_tasks", "evaluate"):
-        rest.append(f"--workdir={tmp_path / 'run'}")
-    if verb in ("prepare_data", "make_tasks"):
-        rest.append(f"--output={ROOT / 'README.md' if verb == 'make_tasks' else tmp_path / 'out'}")
     ended = subprocess.run(
-        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest],
+        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest, f"--workdir={tmp_path / 'run'}"],
         capture_output=True,
         text=True,
         cwd=ROOT,

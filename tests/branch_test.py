@@ -37,8 +37,8 @@ def branch_off(stable, workdir, step=None, **values):
     return train(config, workdir)
 
 
-def params_of(workdir, step=None, averages=False):
-    return load_run(workdir, 256, batch_size=1, checkpoint=step, averages=averages).params
+def params_of(workdir, averages=False):
+    return load_run(workdir, 256, batch_size=1, averages=averages).params
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from t5x_diffeq.runtime.errors import InputError
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-def template_of(text, tokens=FILE_TOKENS):
-    return ChatTemplate(ChatFormat(text, tokens, "here"), {})
+def template_of(text):
+    return ChatTemplate(ChatFormat(text, FILE_TOKENS, "here"), {})
 
 
 def written_by_assistant(template, messages):

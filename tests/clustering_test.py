@@ -10,7 +10,6 @@ from t5x_diffeq.analysis.clustering import (
     simulate_clustering,
     summarise_endings,
 )
-from t5x_diffeq.runtime.errors import InputError
 
 
 def test_equals_numpy():
@@ -71,17 +70,3 @@ def test_what_constant_and_growing_weights_do():
 def test_what_leaves_the_numbers_is_counted():
     found = summarise_endings(simulate_clustering(4, seeds=3, scale="time", horizon=10.0))
     assert found["finite"] < 3 and found["one"] <= found["few"] <= found["finite"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scale": "half"}, "scale 'half' is unknown; there are peak, work, time"),
-        ({"power": -1}, "power is -1; it must be 0"),
-        ({"horizon": 0.0}, "horizon is 0.0; it must be above 0"),
-        ({"tokens": 0}, "tokens is 0; it must be 1"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(InputError, match=message):
-        simulate_clustering(**arguments)

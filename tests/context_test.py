@@ -1,6 +1,5 @@
 """Sequences that are split over devices: the same numbers as on one device."""
 
-import signal
 from functools import partial
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import auto_mesh, metrics_of, rules_of, send_after, setup_of, small_config, training_of
+from helpers import auto_mesh, metrics_of, rules_of, setup_of, small_config, stop_after, training_of
 from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
@@ -70,10 +69,7 @@ def test_tokens_are_moved_there_and_back(shards):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "length"),
-    [
-        ({"fsdp": 2, "context": 2, "tensor": 2}, 512),
-        ({"context": 4}, 1024),
-    ],
+    [({"fsdp": 2, "context": 2, "tensor": 2}, 512), ({"context": 4}, 1024)],
 )
 def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
     """Output and gradients of the TPU's kernel, with segments and grouped queries."""
@@ -173,13 +169,10 @@ CASES = {
     ),
     "mixture": ({"fsdp": 2, "expert": 2, "context": 2}, {**LLAMA, "block": MIXTURE}, {}, ()),
 }
-SLOW = ("baseline", "mixture")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_gradients_equal_one_device(tmp_path, case, capfd):
     mesh, model, train, rules = CASES[case]
     batch = batch_of()
@@ -215,15 +208,13 @@ def test_attention_reads_what_one_device_reads(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_split_sequences_equals_one_without(small, tmp_path, monkeypatch):
+def test_a_run_with_split_sequences_equals_one_without(small, tmp_path):
     """Training and evaluation, stopped on eight devices and continued on one."""
     small.mesh.fsdp = 1
     assert train(Config.of(small), tmp_path / "alone") == 0
     split = small.copy_and_resolve_references()
     split.mesh.update(fsdp=2, context=2, tensor=2)
-    with monkeypatch.context() as patch:
-        send_after(patch, signal.SIGTERM, steps=3)
-        assert train(Config.of(split), tmp_path / "split") == 42
+    assert stop_after(3, Config.of(split), tmp_path / "split") == 42
     assert train(Config.of(small), tmp_path / "split") == 0
     found, expected = (metrics_of(tmp_path / name) for name in ("split", "alone"))
     for name in ("train/loss", "train/grad_norm", "eval/loss"):

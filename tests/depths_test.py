@@ -56,16 +56,6 @@ def test_the_rows_of_each_depth():
     assert [rows.take(x).tolist() for rows in rows_of_depths("every:6", 1)] == [list(range(12))]
 
 
-@pytest.mark.slow
-def test_a_run_says_when_it_takes_all_steps(small, tmp_path, capsys):
-    small.mesh.fsdp = 1
-    small.train.update(depths=(1,), depths_until=0.5, total_steps=2)
-    assert train(Config.of(small), tmp_path) == 0
-    said = capsys.readouterr().err
-    assert "1 solver step(s) in each optimizer step up to step 1, then 2\n" in said
-    assert "\nstep 2: from here on, 2 solver steps\n" in said
-
-
 def test_the_first_step_on_the_full_grid(small):
     assert full_grid_from(Config.of(small)) is None
     small.train.update(depths=(1,), total_steps=400)

@@ -9,9 +9,9 @@ from math import prod
 
 import numpy as np
 import pytest
-from helpers import auto_mesh, mesh_of, rules_of
+from helpers import auto_mesh, mesh_of, mesh_shape, rules_of
 from jax.sharding import NamedSharding, PartitionSpec
-from process_runs import read_reports, run, stop_at, write_text
+from process_runs import read_reports, run, write_text
 
 from configs import default
 from t5x_diffeq.data.batches import own_rows
@@ -44,14 +44,7 @@ def meshes(num_devices, slices=1):
     for fsdp, tensor in product(powers, powers):
         if num_devices % (slices * fsdp * tensor) == 0:
             data = num_devices // (fsdp * tensor)
-            yield {
-                "stage": 1,
-                "data": data,
-                "fsdp": fsdp,
-                "expert": 1,
-                "context": 1,
-                "tensor": tensor,
-            }
+            yield mesh_shape(data=data, fsdp=fsdp, tensor=tensor)
 
 
 def check_rows(devices, sizes, batch_size):
@@ -88,7 +81,7 @@ def test_rows_on_every_topology(name):
 def test_no_process_of_a_pod_holds_neighbouring_rows():
     """What made this file necessary: rows are no range on a TPU."""
     devices = make_topology("v5p:4x4x4").devices
-    sizes = {"stage": 1, "data": 1, "fsdp": 64, "expert": 1, "context": 1, "tensor": 1}
+    sizes = mesh_shape(fsdp=64)
     sharding = batch_sharding(arrange_mesh(sizes, devices), rules_of(default.get_config()))
     for process in range(16):
         rows = own_rows(sharding, 256, process)
@@ -102,14 +95,7 @@ def test_two_slices(name):
     """By default data crosses the slices, and fsdp fills each."""
     devices = make_topology(name, slices=2).devices
     mesh = mesh_of(default.get_config(), 2 * len(devices), devices)
-    assert dict(mesh.shape) == {
-        "stage": 1,
-        "data": 2,
-        "fsdp": len(devices) // 2,
-        "expert": 1,
-        "context": 1,
-        "tensor": 1,
-    }
+    assert dict(mesh.shape) == mesh_shape(data=2, fsdp=len(devices) // 2)
     for half in mesh.devices[0]:  # of its only stage
         assert len({device.slice_index for device in half.flat}) == 1
     for sizes in meshes(len(devices), slices=2):
@@ -121,9 +107,7 @@ def test_two_slices(name):
 def test_a_mesh_that_the_torus_cannot_hold():
     devices = make_topology("v5p:2x2x2").devices[:7]  # no box of chips
     with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
-        arrange_mesh(
-            {"stage": 1, "data": 7, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}, devices
-        )
+        arrange_mesh(mesh_shape(data=7), devices)
 
 
 @needs_libtpu
@@ -131,14 +115,7 @@ def test_a_batch_that_does_not_fill_a_host():
     """Two of the four chips take a batch of six: three chips are no box."""
     devices = make_topology("v5e:2x2").devices
     mesh = mesh_of(default.get_config(), 6, devices)
-    assert dict(mesh.shape) == {
-        "stage": 1,
-        "data": 1,
-        "fsdp": 2,
-        "expert": 1,
-        "context": 1,
-        "tensor": 1,
-    }
+    assert dict(mesh.shape) == mesh_shape(fsdp=2)
 
 
 def test_rows_of_one_process_are_all():
@@ -180,13 +157,3 @@ def test_losses_equal_those_of_one_process(single_process_run, text, tmp_path, s
             expected = read_reports(single_process_run, name)
             assert len(expected) == {"train/loss": 8, "eval/loss": 3}[name]
             np.testing.assert_allclose(read_reports(workdir, name), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_resume_in_another_order(text, tmp_path):
-    whole, chain = tmp_path / "whole", tmp_path / "chain"
-    more = ("--config.train.total_steps=40",)
-    run(text, whole, 1, 4, *more)
-    stop_at(12, text, chain, 2, 2, *more, order="interleaved")
-    run(text, chain, 4, 1, *more, order="random")
-    np.testing.assert_allclose(read_reports(chain), read_reports(whole), rtol=1e-5)

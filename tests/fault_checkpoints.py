@@ -20,9 +20,9 @@ def state_at(step):
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("x",), ()))
 
-    def array(*shape, sharding=split):
+    def array(*shape):
         values = np.random.default_rng(step).normal(size=shape).astype(np.float32)
-        return jax.device_put(values, sharding)
+        return jax.device_put(values, split)
 
     params = {"source": {"kernel": array(8, 4), "bias": array(6)}, "embedding": array(32, 4)}
     moments = jax.tree.map(lambda x: x * 2, params)
@@ -82,12 +82,12 @@ WAYS = (truncate, delete, zero, flip)
 SAID_NOTHING_OF = (MARKER, "_CHECKPOINT_METADATA")  # nothing is read from them
 
 
-def faults(workdir, ways=WAYS):
+def faults(workdir):
     """Every file of checkpoint 6, damaged in every way; the workdir is made whole in between."""
     checkpoint = workdir / "checkpoints" / "6"
     whole = shutil.copytree(checkpoint, workdir.parent / "whole")
     for name in files_of(whole):
-        for way in ways:
+        for way in WAYS:
             shutil.rmtree(workdir / "unreadable_checkpoints", ignore_errors=True)
             shutil.rmtree(checkpoint, ignore_errors=True)
             shutil.copytree(whole, checkpoint)

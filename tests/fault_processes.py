@@ -100,15 +100,15 @@ class FaultyRun:
         lines = self.log(index).read_text().splitlines()
         return "\n".join(line for line in lines if not line.startswith("step "))
 
-    def wait_for_mark(self, seconds=900):
-        deadline = time.monotonic() + seconds
+    def wait_for_mark(self):
+        deadline = time.monotonic() + 900
         while not self.mark.exists():
             assert time.monotonic() < deadline and self.processes[0].is_alive(), self.messages(0)
             time.sleep(0.05)
 
-    def end(self, index, seconds=900):
+    def end(self, index):
         """The exit status of a process, once it has ended."""
-        self.processes[index].join(seconds)
+        self.processes[index].join(900)
         status = self.processes[index].exitcode
         if status is None:
             self.kill()

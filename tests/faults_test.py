@@ -23,7 +23,7 @@ from fault_checkpoints import (
 )
 from fault_processes import PHASES, FaultyRun, arguments, lose, signal_to
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
-from helpers import corpus_of, metrics_of, numbered_lines
+from helpers import corpus_of, metrics_of
 from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
@@ -33,13 +33,6 @@ from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.verbs import train as verb
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(numbered_lines(300))
-    return path
 
 
 def newest(workdir):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
-from helpers import small_config, train_keys
+from helpers import assert_close, small_config, train_keys
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
@@ -110,11 +110,7 @@ def test_only_what_trains_has_a_gradient():
     found, norm, same_loss, *_ = some(params, batch, jax.random.key(0))
     assert found.keys() == {"adapters", "token_embedding"}
     assert same_loss["loss"] == loss["loss"]
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6 + 1e-4 * np.abs(b).max()),
-        found,
-        {name: whole[name] for name in found},
-    )
+    assert_close(found, {name: whole[name] for name in found}, 1e-4)
     squares = sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(found))
     np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)
     costs = [
@@ -203,9 +199,9 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_the_runs_to_say(base, text, tmp_path):
-    def check_refused(match, method="lora", **model):
+    def check_refused(match, **model):
         with pytest.raises(InputError, match=match):
-            verb.finetune(flatten(tuning_config(method, base, text, **model)), tmp_path / "new")
+            verb.finetune(flatten(tuning_config("lora", base, text, **model)), tmp_path / "new")
         assert not (tmp_path / "new" / "config.json").exists()
 
     check_refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)

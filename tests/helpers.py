@@ -3,11 +3,14 @@
 import dataclasses
 import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import create_autospec
 
 import jax
+import numpy as np
+import pytest
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
@@ -111,9 +114,23 @@ def auto_mesh(**sizes: int) -> Mesh:
     The training's other axes are there too, of size 1, unless the axes are others altogether.
     """
     if sizes.keys() <= set(partitioning.AXES):
-        sizes = {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
+        sizes = mesh_shape(**sizes)
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+
+
+def assert_close(found, expected, tolerance=2e-5) -> None:
+    """Two trees agree, each leaf to a part of its largest entry."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-8),
+        found,
+        expected,
+    )
+
+
+def mesh_shape(**sizes: int) -> dict[str, int]:
+    """The sizes of all axes of a mesh, 1 where none is given."""
+    return {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
 
 
 def parse(verb, arguments: Sequence[str]) -> None:
@@ -130,7 +147,7 @@ def call(verb, *arguments: str):
     return verb.main()
 
 
-def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
+def training_of(setup, workdir, tokenizer=None) -> Training:
     """A run for hooks to use, whose other parts are stand-ins that note how they are called."""
     kinds = {
         "checkpoints": Checkpoints,
@@ -145,14 +162,14 @@ def training_of(setup, workdir, tokenizer=None, start: int = 0) -> Training:
     data = create_autospec(TrainingData, instance=True)
     data.position.return_value = None
     training = Training(
-        setup.config, setup, workdir, corpus, data, [], start, stopwatch=Stopwatch(), **parts
+        setup.config, setup, workdir, corpus, data, [], 0, stopwatch=Stopwatch(), **parts
     )
     training.writer = create_autospec(RunWriter, instance=True)
     return training
 
 
-def send_after(monkeypatch, number: int, steps: int) -> None:
-    """Makes training send this process a signal as the batch after `steps` is drawn."""
+def stop_after(steps: int, config: Config, workdir: AnyPath, number: int = signal.SIGTERM) -> int:
+    """The status of a training that gets a signal as the batch after so many steps is drawn."""
     draw = train._draw
 
     def interrupt(*arguments):
@@ -161,7 +178,9 @@ def send_after(monkeypatch, number: int, steps: int) -> None:
                 os.kill(os.getpid(), number)
             yield batch
 
-    monkeypatch.setattr(train, "_draw", interrupt)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "_draw", interrupt)
+        return train.train(config, workdir)
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:
@@ -173,3 +192,15 @@ def without_machine(line: dict) -> dict:
     """A report without its times, rates and sizes of memory, which differ from run to run."""
     machine = re.compile(r"train/(tokens_per_second|mfu|data_wait|goodput|.*_seconds|.*_gib)")
     return {name: value for name, value in line.items() if not machine.fullmatch(name)}
+
+
+def assert_learns_and_resumes(config: ConfigDict, folder: Path) -> None:
+    """A run that is stopped after two steps and continued is, bit for bit, one that isn't."""
+    config = Config.of(config)
+    assert train.train(config, folder / "whole") == 0
+    assert stop_after(2, config, folder / "stopped") == 42
+    assert train.train(config, folder / "stopped") == 0
+    lines = metrics_of(folder / "whole")
+    assert metrics_of(folder / "stopped") == lines
+    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
+    assert losses[-1] < losses[0] - 0.2

@@ -1,9 +1,8 @@
 """Hooks of a config's own: when they are called, what they report, and how they fail."""
 
 import pytest
-from helpers import metrics_of, send_after
+from helpers import metrics_of, stop_after
 
-import t5x_diffeq as td
 from t5x_diffeq.runs.hooks import Hook
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -66,7 +65,7 @@ def noted():
 
 
 @pytest.mark.slow
-def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted, monkeypatch):
+def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted):
     """A step's metrics come when the next one is on its way, unless a hook is due or it stops.
 
     The batch of step 4 has been drawn when the signal comes. What is due at 4 is left to the next
@@ -74,9 +73,7 @@ def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted
     """
     small.mesh.fsdp = 1
     small.train.update(hooks=(f"{NAME}(every=4)",), total_steps=6, eval_every=6, checkpoint_every=6)
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=3)
-        assert train(Config.of(small), tmp_path) == 42
+    assert stop_after(3, Config.of(small), tmp_path) == 42
     told = [each[:2] for each in noted]
     assert told == [
         ("run", 0),
@@ -127,7 +124,3 @@ def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, h
     with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
         train(Config.of(small), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_the_public_name():
-    assert td.Hook is Hook

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
-from jax.sharding import NamedSharding, PartitionSpec
+from helpers import metrics_of, setup_of, small_config, stop_after
 
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.checkpoints.replicas import Replicas
 from t5x_diffeq.checkpoints.stored import parts_of
 from t5x_diffeq.checkpoints.writing import items_of
 from t5x_diffeq.planner import planning, tables
@@ -27,7 +25,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import programs
 from t5x_diffeq.training import update as updates
-from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host, on_device, place
+from t5x_diffeq.training.host_memory import HOST, check_host_memory, is_on_host
 from t5x_diffeq.verbs.train import train
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -164,35 +162,11 @@ def test_local_checkpoints_are_read_into_either_memory(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, found, parts_of(state))
 
 
-def test_a_replica_is_sent_into_the_hosts_memory():
-    mesh = auto_mesh(data=2, fsdp=4)
-    replicas = Replicas(mesh, ("data",))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"), memory_kind=HOST)
-    values = np.arange(24, dtype=np.float32).reshape(3, 8)
-    shapes = {"moment": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)}
-    first = replicas.on_first(shapes)
-    assert first["moment"].sharding.memory_kind == HOST
-    read = {"moment": jax.device_put(values, first["moment"].sharding)}
-    sent = replicas.broadcast(shapes, read)["moment"]
-    assert sent.sharding == sharding
-    np.testing.assert_array_equal(sent, values)
-
-
-def test_arrays_change_their_place():
-    mesh = auto_mesh(fsdp=8)
-    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-    x = jax.device_put(np.arange(16), sharding)
-    there = place(x, sharding.with_memory_kind(HOST))
-    assert is_on_host(there) and not is_on_host(on_device(there))
-    assert place(x, sharding) is x
-    np.testing.assert_array_equal(on_device(there), x)
-
-
 # ---------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.slow
-def test_the_key_may_change_between_runs(text, tmp_path, monkeypatch):
+def test_the_key_may_change_between_runs(text, tmp_path):
     """Stopped with or without, resumed otherwise: the numbers are those of a run without."""
     config = small_config(text)
     config.mesh.update(data=2, fsdp=4)
@@ -203,9 +177,7 @@ def test_the_key_may_change_between_runs(text, tmp_path, monkeypatch):
     for before in (True, False):
         stopped = tmp_path / f"stopped-{before}"
         config.optimizer.offload = before
-        with monkeypatch.context() as patch:
-            send_after(patch, 15, steps=3)  # SIGTERM
-            assert train(Config.of(config), stopped) == 42
+        assert stop_after(3, Config.of(config), stopped) == 42
         config.optimizer.offload = not before
         assert train(Config.of(config), stopped) == 0
         assert metrics_of(stopped) == metrics_of(tmp_path / "whole")

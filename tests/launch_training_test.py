@@ -1,16 +1,14 @@
-"""Two processes really train, found through what JobSet, an indexed Job and Cloud TPU's metadata
-give, by the scripts' own inner commands: preempted, started again, they continue.
+"""Two processes really train, found through what JobSet and an indexed Job give, by the image's own
+entry point: preempted, started again, they continue. `gcloud_test.py` does that on Cloud TPU.
 
 What stands in is the cluster: hosts are folders, and the devices are the CPU's.
 """
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import warm_python
@@ -18,7 +16,7 @@ from helpers import ROOT, metrics_of, numbered_lines
 from manifests import GPU, TPU, expand, manifests, pods_of
 from patience import patience
 from process_runs import small_training
-from stand_ins import Metadata, StandIns, add_python, of_host, slow_training
+from stand_ins import add_python, slow_training
 
 pytestmark = pytest.mark.slow
 STEPS = 40
@@ -124,46 +122,4 @@ def test_gke(stand_ins, words, tmp_path, kind):
         logs = [pod.communicate(timeout=patience(240))[0] for pod in pods]
         assert [pod.returncode for pod in pods] == [42 if preempted else 0] * 2, logs
         assert "2 x cpu, 2 process(es)" in logs[0]
-    assert_continued(tmp_path)
-
-
-def preempt(stand_ins, folder, process):
-    """SIGTERM to one of the trainings, when they have begun; the next are quick."""
-    wait_for_steps(folder, process)
-    number = int((stand_ins.folder / "trainings").read_text().split()[1])
-    os.kill(number, signal.SIGTERM)
-    while Path(f"/proc/{number}").exists():
-        time.sleep(0.1)
-    set_seconds(stand_ins, 0)
-
-
-@pytest.mark.skipif(bool(shutil.which("gcloud")), reason="gcloud_test does that with gcloud")
-def test_tpu_pod(stand_ins: StandIns, words, tmp_path):
-    """The whole script: copies, installs, starts both hosts, and starts them again."""
-    homes = [tmp_path / f"host{n}" for n in (0, 1)]
-    servers = [Metadata(of_host(n, "localhost,localhost")) for n in (0, 1)]
-    for home in homes:
-        stand_ins.training(home / "t5x_diffeq_venv", project=home / "t5x_diffeq")
-    hosts = {
-        "homes": list(map(str, homes)),
-        "environments": [{"GCE_METADATA_IP": server.address} for server in servers],
-    }
-    first = {name: values[:1] for name, values in hosts.items()}
-    stand_ins.rules(
-        {"call": "describe", "out": "ACTIVE\n"},
-        {"call": " scp ", "keep": list(map(str, homes))},
-        {"call": "--worker=all", **hosts},
-        {"call": "--worker=0", **first},
-    )
-    given = environment(stand_ins)
-    del given["VENV"]
-    options = ["--type=v5p-16", "--zone=z", "--mounted", "--unchecked"]
-    command = [ROOT / "launch" / "tpu_pod.sh", *words, *options]
-    set_seconds(stand_ins, 1)
-    process = start(command, env=given, cwd=tmp_path)
-    preempt(stand_ins, tmp_path, process)
-    log, _ = process.communicate(timeout=patience(240))
-    assert process.returncode == 0, log
-    assert "ended 42: starting again (1 of at most 100)" in log
-    assert log.count("2 x cpu, 2 process(es)") == 2, log
     assert_continued(tmp_path)

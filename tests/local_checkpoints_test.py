@@ -9,7 +9,7 @@ import pytest
 from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checkpoint, checksums, restoring
+from t5x_diffeq.checkpoints import checksums, restoring
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runtime.errors import InputError, RunError
@@ -267,24 +267,3 @@ def test_a_save_that_fails_is_not_finished(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="Input/output error"), open_both(tmp_path) as checkpoints:
         checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
     assert checkpoints.finished_saves() == []
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_what_is_written_shares_no_memory(tmp_path, local, monkeypatch):
-    """Otherwise a step that donates the state would wait until all of it is written."""
-    state, held = state_at(3), []
-    with open_both(tmp_path) as checkpoints:
-        if local:
-            monkeypatch.setattr(checkpoints.local, "_write", lambda *args: held.append(args) or 0)
-            checkpoints.save(3, state, RunFacts(FINGERPRINT), locally=True)
-            checkpoints.local.wait()
-            pointers = {part.ctypes.data for leaf in held[0][1] for part in leaf}
-        else:
-            monkeypatch.setattr(
-                checkpoints.manager, "save", lambda *_, args, **__: held.append(args)
-            )
-            monkeypatch.setattr(checkpoint, "count_arrays", lambda _: len(jax.tree.leaves(state)))
-            checkpoints.save(3, state, RunFacts(FINGERPRINT))
-            pointers = {x.unsafe_buffer_pointer() for x in _buffers(held[0]["state"].item)}
-    assert pointers
-    assert pointers.isdisjoint(x.unsafe_buffer_pointer() for x in _buffers(state))

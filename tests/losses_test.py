@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import auto_mesh
+from helpers import assert_close, auto_mesh
 
 from t5x_diffeq.training.losses import distillation_losses, token_losses
 from t5x_diffeq.training.partitioning import mesh_context
@@ -39,14 +39,9 @@ def value_and_gradients(losses):
 EXPECTED = value_and_gradients(plain_losses)
 
 
-def close(found):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(EXPECTED), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 40, 1000])
 def test_chunks(chunk):
-    close(value_and_gradients(make_chunked_losses(chunk)))
+    assert_close(value_and_gradients(make_chunked_losses(chunk)), EXPECTED, 1e-5)
 
 
 @pytest.mark.slow
@@ -54,7 +49,7 @@ def test_chunks(chunk):
 def test_meshes(shape):
     mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
     with mesh_context(mesh, RULES):
-        close(value_and_gradients(make_chunked_losses(3)))
+        assert_close(value_and_gradients(make_chunked_losses(3)), EXPECTED, 1e-5)
 
 
 # --------------------------------------------------------------------------- with a teacher

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers import metrics_of, send_after, setup_of, small_config
+from helpers import assert_learns_and_resumes, setup_of, small_config
 
 from t5x_diffeq.optimizers.block_codes import (
     FINEST,
@@ -23,7 +23,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.verbs.train import train
 
 RNG = np.random.default_rng(0)
 COMPRESSED = ("bfloat16", "int8")
@@ -195,21 +194,13 @@ def test_what_is_not_compressed_moves_as_with_adam(moments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", COMPRESSED)
-def test_training_resumes_bit_for_bit(moments, text, tmp_path, monkeypatch):
+def test_training_resumes_bit_for_bit(moments, text, tmp_path):
     config = small_config(text)
     config.optimizer.update(moments=moments, learning_rate=1e-2)
     config.model.scheme = "heun" if moments == "int8" else "euler"
     config.mesh.fsdp = 1
     config.train.update(microbatches=2, eval_batches=2)
-    assert train(Config.of(config), tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=2)  # SIGTERM
-        assert train(Config.of(config), tmp_path / "stopped") == 42
-    assert train(Config.of(config), tmp_path / "stopped") == 0
-    lines = metrics_of(tmp_path / "whole")
-    assert metrics_of(tmp_path / "stopped") == lines
-    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
-    assert losses[-1] < losses[0] - 0.2
+    assert_learns_and_resumes(config, tmp_path)
 
 
 @pytest.mark.parametrize(

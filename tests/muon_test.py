@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from helpers import auto_mesh, metrics_of, send_after, setup_of, small_config
+from helpers import assert_learns_and_resumes, auto_mesh, setup_of, small_config
 from jax.sharding import PartitionSpec
 from optax.contrib import _muon as optax_muon
 
@@ -18,11 +18,9 @@ from t5x_diffeq.optimizers.muon import kernels_of_block, newton_schulz, pseudo_i
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.trip_count import executions
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.state import declared_params
-from t5x_diffeq.verbs.train import train
 
 MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 KINDS = {
@@ -81,12 +79,12 @@ def random_like(tree, seed):
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), tree)
 
 
-def embeddings_of(setup, nodes=3, seed=2):
+def embeddings_of(setup, nodes=3):
     """Random e(t) of every generated layer; none unless weights depend on time."""
     layers = setup.abstract_state.params["source"]
     if "weights" in layers:
         return {}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(2)
     return {name: jnp.asarray(rng.normal(size=(nodes, 4)), jnp.float32) for name in layers}
 
 
@@ -340,19 +338,11 @@ def test_whole_matrices_come_back_in_their_places(spec, split):
 
 
 @pytest.mark.slow
-def test_training_learns_and_resumes_bit_for_bit(text, tmp_path, monkeypatch):
+def test_training_learns_and_resumes_bit_for_bit(text, tmp_path):
     """With microbatches, several depths and recomputation at once."""
     config = small_config(text)
     config.optimizer.update(name="muon", learning_rate=1e-2)
     config.model.remat = "full"
     config.mesh.fsdp = 1  # then the compiled step is kept for the next run
     config.train.update(microbatches=2, depths=(2, 3), depths_per_step=2, eval_batches=2)
-    assert train(Config.of(config), tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=2)  # SIGTERM
-        assert train(Config.of(config), tmp_path / "stopped") == 42
-    assert train(Config.of(config), tmp_path / "stopped") == 0
-    lines = metrics_of(tmp_path / "whole")
-    assert metrics_of(tmp_path / "stopped") == lines
-    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
-    assert losses[-1] < losses[0] - 0.2
+    assert_learns_and_resumes(config, tmp_path)

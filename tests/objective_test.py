@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import auto_mesh, train_keys
-from small_models import random_params
+from helpers import assert_close, auto_mesh, train_keys
+from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
 from t5x_diffeq.models.sub_fields import has_cost
@@ -22,13 +22,7 @@ from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs.train import train
 
-RNG = np.random.default_rng(0)
-TOKENS = RNG.integers(0, 50, (16, 11))
-BATCH = {
-    "inputs": jnp.asarray(TOKENS[:, :-1], jnp.int32),
-    "targets": jnp.asarray(TOKENS[:, 1:], jnp.int32),
-    "mask": jnp.asarray(RNG.random((16, 10)) < np.linspace(0.1, 1, 16)[:, None], jnp.float32),
-}
+BATCH = uneven_batch(np.random.default_rng(0), 16)
 PENALTY, SHARE = 0.3, 0.75
 MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 RULES = (
@@ -49,14 +43,6 @@ def gradient(model, depths=None, mesh=None, **keys):
         with mesh_context(auto_mesh(**mesh), RULES):
             found = jax.jit(of_batch)(*arguments)
     return found.gradient, found.means
-
-
-def assert_close(found, expected, tolerance=2e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-8),
-        found,
-        expected,
-    )
 
 
 def plain(model, rows_of):

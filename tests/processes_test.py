@@ -74,21 +74,6 @@ def test_killed_again_and_again_equals_undisturbed(text, tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
-def test_signals_save_and_exit(text, tmp_path, number, status):
-    process = start(command(text, tmp_path / "run"))
-    told = []
-    for line in process.stderr:
-        told.append(line)
-        if line.startswith("step "):
-            process.send_signal(number)
-            break
-    told += process.stderr.readlines()
-    assert process.wait() == status
-    assert "saved; the same command continues" in told[-1]
-
-
-@pytest.mark.slow
 def test_local_sh(tmp_path):
     """Trains, evaluates and prints a sample; the second time there is nothing to train."""
     arguments = [

@@ -54,7 +54,7 @@ def page(tmp_path_factory):
         patch.setattr(clustering_section.clustering, "outcomes", few)
         sections = [
             spectra_section(model, params, 9, {6: 20.5, 12: 31.0}),
-            lyapunov_section(model, params, [TOKENS[0, :8].tolist()], [pieces], "pair", 1.0),
+            lyapunov_section(model, params, [TOKENS[0, :8].tolist()], [pieces], "pair"),
             clustering_section.clustering_section(2),
         ]
     jax.clear_caches()

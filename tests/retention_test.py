@@ -1,7 +1,5 @@
 """Which checkpoints stay: the newest, every m-th, the best and milestones."""
 
-import json
-
 import pytest
 from fault_checkpoints import FINGERPRINT, abstract, flip, restore_step, state_at
 
@@ -74,9 +72,3 @@ def test_a_damaged_milestone_is_kept_apart(tmp_path):
     flip(next((tmp_path / "checkpoints" / "4").rglob("ocdbt.process_0/d/*")))
     assert restore_step(tmp_path) == 2
     assert (tmp_path / "unreadable_checkpoints" / "4" / MILESTONE).exists()
-
-
-def test_the_loss_is_in_the_state_of_the_data(tmp_path):
-    save(tmp_path, [1], {1: 2.5})
-    data = json.loads((tmp_path / "checkpoints" / "1" / "data" / "metadata").read_text())
-    assert data["eval_loss"] == 2.5

@@ -47,6 +47,17 @@ def small(**changes):
     return LanguageModel(dataclasses.replace(SMALL, **changes))
 
 
+def uneven_batch(rng, rows):
+    """Rows of unequal weight: a mean of the means of microbatches would be another loss."""
+    tokens = rng.integers(0, 50, (rows, 11))
+    scored = rng.random((rows, 10)) < np.linspace(0.1, 1, rows)[:, None]
+    return {
+        "inputs": jnp.asarray(tokens[:, :-1], jnp.int32),
+        "targets": jnp.asarray(tokens[:, 1:], jnp.int32),
+        "mask": jnp.asarray(scored, jnp.float32),
+    }
+
+
 def random_params(model, seed=0, scale=0.3):
     """Every leaf random, so that none hides behind a zero or a one."""
     declared = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import metrics_of, send_after
+from helpers import metrics_of, stop_after
 
 from t5x_diffeq.data import examples
 from t5x_diffeq.data.batches import train_batches
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_ends_a_run(poisoned, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, monkeypatch, capsys):
+def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, capsys):
     config, _ = poisoned
     config.train.update(on_spike="skip", checkpoint_every=1, keep_checkpoints=10)
     assert train(Config.of(config), tmp_path / "whole") == 0
@@ -99,9 +99,7 @@ def test_a_spike_is_skipped_and_the_run_is_exact_on_resume(poisoned, tmp_path, m
     assert "train/loss" not in lines[4] and lines[4]["train/spikes"] == 1
     assert lines[4]["train/learning_rate"] > lines[6]["train/learning_rate"]  # the schedule goes on
     assert_equal(*(params_of(tmp_path / "whole", checkpoint=n) for n in (3, 4)))
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=4)
-        assert train(Config.of(config), tmp_path / "again") == 42
+    assert stop_after(4, Config.of(config), tmp_path / "again") == 42
     assert train(Config.of(config), tmp_path / "again") == 0
     assert metrics_of(tmp_path / "again") == metrics_of(tmp_path / "whole")
     assert_equal(params_of(tmp_path / "again"), params_of(tmp_path / "whole"))
@@ -133,9 +131,7 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
 
     for steps in (2, 6):  # before the spike, which leaves a checkpoint of no schedule, and after
         again = tmp_path / f"again{steps}"
-        with monkeypatch.context() as patch:
-            send_after(patch, 15, steps=steps)
-            assert train(Config.of(config), again) == 42
+        assert stop_after(steps, Config.of(config), again) == 42
         assert train(Config.of(config), again) == 0
         assert metrics_of(again) == metrics_of(tmp_path / "whole")
         assert_equal(params_of(again), params_of(tmp_path / "whole"))
@@ -166,13 +162,11 @@ def test_what_does_not_end_is_ended(poisoned, tmp_path):
 
 
 @pytest.mark.slow
-def test_averages(small, tmp_path, monkeypatch):
+def test_averages(small, tmp_path):
     """They follow their recursion, beginning at the step from which on the run keeps them."""
     small.mesh.fsdp = 1
     small.train.update(checkpoint_every=1, keep_checkpoints=10, eval_averages=True)
-    with monkeypatch.context() as patch:
-        send_after(patch, 15, steps=2)
-        assert train(Config.of(small), tmp_path) == 42
+    assert stop_after(2, Config.of(small), tmp_path) == 42
     with pytest.raises(InputError, match=r"--averages: .* train.ema_decay"):
         params_of(tmp_path, averages=True)
     small.train.ema_decay = 0.9

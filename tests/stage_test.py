@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers import auto_mesh, metrics_of, setup_of, train_keys
+from helpers import assert_close, auto_mesh, metrics_of, setup_of, train_keys
 from jax.sharding import PartitionSpec
-from small_models import LLAMA, random_params
+from small_models import LLAMA, random_params, uneven_batch
 from small_models import small as small_model
 
 from t5x_diffeq.data.corpus import load_corpus
@@ -28,11 +28,7 @@ from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.verbs import train
 
 RNG = np.random.default_rng(0)
-TOKENS = RNG.integers(0, 50, (16, 11))
-BATCH = {
-    "inputs": jnp.asarray(TOKENS[:, :-1], jnp.int32),
-    "targets": jnp.asarray(TOKENS[:, 1:], jnp.int32),
-    "mask": jnp.asarray(RNG.random((16, 10)) < np.linspace(0.1, 1, 16)[:, None], jnp.float32),
+BATCH = uneven_batch(RNG, 16) | {
     # Two documents in each row, so that a microbatch with another's places is noticed.
     "segments": jnp.asarray(np.arange(10) > RNG.integers(1, 9, (16, 1)), jnp.int32),
     "positions": jnp.asarray(RNG.integers(0, 10, (16, 10)), jnp.int32),
@@ -79,11 +75,8 @@ def results(mesh, **changes):
 def test_it_computes_what_one_device_does(weights, architecture, scheme, mesh):
     changes = {"weights": weights, "scheme": scheme, **(LLAMA if architecture == "llama" else {})}
     expected, found = results(None, **changes), results(mesh, **changes)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-9),
-        jax.tree.map(lambda x: np.nan_to_num(x, neginf=0), found),
-        jax.tree.map(lambda x: np.nan_to_num(x, neginf=0), expected),
-    )
+    finite = partial(jax.tree.map, lambda x: np.nan_to_num(x, neginf=0))
+    assert_close(finite(found), finite(expected), 1e-5)
 
 
 def test_each_microbatch_meets_every_step_with_its_places_and_keys():

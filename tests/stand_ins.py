@@ -10,7 +10,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import warm_python
 from helpers import ROOT
 from patience import patience
 
@@ -93,13 +92,6 @@ class StandIns:
         if not venv.exists():
             self.add(venv / "bin" / "python")
             mark_installed(venv, ("", "data,gcs", *ON_MACHINES))
-        return venv
-
-    def training(self, venv: Path, project: Path = ROOT) -> Path:
-        """Likewise, for the project there, whose slow trainings have their numbers noted."""
-        note = f'[ "${{2:-}}" != t5x_diffeq.train ] || echo $$ >>{self.folder}/trainings\n'
-        add_python(venv, note + slow_training(warm_python.executable()))
-        mark_installed(venv, ON_MACHINES, project)
         return venv
 
     def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
-from helpers import ROOT, corpus_of, metrics_of, send_after, small_config
+from helpers import ROOT, corpus_of, metrics_of, small_config, stop_after
 from hub_server import hub
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -223,12 +222,10 @@ def params_of(workdir):
     return load_run(workdir, 256, batch_size=1).params
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, monkeypatch, capfd):
+def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, capfd):
     assert train(streamed, tmp_path / "whole") == 0
     assert "a stream of 3 files, less 3 documents train" in capfd.readouterr().err
-    with monkeypatch.context() as context:
-        send_after(context, signal.SIGTERM, 5)
-        assert train(streamed, tmp_path / "run") == 42
+    assert stop_after(5, streamed, tmp_path / "run") == 42
     assert train(streamed, tmp_path / "run") == 0
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
     assert_equal(params_of(tmp_path / "whole"), params_of(tmp_path / "run"))

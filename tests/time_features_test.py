@@ -10,7 +10,6 @@ from numpy.polynomial import legendre
 from small_models import SMALL, random_params
 from small_models import small as small_model
 
-from t5x_diffeq.models.language_model import nodes
 from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.ode.time_features import TimeFeatures
 from t5x_diffeq.runtime.errors import InputError
@@ -83,35 +82,10 @@ def test_attention_and_its_norm_have_a_width_of_their_own():
     assert set(widths.values()) == {T} != {2}
 
 
-def test_the_derivative_of_the_weights_is_the_difference_quotient():
-    """Which of parabolas is exact."""
-    model = small_model(time_basis="legendre:3", time_embedding="common")
-    variables, times = {"params": random_params(model)}, jnp.asarray(nodes(model.config))
-    before, after = (model.apply(variables, times + h, method="weights") for h in (-0.25, 0.25))
-    jax.tree.map(
-        lambda rate, a, b: np.testing.assert_allclose(rate, 2 * (b - a), atol=1e-4),
-        model.apply(variables, method="derivative"),
-        before,
-        after,
-    )
-
-
 def test_one_polynomial_is_constant_in_time():
     model = small_model(time_basis="legendre:1")
     rates = model.apply({"params": random_params(model)}, method="derivative")
     assert all(not rate.any() for rate in jax.tree.leaves(rates))
-
-
-@pytest.mark.parametrize(
-    ("basis", "message"),
-    [
-        ("fourier", r"time_basis is 'fourier'; it can be sinusoids, legendre:k"),
-        ("table", r"time_basis is 'table'; it can be"),
-    ],
-)
-def test_bad_bases(basis, message):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(SMALL, time_basis=basis)
 
 
 def test_one_time_embedding_has_one_width():

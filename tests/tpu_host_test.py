@@ -51,9 +51,9 @@ class Host:
         assert ended.returncode == status, ended.stderr
         return (ended.stderr if status else ended.stdout).strip()
 
-    def begin(self, *statuses, number="1"):
+    def begin(self, *statuses):
         (self.home / "statuses").write_text("".join(f"{status}\n" for status in statuses))
-        self.run("start", number, *ARGUMENTS)
+        self.run("start", "1", *ARGUMENTS)
 
     def wait(self):
         for _ in range(300):

@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from helpers import corpus_of, metrics_of, send_after
+from helpers import corpus_of, metrics_of, stop_after
 
 from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.load import load_run
@@ -25,14 +25,13 @@ def losses(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
-def test_stopped_and_resumed_equals_undisturbed(
-    finished, tmp_path, monkeypatch, capsys, number, status
-):
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 42), (signal.SIGINT, 130)],
+)
+def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, capsys, number, status):
     config, workdir = finished
-    with monkeypatch.context() as patch:
-        send_after(patch, number, steps=2)
-        assert train(Config.of(config), tmp_path) == status
+    assert stop_after(2, Config.of(config), tmp_path, number) == status
     assert "after step 3, saved; the same command continues" in capsys.readouterr().err
     assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
     assert train(Config.of(config), tmp_path) == 0
@@ -128,32 +127,6 @@ def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
-def damage(workdir, step):
-    for path in (workdir / "checkpoints" / str(step) / "state").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"not a checkpoint")
-
-
-@pytest.mark.slow
-def test_unreadable_checkpoints(finished, tmp_path, capsys):
-    config, workdir = finished
-    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
-    damage(tmp_path, 6)
-    assert train(Config.of(config), tmp_path) == 0
-    told = capsys.readouterr().err
-    assert "checkpoint 6 can't be read" in told
-    assert "continuing at step 4" in told
-    assert metrics_of(tmp_path) == metrics_of(workdir)
-    assert (tmp_path / "unreadable_checkpoints" / "6").is_dir()
-    for step in (2, 4, 6):
-        damage(tmp_path, step)
-    for _ in range(2):  # starting again does not begin anew
-        with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
-            train(Config.of(config), tmp_path)
-    for step in (2, 4, 6):
-        assert (tmp_path / "checkpoints" / str(step)).is_dir()
-
-
 def test_workdirs_that_lost_a_file(finished, tmp_path):
     config, workdir = finished
     for lost, message in [
@@ -174,25 +147,13 @@ def test_workdirs_that_lost_a_file(finished, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("train.batch_size", 0, "train.batch_size is 0; it must be at least 1"),
         ("train.batch_size", 10, "10 is not divisible by 8 devices"),
-        ("model.embed_dim", 15, "embed_dim=15 is not divisible by model.num_heads=2"),
-        ("model.scheme", "eular", "'eular'; it can be euler, lie_trotter"),
-        ("model.dropout_rate", 1.0, r"dropout_rate is 1.0; it must be in \[0, 1\)"),
         ("model.vocab_size", 300, "vocab_size is 300, and the tokenizer has 256"),
-        ("model.time_basis", "table:0", "time_basis is 'table:0'; it can be sinusoids, .*table:k"),
         ("model.remat", "keep:mlp,norm", "keeps 'norm'; it can keep qkv, attention, mlp"),
-        ("optimizer.beta2", 1.0, r"optimizer.beta2 is 1.0; it must be in \[0, 1\)"),
         ("model.attention", "splash", "attention=splash can't be used here: there is no other"),
-        ("model.num_kv_heads", 0, "model.num_kv_heads is 0; it must be at least 1"),
         ("mesh.rules", (("batch", "data"),), r"\('batch', 'data'\); it can set vocab, "),
-        ("seed", -1, "seed is -1; it must be at least 0"),
-        ("model.norm_eps", -1.0, "model.norm_eps is -1.0; it must be greater than 0"),
-        ("optimizer.decay", "none", "'none'; it can be embeddings, kernels, all"),
-        ("optimizer.learning_rate", 0.0, "learning_rate is 0.0; it must be greater than 0"),
         ("data.sequence_length", 100_000, r"needs 100000 \+ 1 tokens"),
         ("data.sequence_length", 1000, r"makes \d examples of .*fewer than train.batch_size=8"),
-        ("data.path", "/nowhere", "data.path=/nowhere: there is no file"),
     ],
 )
 def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, value, message):

@@ -70,15 +70,6 @@ def test_generate_takes_the_likeliest_token(run):
 
 
 @pytest.mark.slow
-def test_several_prompts_at_once(run):
-    greedy = Sampling(temperature=0)
-    both = run.generate(["line", "square"], max_tokens=3, sampling=greedy)
-    assert both == [
-        run.generate(each, max_tokens=3, sampling=greedy) for each in ("line", "square")
-    ]
-
-
-@pytest.mark.slow
 def test_the_loss_is_that_of_the_probabilities(run):
     text = "line 4"
     tokens = run.tokenizer.encode([text])[0]
@@ -198,7 +189,6 @@ def test_what_is_known_of_a_run(run, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda run: run.at_depth(0), "model.num_steps is 0; it must be at least 1"),
         (lambda run: run.weights([0, 2]), r"t=\[0, 2\]: times run from 0 to 1"),
         (lambda run: run.weights(float("nan")), "t=nan: times run from 0 to 1"),
         (lambda run: run.weights(np.ones((1, 1))), r"has the shape \(1, 1\); give a number"),
@@ -206,11 +196,8 @@ def test_what_is_known_of_a_run(run, monkeypatch):
         (lambda run: run.generate(["line", ""]), "the text '' has no tokens"),
         (lambda run: run.generate("line", 0), "max_tokens=0; it must be at least 1"),
         (lambda run: run.generate("line", temperature=-1.0), "temperature=-1.0; it must be 0"),
-        (lambda run: run.generate("line", top_k=0), "top_k=0; it must be at least 1"),
         (lambda run: run.generate("line", top_p=2.0), "top_p=2.0; it must be above 0"),
         (lambda run: run.evaluate(limit=0), "limit=0; it must be at least 1"),
-        (lambda run: run.evaluate(batch_size=0), "batch_size=0; it must be at least 1"),
-        (lambda run: run.trajectory(""), "the text '' has no tokens"),
     ],
 )
 def test_arguments_that_can_not_be_used(run, call, message):
@@ -278,8 +265,3 @@ def test_figures_need_matplotlib(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"run.plot\(\) needs the package matplotlib; pip install"):
         run.plot()
-
-
-def test_too_long_a_text(run):
-    with pytest.raises(InputError, match="tokens, and the model's length is"):
-        run.logits("line " * 1000)

@@ -1,7 +1,6 @@
 """The curves inside the model, against direct references; watching changes nothing else."""
 
 import json
-import signal
 from pathlib import Path
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import metrics_of, send_after, setup_of, small_config, training_of
+from helpers import metrics_of, setup_of, small_config, stop_after, training_of
 from small_models import random_params
 from small_models import small as small_model
 
@@ -307,11 +306,9 @@ def test_a_watched_run_has_the_same_losses(watched_run, finished):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_same_curves(watched_run, tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_same_curves(watched_run, tmp_path):
     config, workdir = watched_run
-    with monkeypatch.context() as patch:
-        send_after(patch, signal.SIGTERM, steps=3)
-        assert train(Config.of(config), tmp_path) == 42
+    assert stop_after(3, Config.of(config), tmp_path) == 42
     with (tmp_path / "curves.jsonl").open("a") as file:
         file.write('{"step": 6, "of": "an attempt that was killed"}\n')
     assert train(Config.of(config), tmp_path) == 0

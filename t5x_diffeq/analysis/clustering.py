@@ -30,7 +30,6 @@ from t5x_diffeq.layers.array_types import State, Weights
 from t5x_diffeq.ode.integrate import trajectory
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.ode.solvers import VectorField
-from t5x_diffeq.runtime.errors import InputError
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 _SCALES = ("peak", "work", "time")
@@ -79,14 +78,7 @@ def simulate_clustering(
       horizon: the final time, in the units in which weights are of size 1; the paper's is 1.
       half_range: particles start uniformly in [-half_range, half_range]^dim.
       scale: the choice of c: "peak", "work" or "time", see the top of this file.
-
-    Raises:
-      InputError: if an argument is out of its range.
     """
-    _check_arguments(scale, power, {"horizon": horizon, "half_range": half_range})
-    _check_arguments(
-        scale, 0, {"seeds": seeds, "tokens": tokens, "dim": dim, "steps": steps}, least=1
-    )
     drawn = [draw_sample(seed, tokens, dim, half_range) for seed in range(seeds)]
     W, x = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*drawn, strict=True))
     a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
@@ -99,18 +91,6 @@ def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.n
     """a(t) at the times at which the steps read their weights."""
     c = {"peak": 1.0, "work": power + 1.0, "time": float(horizon) ** power}[scale]
     return c * grid("euler", steps)[:, 0].astype(np.float64) ** power
-
-
-def _check_arguments(
-    scale: str, power: int, numbers: dict[str, float], least: float = 1e-9
-) -> None:
-    if scale not in _SCALES:
-        raise InputError(f"scale {scale!r} is unknown; there are {', '.join(_SCALES)}")
-    if power < 0:
-        raise InputError(f"power is {power}; it must be 0 (constant weights) or more")
-    for name, value in numbers.items():
-        if not value >= least:
-            raise InputError(f"{name} is {value}; it must be {'above 0' if least < 1 else least}")
 
 
 def draw_sample(

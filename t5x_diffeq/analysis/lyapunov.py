@@ -83,7 +83,7 @@ def lyapunov_exponents(
     """
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
-    _check_arguments(model.config, tokens, outputs, convention, memory)
+    _check_arguments(model.config, tokens, outputs, convention)
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     step = step_map(model.config, tokens.shape[1])
@@ -204,7 +204,6 @@ def _check_arguments(
     tokens: Tokens,
     outputs: Int[np.ndarray, " B"],
     convention: str,
-    memory: float,
 ) -> None:
     length = tokens.shape[1]
     if convention not in CONVENTIONS:
@@ -220,5 +219,3 @@ def _check_arguments(
         raise InputError(f"a prompt of {length} tokens: the model takes 1 to {config.max_length}")
     if not ((outputs >= 0) & (outputs < length)).all():
         raise InputError(f"output tokens {outputs.tolist()} must be in [0, {length})")
-    if not memory > 0:
-        raise InputError(f"memory is {memory} GiB; it must be above 0")

@@ -66,7 +66,6 @@ def lyapunov_section(
     prompts: Sequence[Sequence[int]],
     pieces: Sequence[Sequence[str]],
     convention: str,
-    memory: float,
 ) -> Section:
     """The section on the tokens of each prompt that the last token's output is sensitive to.
 
@@ -76,12 +75,9 @@ def lyapunov_section(
       prompts: the prompts' tokens.
       pieces: the text of each token.
       convention: see `lyapunov`.
-      memory: approximate limit in GiB.
     """
     tokens, outputs = _pad_prompts(prompts)
-    found = lyapunov_exponents(
-        model, params, tokens, outputs=outputs, convention=convention, memory=memory
-    )
+    found = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
     rolls_out = has_method(model.config, "attention_matrix")
     flow = attention_rollout(model, params, tokens, outputs) if rolls_out else None
     columns = (*_COLUMNS, "rollout") if rolls_out else _COLUMNS

@@ -194,8 +194,8 @@ def tex(name: str) -> str:
     return name
 
 
-def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int = 0) -> Figure:
-    """The first three coordinates of every particle, in panels (figures 2c, 2d, 13).
+def trajectories(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+    """The first three coordinates of every particle of seed 0, in panels (figures 2c, 2d, 13).
 
     Each panel is scaled by its own largest |x| at the end.
     """
@@ -203,7 +203,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
     figure, panels = make_panels(len(found), width, 2.2, 2.1, subplot_kw=kind)
     axes: list[Any] = list(panels)  # the stubs of matplotlib have no Axes3D
     for ax, (title, each) in zip(axes, found.items(), strict=True):
-        paths = each.states[seed]
+        paths = each.states[0]
         for particle in range(paths.shape[1]):
             ax.plot(*paths[::4, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
         for end, size, colour in zip((0, -1), (4, 7), _ENDS.values(), strict=True):
@@ -211,7 +211,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH, seed: int =
         ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
         for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
             axis.set_pane_color((0, 0, 0, 0))
-        count = each.clusters[seed, -1]
+        count = each.clusters[0, -1]
         ax.set_title(
             f"{_tex_power(title)}: {count:.0f} cluster{'' if count == 1 else 's'}", fontsize=8
         )
@@ -285,7 +285,7 @@ _Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]
 
 
 def means_with_errors(
-    panels: Mapping[str, _Lines],
+    lines: _Lines,
     across: str,
     up: str,
     log: bool = False,
@@ -294,30 +294,20 @@ def means_with_errors(
     """A line per row of a table, or only points if the horizontal coordinates aren't numbers.
 
     Args:
-      panels: by title, lines by name: lists of (horizontal coordinate, mean, standard error or
-        None). All panels have the same axes.
+      lines: by name, lists of (horizontal coordinate, mean, standard error or None).
       across: label of the horizontal axis.
       up: label of the vertical axis.
       log: whether the horizontal axis is logarithmic.
       ticks: horizontal coordinates to mark; none: matplotlib chooses them.
     """
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = make_figure(3.0 if rows == 1 else 2.2 * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
-        _draw_means(axes, lines)
-        axes.set_title(title, fontsize=8)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes in grid[-1]:
-        axes.set(xlabel=across, **({"xscale": "log"} if log else {}))
-        if ticks:
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-    for axes in grid[:, 0]:
-        axes.set(ylabel=up)
-    grid.flat[0].legend(fontsize=6)
+    figure = make_figure(3.0)
+    axes = figure.subplots()
+    _draw_means(axes, lines)
+    axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
+    if ticks:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.legend(fontsize=6)
     return figure
 
 

@@ -111,17 +111,17 @@ def _products(model: LanguageModel, W: Weights) -> tuple[Products, dict[str, Arr
 
 
 def principal_path(
-    centred: Float[np.ndarray, "nodes nodes"], components: int = 2
+    centred: Float[np.ndarray, "nodes nodes"],
 ) -> tuple[Float[np.ndarray, "nodes components"], Float[np.ndarray, " components"]]:
-    """The first principal components of W(t) over the nodes, from its centred inner products.
+    """The first two principal components of W(t) over the nodes, from its centred inner products.
 
     Returns:
       each node's coordinates, and the share of the variance along each component.
     """
     values, vectors = np.linalg.eigh(np.asarray(centred, np.float64))
-    values = np.maximum(values[::-1][:components], 0)
+    values = np.maximum(values[::-1][:2], 0)
     total = max(np.trace(np.asarray(centred, np.float64)), np.finfo(float).tiny)
-    return vectors[:, ::-1][:, :components] * np.sqrt(values), values / total
+    return vectors[:, ::-1][:, :2] * np.sqrt(values), values / total
 
 
 def cosines(inner: Float[np.ndarray, "nodes nodes"]) -> Float[np.ndarray, "nodes nodes"]:

@@ -12,11 +12,11 @@ import sys
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.keys.values import CONVENTIONS, STEPS
+from t5x_diffeq.runtime.keys.values import CONVENTIONS
 
 _KINDS = ("spectra", "lyapunov", "clustering")
 CHOICES = {"": (*_KINDS, "all"), "convention": CONVENTIONS}  # for completion
@@ -28,24 +28,16 @@ _WHAT = flags.DEFINE_string(
     "spectra, lyapunov, clustering or all; may be given without --what=.",
     flag_values=FLAGS,
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_WORKDIR = run_flags.define_workdir(FLAGS)
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for the results. [default: WORKDIR/analysis]", flag_values=FLAGS
 )
-_PROMPT = flags.DEFINE_multi_string(
-    "prompt",
-    None,
-    "Text whose tokens are analysed; may be repeated. [default: the start of the validation text]",
-    flag_values=FLAGS,
-)
+run_flags.define_prompts(FLAGS, "Text whose tokens are analysed")
 _CONVENTION = flags.DEFINE_string(
     "convention",
     "pair",
     "Definition of the Lyapunov exponents: pair, official or full.",
     flag_values=FLAGS,
-)
-_MEMORY = flags.DEFINE_float(
-    "memory", 1.0, "Approximate GiB for the tangents of the Lyapunov exponents.", flag_values=FLAGS
 )
 _TIMES = flags.DEFINE_integer(
     "times",
@@ -58,14 +50,7 @@ _TIMES = flags.DEFINE_integer(
 _SEEDS = flags.DEFINE_integer(
     "seeds", 20, "Number of random draws of the clustering.", 1, 100_000, flag_values=FLAGS
 )
-_NUM_STEPS = flags.DEFINE_integer(
-    "num_steps",
-    None,
-    "Number of solver steps. [default: the trained one]",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
+run_flags.define_num_steps(FLAGS)
 _INTERACTIVE = flags.DEFINE_bool(
     "interactive",
     False,
@@ -73,7 +58,7 @@ _INTERACTIVE = flags.DEFINE_bool(
     "then be left out.",
     flag_values=FLAGS,
 )
-command_line.define_checkpoint(FLAGS)
+run_flags.define_checkpoint(FLAGS)
 
 
 def _check_flags() -> None:
@@ -85,8 +70,6 @@ def _check_flags() -> None:
         raise InputError(
             f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
         )
-    if not _MEMORY.value > 0:
-        raise InputError(f"--memory={_MEMORY.value} must be above 0, in GiB")
     need_package("matplotlib", "analyze")
 
 

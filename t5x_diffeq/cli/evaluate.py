@@ -11,7 +11,7 @@ from itertools import product
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.config import KEYS
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
@@ -19,7 +19,7 @@ from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STE
 
 CHOICES = {"scheme": (*SCHEMES, *ADAPTIVE_SOLVERS)}  # for completion
 FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_WORKDIR = run_flags.define_workdir(FLAGS)
 _NUM_STEPS = flags.DEFINE_list(
     "num_steps",
     None,
@@ -38,14 +38,6 @@ _PLOT = flags.DEFINE_string(
 _RTOL = flags.DEFINE_float(
     "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
 )
-_MAX_SOLVER_STEPS = flags.DEFINE_integer(
-    "max_solver_steps",
-    512,
-    "Steps after which an adaptive solver stops with an error.",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
 )
@@ -57,14 +49,9 @@ _EVAL_BATCHES = flags.DEFINE_integer(
     INT32,
     flag_values=FLAGS,
 )
-command_line.define_checkpoint(FLAGS)
-command_line.define_averages(FLAGS)
-_ADAPTERS = flags.DEFINE_string(
-    "adapters",
-    None,
-    "The adapters/ folder of a run that was fine-tuned from this one.",
-    flag_values=FLAGS,
-)
+run_flags.define_checkpoint(FLAGS)
+run_flags.define_averages(FLAGS)
+run_flags.define_adapters(FLAGS)
 _TASKS = flags.DEFINE_list(
     "tasks",
     None,

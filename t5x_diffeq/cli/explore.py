@@ -8,7 +8,7 @@ Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.extras import need_package
 
 FLAGS = flags.FlagValues()
@@ -24,8 +24,8 @@ _HOST = flags.DEFINE_string(
 _PORT = flags.DEFINE_integer(
     "port", 8765, "Port at which to answer; 0 takes one that is free.", 0, 65535, flag_values=FLAGS
 )
-command_line.define_checkpoint(FLAGS)
-command_line.define_averages(FLAGS)
+run_flags.define_checkpoint(FLAGS)
+run_flags.define_averages(FLAGS)
 
 
 def main() -> int:

@@ -10,22 +10,14 @@ Needs safetensors: pip install 't5x_diffeq[export]'.
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.keys.values import STEPS
+from t5x_diffeq.runtime import command_line, run_flags
 
 FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_WORKDIR = run_flags.define_workdir(FLAGS)
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
 )
-_NUM_STEPS = flags.DEFINE_integer(
-    "num_steps",
-    None,
-    "Number of solver steps, or layers. [default: the trained one]",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
+_NUM_STEPS = run_flags.define_num_steps(FLAGS)
 _PEFT = flags.DEFINE_bool(
     "peft",
     False,
@@ -39,8 +31,8 @@ _FORM = flags.DEFINE_enum(
     "The layers of the grid, or W(t) as a polynomial of t for any number of steps.",
     flag_values=FLAGS,
 )
-_CHECKPOINT = command_line.define_checkpoint(FLAGS)
-_AVERAGES = command_line.define_averages(FLAGS)
+_CHECKPOINT = run_flags.define_checkpoint(FLAGS)
+_AVERAGES = run_flags.define_averages(FLAGS)
 
 
 def main() -> None:

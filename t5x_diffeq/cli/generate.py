@@ -6,18 +6,13 @@ With --chat, a prompt is a message to the run's model, and only the answer is pr
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.keys.values import INT32, STEPS
+from t5x_diffeq.runtime.keys.values import INT32
 
 FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
-_PROMPT = flags.DEFINE_multi_string(
-    "prompt",
-    None,
-    "Text to continue; may be repeated. [default: the start of the validation text]",
-    flag_values=FLAGS,
-)
+_WORKDIR = run_flags.define_workdir(FLAGS)
+_PROMPT = run_flags.define_prompts(FLAGS, "Text to continue")
 _CHAT = flags.DEFINE_bool(
     "chat",
     False,
@@ -50,23 +45,11 @@ _TOP_P = flags.DEFINE_float(
     "Draw only from the likeliest tokens that together have this probability.",
     flag_values=FLAGS,
 )
-_NUM_STEPS = flags.DEFINE_integer(
-    "num_steps",
-    None,
-    "Number of solver steps. [default: the trained one]",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
+run_flags.define_num_steps(FLAGS)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
-command_line.define_checkpoint(FLAGS)
-command_line.define_averages(FLAGS)
-_ADAPTERS = flags.DEFINE_string(
-    "adapters",
-    None,
-    "The adapters/ folder of a run that was fine-tuned from this one.",
-    flag_values=FLAGS,
-)
+run_flags.define_checkpoint(FLAGS)
+run_flags.define_averages(FLAGS)
+run_flags.define_adapters(FLAGS)
 
 
 def _check_flags() -> None:

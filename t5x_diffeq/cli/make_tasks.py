@@ -7,10 +7,10 @@ allows and begin and end at a word. They depend on the text, the tokenizer and t
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 
 FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_WORKDIR = run_flags.define_workdir(FLAGS)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag_values=FLAGS)
 
 

@@ -7,7 +7,7 @@ continues where it stopped. At the end it prints tables and writes them (tables.
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
 
 EXPERIMENTS = (
@@ -16,7 +16,6 @@ EXPERIMENTS = (
     "budgets",
     "equal_time",
     "controls",
-    "depth_transfer",
     "table4",
     "table5",
     "figure2",
@@ -64,12 +63,8 @@ _TOKENIZERS = flags.DEFINE_string(
     "to train tokenizers on the text.",
     flag_values=FLAGS,
 )
-_PART = flags.DEFINE_string(
-    "part", "0/1", "Do only part i of n, as i/n, for an array of jobs.", flag_values=FLAGS
-)
-_DRY_RUN = flags.DEFINE_boolean(
-    "dry_run", False, "Print the commands without running them.", flag_values=FLAGS
-)
+_PART = run_flags.define_part(FLAGS)
+run_flags.define_dry_run(FLAGS)
 
 
 def main() -> int:

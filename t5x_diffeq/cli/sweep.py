@@ -9,7 +9,7 @@ sweep_over_steps.png, and .pdf) to DIR. A run whose loss is no longer finite is 
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import is_in_bucket
 from t5x_diffeq.runtime.grid import parse_grid
@@ -31,12 +31,8 @@ _GRID = flags.DEFINE_multi_string(
 _SEEDS = flags.DEFINE_integer(
     "seeds", 1, "Seeds of every point: config.seed and those after it.", 1, INT32, flag_values=FLAGS
 )
-_PART = flags.DEFINE_string(
-    "part", "0/1", "Do only part i of n, as i/n, for an array of jobs.", flag_values=FLAGS
-)
-_DRY_RUN = flags.DEFINE_boolean(
-    "dry_run", False, "Print the commands without running them.", flag_values=FLAGS
-)
+_PART = run_flags.define_part(FLAGS)
+run_flags.define_dry_run(FLAGS)
 _TABLE_ONLY = flags.DEFINE_boolean(
     "table_only",
     False,

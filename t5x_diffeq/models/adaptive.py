@@ -28,14 +28,12 @@ class Adaptive(NamedTuple):
 
     Attributes:
       solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
-      rtol: relative tolerance per step, on the root mean square over the state.
-      atol: absolute tolerance.
+      rtol: tolerance per step, relative and absolute, on the root mean square over the state.
       max_steps: number of solver steps after which it gives up.
     """
 
     solver: str = "tsit5"
     rtol: float = 1e-3
-    atol: float = 1e-3
     max_steps: int = 512
 
 
@@ -97,7 +95,7 @@ def solve(
         t1=1.0,
         dt0=None,
         y0=y0,
-        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.atol),
+        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.rtol),
         adjoint=diffrax.RecursiveCheckpointAdjoint(),
         max_steps=adaptive.max_steps,
         throw=False,

@@ -44,7 +44,6 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.runtime.keys.values import BEST, INT32
 from t5x_diffeq.runtime.limits import raise_limits
 from t5x_diffeq.runtime.mistakes import (
     check_keys,
@@ -283,45 +282,6 @@ def _parse_folder(text: str, name: str) -> AnyPath:
         if not there.is_dir():
             raise InputError(f"--{name}={path}: {there} is a file; name a folder")
     return path
-
-
-def define_checkpoint(verb_flags: flags.FlagValues) -> flags.FlagHolder:
-    """Defines `--checkpoint`, whose value is a step, "best" or None."""
-    return flags.DEFINE(
-        _CheckpointParser(),
-        "checkpoint",
-        None,
-        "Step of the checkpoint, or best: the one with the lowest evaluation loss. [default: the "
-        "newest]",
-        flag_values=verb_flags,
-    )
-
-
-def define_averages(verb_flags: flags.FlagValues) -> flags.FlagHolder:
-    """Defines `--averages`."""
-    return flags.DEFINE_bool(
-        "averages",
-        False,
-        "Take the moving averages of the parameters (train.ema_decay).",
-        flag_values=verb_flags,
-    )
-
-
-class _CheckpointParser(flags.ArgumentParser):
-    """Parses a step or "best"."""
-
-    def parse(self, argument: str | int) -> int | str:
-        """The step, or "best"; raises a ValueError, as absl expects, for anything else."""
-        text = str(argument)
-        if text == BEST:
-            return BEST
-        if not (text.isdecimal() and int(text) <= INT32):
-            raise ValueError(f"it must be a step, from 0 to {INT32}, or {BEST}")
-        return int(text)
-
-    def flag_type(self) -> str:
-        """What `--help` calls the type."""
-        return f"a step or {BEST}"
 
 
 def parse_part(flag: flags.FlagHolder) -> tuple[int, int]:

@@ -35,9 +35,14 @@ _REMOVED_VALUES: dict[str, str] = {
     "model.scheme": "leapfrog|reversible:(euler|lie_trotter|strang|midpoint|heun|rk4)",
     "model.time_basis": r"(chebyshev|splines):\d+",
     "optimizer.moments": "factored|int4|mean_bfloat16",
+    "train.trackers": r".*\btrackio\b.*",
 }
+# Of these, those without which a run goes on as before.
+_BESIDE_THE_RUN = ("train.trackers",)
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
-_LAST_OF = dict.fromkeys(("model.block", "model.reversibility", "model.scheme"), "14a4da5")
+_LAST_OF = dict.fromkeys(
+    ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
+)
 
 
 def former_key_error(key: str) -> str | None:
@@ -67,7 +72,7 @@ def former_value_error(key: str, value: object) -> str | None:
     """What to say of a value that a key no longer takes; None of any other."""
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
-    if isinstance(value, str) and re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), value):
+    if re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value)):
         return f"{key}={value!r} was removed; {_last_commit(key)}"
     return None
 
@@ -95,7 +100,7 @@ def without_former_keys(values: Mapping[str, object], to_train: bool) -> dict[st
         or re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value))
     }
     for key in sorted(removed):
-        if to_train or key in _OF_MODEL:
+        if key in _OF_MODEL or (to_train and key not in _BESIDE_THE_RUN):
             raise InputError(f"{key}={values[key]!r} was removed; {_last_commit(key)}")
     return {key: x for key, x in values.items() if key not in removed and key not in _REMOVED}
 

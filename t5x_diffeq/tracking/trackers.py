@@ -2,19 +2,21 @@
 
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from jaxtyping import UInt8
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.background import BackgroundTracker, Worker
-from t5x_diffeq.tracking.figures import DRAWING, render
 from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 from t5x_diffeq.tracking.jsonl import JsonlWriter
 from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _FILE = "trackers.json"  # the run's id in each tracker
 _SECONDS_TO_CLOSE = 30.0  # for all trackers together, at the end of a run
 _MOST_FIGURES = 32  # that can wait to be drawn
+_DRAWING = threading.Lock()  # matplotlib's caches of fonts are not made for several threads
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
@@ -109,7 +112,7 @@ class RunWriter:
         """
 
         def task() -> None:
-            with DRAWING:
+            with _DRAWING:
                 image = render(make())
             self.write_images(step, {name: image})
 
@@ -141,6 +144,15 @@ class RunWriter:
                 tracker.call(lambda writer: writer.close())
             for tracker in self.trackers:
                 tracker.stop(deadline)
+
+
+def render(figure: "Figure") -> UInt8[np.ndarray, "H W 3"]:
+    """A figure as an image, `figure.dpi` dots per inch."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]
 
 
 @contextmanager
@@ -177,10 +189,6 @@ def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> 
             from t5x_diffeq.tracking.wandb import WandbTracker
 
             return WandbTracker(workdir, ids[name], _SECONDS_TO_CLOSE)
-        if name == "trackio":
-            from t5x_diffeq.tracking.trackio import TrackioTracker
-
-            return TrackioTracker(f"{workdir.name}-{ids[name]}")
         return TensorBoardTracker(workdir, step)
 
     return BackgroundTracker(name, make)

@@ -69,8 +69,8 @@ def make_adaptive_eval_step(
         if not reached:
             raise RunError(
                 f"{adaptive.solver} gave up after {int(steps)} steps before t = 1: W(t) "
-                "is too rough between the nodes that the model was trained at; allow more with "
-                "--max_solver_steps, raise --rtol, or take a fixed scheme"
+                "is too rough between the nodes that the model was trained at; raise --rtol, or "
+                "take a fixed scheme"
             )
         return metrics
 

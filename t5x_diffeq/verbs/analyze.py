@@ -59,9 +59,7 @@ def _make_lyapunov_section(corpus: Corpus, run: Run, params: dict, flags: FlagVa
 
     prompts = _prompts_of(corpus, run, flags.prompt)
     texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
-    return lyapunov_section(
-        run.placed.model, params, prompts, texts, flags.convention, flags.memory
-    )
+    return lyapunov_section(run.placed.model, params, prompts, texts, flags.convention)
 
 
 def _prompts_of(corpus: Corpus, run: Run, given: list[str] | None) -> list[list[int]]:

@@ -52,8 +52,7 @@ def _evaluate_grid(
     solver = scheme if scheme in SOLVERS else None
     run = run.at_depth(num_steps, None if solver else scheme)
     model = run.placed.model.config
-    limits = (flags.rtol, flags.rtol, flags.max_solver_steps)
-    adaptive = Adaptive(solver, *limits) if solver else None
+    adaptive = Adaptive(solver, flags.rtol) if solver else None
     values = evaluate_split(run, corpus, flags.batch_size, flags.eval_batches, adaptive)
     fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
     if has_method(model, "flops"):

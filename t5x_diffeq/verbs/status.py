@@ -125,7 +125,7 @@ class RunStatus:
         return facts
 
 
-def show_status(folder: AnyPath, as_json: bool = False) -> None:
+def show_status(folder: AnyPath, as_json: bool) -> None:
     """Prints the status of the run in `folder`, or of the runs in its subfolders.
 
     Args:

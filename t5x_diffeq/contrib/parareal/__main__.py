@@ -7,12 +7,12 @@ pip install 't5x_diffeq[analysis]'.
 
 from absl import flags
 
-from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.keys.values import STEPS
 
 FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=FLAGS)
+_WORKDIR = run_flags.define_workdir(FLAGS)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the results.", flag_values=FLAGS)
 _SLICES = flags.DEFINE_integer(
     "slices",
@@ -23,15 +23,8 @@ _SLICES = flags.DEFINE_integer(
     STEPS,
     flag_values=FLAGS,
 )
-_NUM_STEPS = flags.DEFINE_integer(
-    "num_steps",
-    None,
-    "Number of solver steps. [default: the trained one]",
-    1,
-    STEPS,
-    flag_values=FLAGS,
-)
-_CHECKPOINT = command_line.define_checkpoint(FLAGS)
+_NUM_STEPS = run_flags.define_num_steps(FLAGS)
+_CHECKPOINT = run_flags.define_checkpoint(FLAGS)
 
 
 def main() -> None:
