@@ -10,7 +10,6 @@ from helpers import call
 
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
 from t5x_diffeq.experiments.present import TableSpec
@@ -204,42 +203,6 @@ def test_models_in_the_time_of_the_baseline():
     }
     assert {run.labels["total_steps"] for run in shorter} == {160}
     assert {run.labels["learning_rate"] for run in shorter} == {4e-3}
-
-
-def test_only_epsilon_of_per_layer_weights_is_scaled_with_depth():
-    runs = LAPTOP["depth_transfer"].runs(TEXTS, (0,), {})
-    assert len({run.name for run in runs}) == len(runs)
-    epsilons = {}
-    for run in runs:
-        epsilon = next((float(a[27:]) for a in run.arguments if "optimizer.epsilon" in a), None)
-        epsilons.setdefault((run.labels["model"], run.labels["num_steps"]), set()).add(epsilon)
-    scaled = {16: {2.5e-9}, 8: {5e-9}, 32: {1.25e-9}, 4: {None}}  # at 4 it is the config's own
-    for (model, steps), found in epsilons.items():
-        assert found == (scaled[steps] if model == "per layer, dt = 4/N" else {None})
-
-
-def test_a_figure_has_a_panel_for_each_of_the_first_labels(monkeypatch, tmp_path):
-    plots = pytest.importorskip("t5x_diffeq.analysis.plots")
-    figures = []
-    monkeypatch.setattr(plots, "render_image", lambda figure, kind: figures.append(figure) or b"")
-    table = TableSpec(("model", "depth"), "rate", "loss", log=True, panels=1)
-    outcomes = [
-        {"model": model, "depth": depth, "rate": rate, "loss": depth * rate}
-        for model in "abcd"
-        for depth in (4, 8)
-        for rate in (1, 2)
-        if (model, depth) != ("d", 8)
-    ]
-    draw(outcomes, table, tmp_path / "figure", tmp_path)
-    both = ["depth=4", "depth=8"]
-    panels = {axes.get_title(): axes for axes in figures[0].axes if axes.get_title()}
-    assert list(panels) == ["a", "b", "c", "d"]
-    lines = {
-        title: [line.get_label() for line in axes.containers] for title, axes in panels.items()
-    }
-    assert lines == {"a": both, "b": both, "c": both, "d": ["depth=4"]}
-    assert list(panels["a"].containers[1].lines[0].get_ydata()) == [8, 16]
-    assert panels["d"].get_xscale() == "log" and panels["d"].get_ylim() == panels["a"].get_ylim()
 
 
 def test_experiments_share_runs():

@@ -41,14 +41,22 @@ REMOVED_VALUES = [
     ("model.time_basis", "chebyshev:6"),
     ("model.time_basis", "splines:4"),
     ("optimizer.moments", "factored"),
+    ("train.trackers", ("tensorboard", "trackio")),
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), REMOVED_VALUES)
+@pytest.mark.parametrize(("key", "value"), REMOVED_VALUES[:-1])
 def test_a_run_that_used_a_removed_value_names_the_last_commit_that_had_it(tmp_path, key, value):
     write_config(tmp_path, **{key.replace(".", "__"): value})
     with pytest.raises(InputError, match=rf"{key}='{value}' was removed; commit \w{{7}} "):
         read_config(tmp_path, to_train=True)
+
+
+def test_a_run_goes_on_without_a_tracker_that_was_removed(tmp_path):
+    write_config(tmp_path, train__trackers=("tensorboard", "trackio"))
+    assert read_config(tmp_path, to_train=True) == Config()
+    with pytest.raises(InputError, match=r"train\.trackers.*was removed; commit 14a4da5 "):
+        load_config("configs/tiny.py", {"train.trackers": ("trackio",)})
 
 
 def test_a_removed_key_on_the_command_line_says_so():

@@ -3,17 +3,12 @@
 import ast
 import inspect
 import json
-import os
 import signal
 import struct
-import tempfile
 import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-
-# Trackio reads its folder when it is imported.
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="t5x_diffeq-trackio-"))
 
 import numpy as np
 import pytest
@@ -31,7 +26,6 @@ from t5x_diffeq.tracking.interface import Tracker
 from t5x_diffeq.tracking.jsonl import JsonlWriter, read_metrics
 from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
 from t5x_diffeq.tracking.trackers import RunWriter, check_trackers, open_writer
-from t5x_diffeq.tracking.trackio import TrackioTracker
 from t5x_diffeq.tracking.wandb import WandbTracker
 from t5x_diffeq.verbs.train import train
 
@@ -55,7 +49,7 @@ def clus_interface():
 
 @pytest.mark.parametrize(
     "writer",
-    [Tracker, TensorBoardTracker, WandbTracker, TrackioTracker, JsonlWriter, RunWriter],
+    [Tracker, TensorBoardTracker, WandbTracker, JsonlWriter, RunWriter],
 )
 def test_the_interface_is_clus(writer):
     theirs = clus_interface()
@@ -198,29 +192,6 @@ def test_wandb_continues_its_run(tmp_path, offline, capsys):
     assert "`wandb sync" in capsys.readouterr().err
 
 
-def test_trackio_continues_its_run(tmp_path, capsys):
-    from trackio import Api
-    from trackio.sqlite_storage import SQLiteStorage
-
-    workdir = tmp_path / "of_trackio"
-    workdir.mkdir()
-    for start in (0, 2):
-        with open_writer(workdir, start, ("trackio",)) as writer:
-            writer.write_hparams({"model.num_steps": 6, "path": None})
-            for step in range(start + 1, start + 3):
-                write_all(writer, step)
-    name = f"of_trackio-{json.loads((workdir / 'trackers.json').read_text())['trackio']}"
-    (run,) = (run for run in Api().runs("t5x_diffeq") if run.name == name)
-    assert (run.config["model.num_steps"], run.config["path"]) == (6, "None")
-    rows = SQLiteStorage.get_logs("t5x_diffeq", name)
-    losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    assert losses == [(n, float(n)) for n in (1, 2, 3, 4)]
-    assert [row["weights/path"]["_type"] for row in rows if "weights/path" in row] == [
-        "trackio.image"
-    ] * 4
-    assert capsys.readouterr().out == ""  # standard output is for results
-
-
 def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise ConnectionError("no network")
@@ -279,17 +250,16 @@ def test_figures_are_drawn_in_another_thread(capsys):
 
 def test_what_is_missing_is_said_before_the_run(small, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name in ("wandb", "trackio"):
-        message = rf"{name} needs the package {name}; pip install 't5x_diffeq\[trackers\]'"
-        with pytest.raises(InputError, match=message):
-            check_trackers(("tensorboard", name))
+    message = r"wandb needs the package wandb; pip install 't5x_diffeq\[trackers\]'"
+    with pytest.raises(InputError, match=message):
+        check_trackers(("tensorboard", "wandb"))
     small.train.figure_every = 5
     with pytest.raises(InputError, match=r"figure_every=5 needs the package matplotlib"):
         WeightFigures.check(Config.of(small), setup_of(small))
     small.train.trackers = ()
     with pytest.raises(InputError, match=r"figure_every=5 needs a tracker"):
         train(Config.of(small), tmp_path)
-    with pytest.raises(InputError, match=r"can be tensorboard, wandb, trackio"):
+    with pytest.raises(InputError, match=r"can be tensorboard, wandb"):
         small.train.trackers = ("tensorbord",)
         Config.of(small)
 
@@ -316,7 +286,7 @@ def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline, m
     config, workdir = finished
     config = config.copy_and_resolve_references()
     config.train.update(
-        trackers=("tensorboard", "wandb", "trackio"),
+        trackers=("tensorboard", "wandb"),
         sample_every=2,
         sample_prompts=("", "line"),
         figure_every=2,
@@ -343,6 +313,3 @@ def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline, m
     assert first[1]["model.num_steps"] == 2 and first[1]["model/parameters"] > 1000
     losses = {row["step"]: row["train/loss"] for row in second[2] if "train/loss" in row}
     assert losses == {line["step"]: line["train/loss"] for line in times if line["step"] > 3}
-    from trackio import Api
-
-    assert len([r for r in Api().runs("t5x_diffeq") if r.name.startswith("everything-")]) == 1

@@ -285,7 +285,7 @@ _Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]
 
 
 def means_with_errors(
-    panels: Mapping[str, _Lines],
+    lines: _Lines,
     across: str,
     up: str,
     log: bool = False,
@@ -294,30 +294,20 @@ def means_with_errors(
     """A line per row of a table, or only points if the horizontal coordinates aren't numbers.
 
     Args:
-      panels: by title, lines by name: lists of (horizontal coordinate, mean, standard error or
-        None). All panels have the same axes.
+      lines: by name, lists of (horizontal coordinate, mean, standard error or None).
       across: label of the horizontal axis.
       up: label of the vertical axis.
       log: whether the horizontal axis is logarithmic.
       ticks: horizontal coordinates to mark; none: matplotlib chooses them.
     """
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = make_figure(3.0 if rows == 1 else 2.2 * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
-        _draw_means(axes, lines)
-        axes.set_title(title, fontsize=8)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes in grid[-1]:
-        axes.set(xlabel=across, **({"xscale": "log"} if log else {}))
-        if ticks:
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-    for axes in grid[:, 0]:
-        axes.set(ylabel=up)
-    grid.flat[0].legend(fontsize=6)
+    figure = make_figure(3.0)
+    axes = figure.subplots()
+    _draw_means(axes, lines)
+    axes.set(xlabel=across, ylabel=up, **({"xscale": "log"} if log else {}))
+    if ticks:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.legend(fontsize=6)
     return figure
 
 

@@ -16,7 +16,6 @@ EXPERIMENTS = (
     "budgets",
     "equal_time",
     "controls",
-    "depth_transfer",
     "table4",
     "table5",
     "figure2",

@@ -1,12 +1,10 @@
 """Experiments that the paper doesn't have, at a laptop's size or the paper's."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
-from t5x_diffeq.experiments.follow_ups import analyse_spectra, growth_tables
-from t5x_diffeq.experiments.learning_rates import RATE, Sweep
+from t5x_diffeq.experiments.learning_rates import Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
 _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
@@ -85,82 +83,4 @@ def sweep_controls(
             for name, (variant, keys) in models.items()
         ),
         seeds=seeds,
-    )
-
-
-def transfer_over_depth(config: str, rates: tuple[float, ...], keys: Keys) -> Experiment:
-    """Loss against learning rate at several numbers of steps or layers: does one rate suit all?
-
-    With `model.step_size=c/N` nothing else of the ODE is scaled with N: P gets the sum of N
-    gradients, each proportional to 1/N. Per-layer weights get gradients proportional to 1/N, so
-    Adam's epsilon is scaled likewise, as in CompleteP (Dey et al. 2025), relative to 4 layers.
-
-    Args:
-      config: the config's file.
-      rates: the learning rates.
-      keys: further keys of the config that all trainings set.
-    """
-    models = [("ode", size) for size in ("1/N", "2/N", "4/N", "1")]
-    models += [("baseline", "4/N"), ("baseline", "1")]
-    names = {"ode": "ODE", "baseline": "per layer"}
-
-    def scale_epsilon(depth: int, defaults: Keys) -> float:
-        return defaults["optimizer.epsilon"] * 4 / depth
-
-    def train(variant: str, size: str, depth: int, rate: float) -> Training:
-        choice = {**keys, _N: depth, "model.step_size": size, RATE: rate}
-        if variant == "baseline" and size != "1":
-            choice["optimizer.epsilon"] = partial(scale_epsilon, depth)
-        return Training(variant, choice, f"{names[variant]}, dt = {size}", config)
-
-    return Experiment(
-        trainings=tuple(
-            train(variant, size, depth, rate)
-            for variant, size in models
-            for depth in (4, 8, 16, 32)
-            for rate in rates
-        ),
-        tables=(
-            TableSpec(("text", "model", "num_steps"), "learning_rate", "loss", log=True, panels=2),
-        ),
-        seeds=1,
-    )
-
-
-def study_spectra() -> Experiment:
-    """Whether the spectra of attention and the MLP grow with depth: appendix E on a laptop.
-
-    GPT's and Llama's block, 12 and 16 solver steps, both initialisations, and the baseline.
-    """
-    # Small enough that all of its runs take about two hours on one core.
-    small: Keys = {
-        "model.embed_dim": 64,
-        "model.mlp_dim": 256,
-        "train.total_steps": 600,
-        "train.batch_size": 4,
-    }
-    # With the paper's initialisation W(t) moves faster; only embeddings decay, as in its runs.
-    papers: Keys = {
-        "optimizer.learning_rate": 1e-3,
-        "optimizer.decay": "embeddings",
-        "optimizer.weight_decay": 0.1,
-    }
-    models: list[tuple[str, str, Keys]] = [
-        ("ode", "invariant", small),
-        ("ode", "paper", {**small, **papers}),
-        ("baseline", "invariant", small),
-    ]
-    return Experiment(
-        trainings=tuple(
-            Training(
-                variant,
-                {"model.architecture": block, _N: depth, "model.init": init, **keys},
-                config="laptop.py",
-            )
-            for variant, init, keys in models
-            for depth in (12, 16)
-            for block in ("gpt", "llama")
-        ),
-        follow_up=partial(analyse_spectra, times=25),
-        tables=growth_tables("text", "model", "architecture", "init", column="num_steps"),
     )

@@ -40,35 +40,33 @@ def draw(
         say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
 
-    def write(name: str, panels: dict[str, dict[str, Line]], across: str, up: str) -> None:
+    def write(name: str, lines: dict[str, Line], across: str, up: str) -> None:
         is_table = across == table.column
-        lines = [line for each in panels.values() for line in each.values()] if is_table else []
-        ticks = sorted({x for line in lines for x, *_ in line if not isinstance(x, str)})
+        points = [point for line in lines.values() for point in line] if is_table else []
+        ticks = sorted({x for x, *_ in points if not isinstance(x, str)})
         log = table.log and is_table
-        figure = plots.means_with_errors(panels, across, up + caveat, log, ticks)
+        figure = plots.means_with_errors(lines, across, up + caveat, log, ticks)
         for kind in ("png", "pdf"):
             write_whole(path.with_name(f"{name}.{kind}"), plots.render_image(figure, kind))
 
     caveat = "" if comparable else " (not comparable with the paper's)"
-    if panels := _panels_of_table(outcomes, table):
-        write(path.name, panels, table.column, table.value)
+    if lines := _lines_of_table(outcomes, table):
+        write(path.name, lines, table.column, table.value)
     if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
-        write(f"{path.name}_over_steps", {"": lines}, "optimizer steps", "validation loss")
+        write(f"{path.name}_over_steps", lines, "optimizer steps", "validation loss")
 
 
-def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, dict[str, Line]]:
+def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
     rows = cells(outcomes, table)
-    columns, first = order_columns(rows), table.panels
-    panels: dict[str, dict[str, Line]] = {}
-    for row, by_column in rows.items():
-        named = list(map(_name, table.row, row))
-        title, name = ", ".join(named[:first]), ", ".join(named[first:])
-        panels.setdefault(title, {})[name] = [
+    columns = order_columns(rows)
+    return {
+        ", ".join(map(_name, table.row, row)): [
             (column, *mean_and_error(by_column[column].values))
             for column in columns
             if column in by_column
         ]
-    return panels
+        for row, by_column in rows.items()
+    }
 
 
 def _name(label: str, value: Label) -> str:

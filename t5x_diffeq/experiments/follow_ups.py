@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
 
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
@@ -35,12 +34,12 @@ COST_TABLES = tuple(
         "model: parameters",
     )
 )
-
-
-def growth_tables(*row: str, column: str) -> tuple[TableSpec, ...]:
-    """Tables of how much the spectra of attention and the MLP grow with depth."""
-    values = product(("rank_correlation", "ratio"), ("qk", "ov", "mlp"))
-    return tuple(TableSpec(row, column, f"{part}/{number}") for number, part in values)
+# How much the spectra of attention and the MLP grow with depth.
+GROWTH_TABLES = tuple(
+    TableSpec(("text", "size"), "model", f"{part}/{number}")
+    for number in ("rank_correlation", "ratio")
+    for part in ("qk", "ov", "mlp")
+)
 
 
 def _follow(
@@ -53,9 +52,9 @@ def _follow(
     return ExperimentRun(name, verb, (*arguments, *folders), labelled, trained.name)
 
 
-def analyse_spectra(trained: ExperimentRun, times: int = 201) -> list[ExperimentRun]:
-    """The analysis of a model's spectra at so many times."""
-    return [_follow(trained, "analyze", "spectra", "spectra", f"--times={times}")]
+def analyse_spectra(trained: ExperimentRun) -> list[ExperimentRun]:
+    """The analysis of a model's spectra."""
+    return [_follow(trained, "analyze", "spectra", "spectra", "--times=201")]
 
 
 def analyse_lyapunov(

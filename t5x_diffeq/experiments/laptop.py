@@ -6,9 +6,7 @@ configs/laptop.py.
 
 from t5x_diffeq.experiments.beyond_paper import (
     compare_budgets,
-    study_spectra,
     sweep_controls,
-    transfer_over_depth,
 )
 from t5x_diffeq.experiments.experiment import Experiment, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
@@ -16,6 +14,7 @@ from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
     COST_TABLES,
     FIGURE_3,
+    GROWTH_TABLES,
     PROMPTS,
     TASK_TABLES,
     analyse_lyapunov,
@@ -50,19 +49,6 @@ LAPTOP: dict[str, Experiment] = {
         ),
     ),
     "controls": sweep_controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3)),
-    "depth_transfer": transfer_over_depth(
-        "laptop.py",
-        rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
-        keys={
-            "model.embed_dim": 64,
-            "model.mlp_dim": 256,
-            "model.time_embed_dim": 16,
-            "train.total_steps": 200,
-            "train.batch_size": 4,
-            "train.eval_every": 200,
-            "train.eval_batches": 16,
-        },
-    ),
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
         follow_up=ask_own_tasks,
@@ -113,7 +99,9 @@ LAPTOP: dict[str, Experiment] = {
         ),
         tables=(TableSpec(("text", "time_embedding"), "T", "loss", over_steps=True),),
     ),
-    "appendixE": study_spectra(),
+    "appendixE": Experiment(
+        trainings=trainings(_BOTH), follow_up=analyse_spectra, tables=GROWTH_TABLES
+    ),
     "appendixF": Experiment(
         trainings=trainings(["ode"]), follow_up=analyse_lyapunov(PROMPTS), seeds=1
     ),

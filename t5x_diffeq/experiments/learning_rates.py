@@ -10,7 +10,7 @@ from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.runtime.config_files import values_of
 
-RATE = "optimizer.learning_rate"
+_RATE = "optimizer.learning_rate"
 _RATE_NAME = "learning_rate"  # in tables
 _RATIO = "model / baseline: step_ms"
 _Group = tuple[str, str]  # text, model
@@ -68,7 +68,7 @@ class Sweep(Experiment):
 
 def at_rate(training: Training, rate: float) -> Training:
     """The training with this learning rate."""
-    return replace(training, keys={**training.keys, RATE: rate})
+    return replace(training, keys={**training.keys, _RATE: rate})
 
 
 def _next_rates(losses: dict[float, float]) -> list[float]:

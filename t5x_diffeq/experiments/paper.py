@@ -9,7 +9,6 @@ trains each model once; `--seeds=3` gives standard errors.
 from t5x_diffeq.experiments.beyond_paper import (
     compare_budgets,
     sweep_controls,
-    transfer_over_depth,
 )
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
@@ -17,12 +16,12 @@ from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
     COST_TABLES,
     FIGURE_3,
+    GROWTH_TABLES,
     PROMPTS,
     TASK_TABLES,
     analyse_lyapunov,
     analyse_spectra,
     ask_papers_tasks,
-    growth_tables,
     time_steps,
 )
 from t5x_diffeq.experiments.learning_rates import EqualTime
@@ -41,7 +40,6 @@ _WIKITEXT: dict[str | None, Keys] = {
     _MEDIUM: {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
 }
 _RATES = (3e-4, 6e-4, 1.2e-3)
-_GROWTH = growth_tables("text", "size", column="model")
 _PERPLEXITY = tuple(TableSpec(("text", "size"), "model", value) for value in ("perplexity", "loss"))
 _OVER_STEPS = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
 # Apart from its method, a tuning has the settings of the training before; every weight decays.
@@ -72,17 +70,6 @@ PAPER: dict[str, Experiment] = {
         seeds=1,
     ),  # not in the paper
     "controls": sweep_controls(_RATES, _RATES, _SMALL, seeds=1),  # not in the paper
-    "depth_transfer": transfer_over_depth(
-        _SMALL,
-        rates=(*_RATES, 2.4e-3),
-        keys={
-            "model.embed_dim": 256,
-            "model.num_heads": 4,
-            "model.mlp_dim": 1024,
-            "train.total_steps": 2000,
-            "train.batch_size": 64,
-        },
-    ),  # not in the paper
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,
@@ -99,7 +86,7 @@ PAPER: dict[str, Experiment] = {
         trainings=trainings(["ode"], configs={_MEDIUM: {}}),
         follow_up=analyse_spectra,
         others=(CLUSTERING,),
-        tables=_GROWTH,
+        tables=GROWTH_TABLES,
         seeds=1,
     ),
     "figure3": Experiment(
@@ -152,7 +139,7 @@ PAPER: dict[str, Experiment] = {
         trainings=trainings(_BOTH, configs=_OPENWEBTEXT),
         trainings_on={"wikitext103": trainings(_BOTH, configs=_WIKITEXT)},
         follow_up=analyse_spectra,
-        tables=_GROWTH,
+        tables=GROWTH_TABLES,
         seeds=1,
     ),
     "appendixF": Experiment(

@@ -23,7 +23,6 @@ class TableSpec:
         values with the most seeds; or None.
       log: whether the figure's axis is logarithmic.
       over_steps: whether a second figure shows the validation loss over optimizer steps.
-      panels: how many of the row's labels select a panel of the figure, from the first on.
     """
 
     row: tuple[str, ...]
@@ -32,7 +31,6 @@ class TableSpec:
     best_of: str | None = None
     log: bool = False
     over_steps: bool = False
-    panels: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ EXTRAS = {
     "safetensors": "export",
     "starlette": "explore",
     "tokenizers": "data",
-    "trackio": "trackers",
     "uvicorn": "explore",
     "wandb": "trackers",
 }

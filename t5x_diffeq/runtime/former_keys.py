@@ -32,8 +32,12 @@ _REMOVED_VALUES: dict[str, str] = {
     "model.remat": r"every:\d+",
     "model.time_basis": r"(chebyshev|splines):\d+",
     "optimizer.moments": "factored|int4|mean_bfloat16",
+    "train.trackers": r".*\btrackio\b.*",
 }
-_LAST = "dcf23fb"  # the last commit that had them
+# Of these, those without which a run goes on as before.
+_BESIDE_THE_RUN = ("train.trackers",)
+_LAST = "dcf23fb"  # the last commit that had them, unless this says another
+_LASTS = {"train.trackers": "14a4da5"}
 
 
 def former_key_error(key: str) -> str | None:
@@ -41,7 +45,7 @@ def former_key_error(key: str) -> str | None:
     if key in _RENAMED:
         return f"config key {key!r} is called {_RENAMED[key]!r} now"
     if key in _REMOVED:
-        return f"config key {key!r} was removed; {_last_commit()}"
+        return f"config key {key!r} was removed; {_last_commit(key)}"
     return None
 
 
@@ -63,8 +67,8 @@ def former_value_error(key: str, value: object) -> str | None:
     """What to say of a value that a key no longer takes; None of any other."""
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
-    if isinstance(value, str) and re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), value):
-        return f"{key}={value!r} was removed; {_last_commit()}"
+    if re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value)):
+        return f"{key}={value!r} was removed; {_last_commit(key)}"
     return None
 
 
@@ -91,10 +95,10 @@ def without_former_keys(values: Mapping[str, object], to_train: bool) -> dict[st
         or re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value))
     }
     for key in sorted(removed):
-        if to_train or key in _OF_MODEL:
-            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit()}")
+        if key in _OF_MODEL or (to_train and key not in _BESIDE_THE_RUN):
+            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit(key)}")
     return {key: x for key, x in values.items() if key not in removed and key not in _REMOVED}
 
 
-def _last_commit() -> str:
-    return f"commit {_LAST} was the last that had it"
+def _last_commit(key: str) -> str:
+    return f"commit {_LASTS.get(key, _LAST)} was the last that had it"

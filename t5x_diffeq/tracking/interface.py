@@ -33,16 +33,3 @@ class Tracker:
 
     def close(self) -> None:
         """Stores everything; the tracker can't be used afterwards."""
-
-
-def code_block(text: str) -> str:
-    """A plain text as a code block of Markdown, which keeps its line breaks and signs."""
-    return "".join(f"    {line}\n" for line in text.split("\n"))
-
-
-def plain_values(hparams: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The values, with None, tuples and the like turned into strings."""
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in hparams.items()
-    }

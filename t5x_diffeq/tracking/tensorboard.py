@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile
-from t5x_diffeq.tracking.interface import Array, Scalar, Tracker, code_block, plain_values
+from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 
 
 class TensorBoardTracker(Tracker):
@@ -73,13 +73,13 @@ class TensorBoardTracker(Tracker):
         from tensorboardX import summary
 
         for name, text in texts.items():
-            self._write(step, summary=summary.text(name, code_block(text)))
+            self._write(step, summary=summary.text(name, _code_block(text)))
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Writes the run's row of the HPARAMS page, whose column of results is `eval/loss`."""
         from tensorboardX.summary import hparams as make_summaries
 
-        for summary in make_summaries(plain_values(hparams), {"eval/loss": None}):
+        for summary in make_summaries(_plain_values(hparams), {"eval/loss": None}):
             self._write(None, summary=summary)
 
     def close(self) -> None:
@@ -96,3 +96,16 @@ class _BucketFile(GrowingFile):
     def flush(self) -> None:
         """Uploads it, or warns."""
         self._try_flush()
+
+
+def _code_block(text: str) -> str:
+    """A plain text as a code block of Markdown, which keeps its line breaks and signs."""
+    return "".join(f"    {line}\n" for line in text.split("\n"))
+
+
+def _plain_values(hparams: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """The values, with None, tuples and the like turned into strings."""
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in hparams.items()
+    }

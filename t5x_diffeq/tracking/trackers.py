@@ -177,10 +177,6 @@ def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> 
             from t5x_diffeq.tracking.wandb import WandbTracker
 
             return WandbTracker(workdir, ids[name], _SECONDS_TO_CLOSE)
-        if name == "trackio":
-            from t5x_diffeq.tracking.trackio import TrackioTracker
-
-            return TrackioTracker(f"{workdir.name}-{ids[name]}")
         return TensorBoardTracker(workdir, step)
 
     return BackgroundTracker(name, make)

@@ -127,12 +127,10 @@ class TrainKeys(Section):
         "package.module:Name(every=100)" (t5x_diffeq/blocks/README.md)""",
         resume=True,
     )
-    trackers: Annotated[
-        tuple[str, ...], Values(tuple, choices=("tensorboard", "wandb", "trackio"))
-    ] = _key(
+    trackers: Annotated[tuple[str, ...], Values(tuple, choices=("tensorboard", "wandb"))] = _key(
         ("tensorboard",),
-        """where reports go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), trackio,
-        or several of them (t5x_diffeq/tracking/README.md)""",
+        """where reports go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), or both
+        (t5x_diffeq/tracking/README.md)""",
         resume=True,
     )
     sample_every: SizeOrNone = _key(
