@@ -6,6 +6,7 @@ Boxes bring their own light background and the arrows are grey, so the picture r
 dark pages alike. Standard library only.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -15,7 +16,7 @@ SANS, MONO = "Helvetica, Arial, sans-serif", "SFMono-Regular, Menlo, Consolas, m
 BOXES = {  # left, width, fill, formula, explanation
     "time": (10, 150, "#e4e7eb", "t in [0, 1]", ("depth, as a time",)),
     "embedding": (210, 190, "#cfe8ff", "e(t)", ("time embedding:", "T numbers")),
-    "weights": (450, 230, "#ffe3c2", "W(t) = W0 + P e(t)", ("hypernetwork:", "the weights of a step")),
+    "weights": (450, 230, "#ffe3c2", "W(t) = W0 + P e(t)", ("hypernetwork:", "weights of a step")),
     "field": (730, 220, "#d6f0d8", "f + g at W(t)", ("attention and MLP:", "dy/dt of the state")),
 }
 TOP, TALL = 30, 92
@@ -53,7 +54,7 @@ def timeline() -> str:
     left, right = 140, 820
     step = (right - left) / STEPS
     nodes = [left + step * n for n in range(STEPS + 1)]
-    parts = [arrow(a + 9, TIMELINE, b - 9, TIMELINE) for a, b in zip(nodes, nodes[1:], strict=False)]
+    parts = [arrow(a + 9, TIMELINE, b - 9, TIMELINE) for a, b in pairwise(nodes)]
     for n, x in enumerate(nodes):
         fill = "#e4e7eb" if n == 0 else "#ffe3c2"
         parts.append(f'<circle cx="{x:g}" cy="{TIMELINE}" r="7" fill="{fill}" stroke="{GREY}"/>')
@@ -68,7 +69,7 @@ def timeline() -> str:
         text(899, TIMELINE + 16, "norm, head", 14),
         f'<rect x="200" y="{TIMELINE + 22}" width="560" height="36" rx="10" fill="#f5f7fa" '
         f'stroke="{GREY}"/>',
-        text(480, TIMELINE + 45, "the solver takes N steps of size dt = 1/N; dots are the nodes", 15),
+        text(480, TIMELINE + 45, "N solver steps of size dt = 1/N; dots are the nodes", 15),
     ]
     return "\n".join(parts)
 
@@ -82,10 +83,10 @@ def draw() -> str:
     body = "\n".join(parts)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" \
 aria-labelledby="title">
-<title id="title">A time t gives an embedding e(t), which gives the weights W(t) of a solver step; N steps \
-integrate the state from y(0) to y(1).</title>
-<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
-<path d="M0 0 L8 4 L0 8 z" fill="{GREY}"/></marker></defs>
+<title id="title">A time t gives an embedding e(t), which gives the weights W(t) of a solver \
+step; N steps integrate the state from y(0) to y(1).</title>
+<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" \
+orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{GREY}"/></marker></defs>
 {body}
 </svg>
 """
