@@ -365,14 +365,14 @@ def _draw_means(axes: Axes, lines: _Lines, styles: Mapping[str, tuple[str, str]]
         if in_words:
             beside = 0 if named or len(lines) == 1 else 0.4 * (number / len(lines) - 0.5)
             positions, form = [words.index(word) + beside for word in positions], form[0]
-        shown = {"color": colour, "markersize": 4, "label": "" if named else name}
+        shown: dict[str, Any] = {"color": colour, "markersize": 4, "label": "" if named else name}
         if any(error is not None for error in errors):
             spread = [np.nan if error is None else error for error in errors]
             axes.errorbar(positions, means, yerr=spread, fmt=form, capsize=2, **shown)
         else:
             axes.plot(positions, means, form, **shown)
     if in_words:
-        slanted = {"rotation": 20, "ha": "right"} if len(words) > 3 else {}
+        slanted: dict[str, Any] = {"rotation": 20, "ha": "right"} if len(words) > 3 else {}
         axes.set_xticks(range(len(words)), [str(word) for word in words], **slanted)
         axes.margins(x=0.15)
 
