@@ -12,10 +12,11 @@ from t5x_diffeq.runtime.command_line import add_common_flags
 _HEAD = """\
 # Every verb and its flags
 
-Each verb is run as `python -m t5x_diffeq.VERB`, and `--help` prints what this page says. Verbs that take `--config`
-also take `--config.KEY=VALUE` for [every key](keys.md).
+Each verb is run as `python -m t5x_diffeq.VERB`, and `--help` prints what this page says. Verbs that
+take `--config` also take `--config.KEY=VALUE` for [every key](keys.md).
 
-For completion of verbs, flags, keys and their values in bash or zsh, put this line into `~/.bashrc` or `~/.zshrc`:
+For completion of verbs, flags, keys and their values in bash or zsh, put this line into `~/.bashrc`
+or `~/.zshrc`:
 
 ```bash
 source <(python -m t5x_diffeq --completion)
@@ -46,7 +47,8 @@ def _section(verb: str) -> str:
 def _row(flag: flags.Flag) -> str:
     text = re.sub(r"^<\S+>: ", "", flag.help.partition(";\n")[0])  # absl's notes
     meaning, _, default = text.partition(" [default: ")
-    if not default and not config_flags.is_config_flag(flag) and flag.default not in (None, False, []):
+    has_default = not config_flags.is_config_flag(flag) and flag.default not in (None, False, [])
+    if has_default and not default:
         default = f"`{flag.default}`"
     cells = (f"`--{flag.name}`", default.rstrip("]"), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""The commands of the READMEs and of the site: all are understood, and those that are marked run."""
+"""The commands of READMEs and of the site: all are understood, and marked ones run."""
 
 import importlib
 import os

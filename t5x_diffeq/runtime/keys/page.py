@@ -18,7 +18,7 @@ The last column says where a key may differ:
 | resume | between runs of one workdir. Changing any other key of a run is an error. |
 | branch | in a run that goes on from another run's checkpoint (`train --branch_from`) |
 | finetune | in the tuning of a run's model. All other keys are those of the run. |
-| finetune if set | likewise, if it is set to another value than the default; otherwise it is that of the run |
+| finetune if set | likewise if set to another value than the default; else it is the run's |
 
 This page is generated from `t5x_diffeq/runtime/keys/`, where a key is added or changed:
 
