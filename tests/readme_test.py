@@ -1,5 +1,6 @@
 """The links and fences of the READMEs and of the site's pages."""
 
+import ast
 import re
 
 import pytest
@@ -36,3 +37,30 @@ def test_links_lead_somewhere(path):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_fences_have_a_language(path):
     assert all(language for _, language in FENCE.findall(path.read_text()))
+
+
+def text_of(node):
+    """A string of the source, with `{}` for what an f-string inserts."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            text_of(each) if isinstance(each, ast.Constant) else "{}" for each in node.values
+        )
+    return str(node.value)
+
+
+def test_messages_of_troubleshooting_are_the_programs():
+    """The first column of the tables by message; `...` stands for what differs."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "t5x_diffeq").rglob("*.py")]
+    strings = [
+        text_of(node)
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+    ]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Out of memory")[0]
+    messages = re.findall(r"^\| `(.*?)` \|", page, re.M)
+    assert len(messages) > 30
+    for message in messages:
+        parts = map(re.escape, re.split(r"\.\.\.+", message))
+        pattern = re.compile(".*".join(parts))
+        assert any(map(pattern.search, strings)), message
