@@ -37,7 +37,8 @@ def page() -> str:
 
 def _section(verb: str) -> str:
     module = importlib.import_module(f"t5x_diffeq.cli.{verb}")
-    summary, _, rest = (module.__doc__ or "").strip().partition("\n")
+    doc = re.sub(r"--\w[\w.]*(=[\w./*:,-]*\w)?", r"`\g<0>`", (module.__doc__ or "").strip())
+    summary, _, rest = doc.partition("\n")
     add_common_flags(module.FLAGS)
     rows = [_row(module.FLAGS[name]) for name in module.FLAGS if "." not in name]
     table = ["| flag | default | meaning |", "|---|---|---|", *rows]

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, reads without a network, and has every key."""
+"""The documentation site builds without a warning, reads without a network, and has every key."""
 
 import json
 import os
