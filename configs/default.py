@@ -1,6 +1,6 @@
 """The config that has every key, at its default; other config files change some of them.
 
-keys.md, beside this file, says what each key means, what it can be and what may change it. It is
+docs/keys.md says what each key means, what it can be and what may change it. It is
 made from t5x_diffeq/runtime/keys/, where a default is changed.
 """
 

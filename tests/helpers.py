@@ -35,6 +35,7 @@ READMES = sorted(
     for path in ROOT.rglob(name)
     if not {".venv", "workdirs"} & set(path.parts)
 )
+PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md")})
 LENGTH_OF_LINES = 160  # of the model of `run_on_lines`; the harness pads sequences to 128 or 160
 
 
