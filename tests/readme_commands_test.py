@@ -35,6 +35,7 @@ SETTINGS = {  # that make a command small
     "train": (*SMALL_MODEL, *SHORT_RUN, *BYTES),
     "finetune": ("--config.train.batch_size=8", *SHORT_RUN),
     "evaluate": ("--eval_batches=2",),
+    "benchmark": (*SMALL_MODEL, *BYTES, "--rounds=2"),
 }
 
 
