@@ -17,7 +17,7 @@
 #   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
 #   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
 #   --max_run_duration=7d    for which Kueue requests flex-start capacity
-#   --restarts=100       starts at most so often again after 175 (the machinery failed) and signals;
+#   --restarts=100       starts at most so often again after 175 (the infrastructure failed) and signals;
 #                        after 42 (saved on preemption) and lost nodes always, with JobSet 0.10 or later
 #   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
 #                        no more (up to 120 if the node pool says so: docs/launch/gke.md)

@@ -2,11 +2,12 @@
 
 import ast
 import re
+import textwrap
 
 import pytest
 from helpers import PAGES, ROOT
 
-FENCE = re.compile(r"^ *(```+)(.*)\n(?:.*\n)*?^ *\1$", re.M)
+FENCE = re.compile(r"^ *(```+)(.*)\n((?:.*\n)*?)^ *\1$", re.M)
 
 
 def without_fences(path):
@@ -36,7 +37,11 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_fences_have_a_language(path):
-    assert all(language for _, language in FENCE.findall(path.read_text()))
+    """And those in Python are Python."""
+    for _, language, code in FENCE.findall(path.read_text()):
+        assert language, code
+        if language == "python":
+            compile(textwrap.dedent(code), str(path), "exec")
 
 
 def text_of(node):

@@ -16,7 +16,7 @@ The last column says where a key may differ:
 | word | the key may differ |
 |---|---|
 | resume | between runs of one workdir. Changing any other key of a run is an error. |
-| branch | in a run that goes on from another run's checkpoint (`train --branch_from`) |
+| branch | in a run that continues from another run's checkpoint (`train --branch_from`) |
 | finetune | in the tuning of a run's model. All other keys are those of the run. |
 | finetune if set | likewise if set to another value than the default; else it is the run's |
 
