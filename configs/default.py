@@ -1,6 +1,6 @@
 """The config that has every key, at its default; other config files change some of them.
 
-keys.md, beside this file, says what each key means, what it can be and what may change it. It is
+docs/keys.md says what each key means, what it can be and what may change it. It is
 made from t5x_diffeq/runtime/keys/, where a default is changed.
 """
 
@@ -62,7 +62,7 @@ def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
 def _set_compact(config: ConfigDict) -> None:
     """Fewer functions of time than steps, in tables that learn fast: an ODE of a baseline's size.
 
-    launch/reproduce/findings.md, "Fewer functions of time than layers", has what was measured.
+    docs/lab/compact.md has what was measured.
     """
     steps = config.model.num_steps
     config.model.init = "invariant"
@@ -75,7 +75,7 @@ def _set_compact(config: ConfigDict) -> None:
 def _set_smooth(config: ConfigDict) -> None:
     """A few polynomials of time, and embeddings so large that no single step dominates them.
 
-    launch/reproduce/depth.md, "An ODE in fact", has what was measured.
+    docs/lab/smooth.md has what was measured.
     """
     model, count = config.model, max(config.model.num_steps // 3, 2)
     model.init = "invariant"

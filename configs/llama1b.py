@@ -7,8 +7,8 @@ plots as perplexity 9.7 for the ODE and 10.2 for the baseline. The ODE has the o
 particulars, with which that figure was made: the MLP reads the attention's normed input, block
 norms have a shift and epsilon 1e-6, and everything decays, by 1e-5.
 
-On a TPU pod these flags are faster than the defaults, which work on any number of devices (the
-README's section on plans has the estimates, and `plan --sweep` finds such flags for other devices):
+On a TPU pod these flags are faster than the defaults, which work on any number of devices
+(docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices):
 
     v5p:4x4x4             --config.mesh.data=4 --config.mesh.fsdp=16
     v6e:16x16             --config.mesh.fsdp=256

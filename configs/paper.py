@@ -3,7 +3,7 @@
 Sizes that a config does not name are the paper's: GPT reads 1024 tokens with a vocabulary of 50257,
 Llama 2048 with 32000. The tokenizer is trained on the data, at that size; losses per token can then
 not be compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or
-Llama's sentencepiece model, as `launch/reproduce/` does (its README says where they can be had).
+Llama's sentencepiece model, as `launch/reproduce/` does (docs/results.md says where to get them).
 """
 
 from ml_collections import ConfigDict

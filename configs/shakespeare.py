@@ -6,8 +6,8 @@
 The text is not part of the project: it is the 1.1 MB file that this benchmark is known by. The
 first 90% train and the rest validates. The well-known validation loss of the per-layer baseline is
 1.88 nats per character, at learning rate 1e-3; here each variant has its best of several learning
-rates, ODE and baseline also of several decays, the ODE of several T (launch/reproduce/README.md:
-T = 48 takes 0.65 of the time and its loss is 0.007 higher).
+rates, ODE and baseline also of several decays (docs/lab/settings.md), the ODE of several T: T = 48
+takes 0.65 of the time, and its loss is 0.007 higher (docs/lab/budgets.md).
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

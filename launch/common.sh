@@ -220,7 +220,7 @@ check_name() {
 }
 
 # Whether a run that ended with this status may be started again: it saved on preemption (42), the
-# machinery failed, such as another process that was lost (175), or a signal ended it. It may not after
+# infrastructure failed, such as another process that was lost (175), or a signal ended it. It may not after
 # 1 (failed), 2 (bad input), and 130 (stopped by a person).
 restartable() {
   [ "$1" -eq 42 ] || { [ "$1" -ge 129 ] && [ "$1" -ne 130 ]; }

@@ -12,15 +12,15 @@
 #   --name --namespace=default
 #   --service_account=NAME    of Kubernetes, as which the pods act (Workload Identity). Not for several
 #                        slices: their pods use the network of their hosts, and act as the account of
-#                        their node pools, which needs access to the bucket (launch/gke/README.md)
+#                        their node pools, which needs access to the bucket (docs/launch/gke.md)
 #   --pod_network        several slices use the pods' own network, which is slower, and --service_account
 #   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
 #   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
 #   --max_run_duration=7d    for which Kueue requests flex-start capacity
-#   --restarts=100       starts at most so often again after 175 (the machinery failed) and signals;
+#   --restarts=100       starts at most so often again after 175 (the infrastructure failed) and signals;
 #                        after 42 (saved on preemption) and lost nodes always, with JobSet 0.10 or later
 #   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
-#                        no more (up to 120 if the node pool says so: launch/gke/README.md)
+#                        no more (up to 120 if the node pool says so: docs/launch/gke.md)
 #   --env=KEY[=VALUE], --secret=NAME    variables, and Kubernetes Secrets whose keys become variables;
 #                        several may be given. Without VALUE: as set here
 #   --pvc=CLAIM, --mount=/shared    a volume that all pods mount there, for the workdir or the data
@@ -31,7 +31,7 @@
 #   --unchecked          leaves out the check of config, data and mesh on this machine
 #   --dry-run            prints the commands and the YAML
 #
-# The manifest is launch/gke/train.yaml; launch/gke/README.md says how to come to a cluster. A config file
+# The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to come to a cluster. A config file
 # of your own is sent along as a ConfigMap; configs/NAME.py of the project is the image's.
 
 set -euo pipefail
@@ -112,11 +112,11 @@ fi
 if [ -n "$host_network" ]; then
   # "Pods running on the host network don't use Workload Identity Federation for GKE", says GKE's page on it.
   [ -z "$service_account" ] ||
-    die "--service_account=$service_account has no effect on several slices, whose pods use the network of their hosts: leave it out and give the account of the node pools access (launch/gke/README.md), or add --pod_network, which is slower"
+    die "--service_account=$service_account has no effect on several slices, whose pods use the network of their hosts: leave it out and give the account of the node pools access (docs/launch/gke.md), or add --pod_network, which is slower"
   [ -z "$gcsfuse" ] ||
     die "--gcsfuse: Cloud Storage FUSE can't be mounted on the network of the hosts, which several slices use; add --pod_network, which is slower"
   [[ "$workdir" != gs://* ]] ||
-    say "note: the pods of several slices act as the account of their node pools; it needs access to $workdir (launch/gke/README.md)"
+    say "note: the pods of several slices act as the account of their node pools; it needs access to $workdir (docs/launch/gke.md)"
 fi
 example="launch/gke.sh ${config#own_config/} --topology=4x4x4 --workdir=gs://BUCKET/$name --build=REPOSITORY"
 if [ -n "$gpu" ]; then

@@ -68,7 +68,7 @@ make_room() {
   fi
   [ -z "$dry_run" ] || return 0
   earlier="$(asked "$object" --ignore-not-found --output='jsonpath={.status.conditions[?(@.status=="True")].type}')" ||
-    fail "the cluster can't be asked for $object; the lines above say why (launch/gke/README.md: is JobSet installed?)"
+    fail "the cluster can't be asked for $object; the lines above say why (docs/launch/gke.md: is JobSet installed?)"
   case "$earlier" in
     *Failed*) fail "$object failed earlier; --replace deletes it and starts it again: the run continues in its workdir" ;;
     *Complete*) [ "$1" = job ] || fail "$object is done already; --replace deletes it and starts it again" ;;

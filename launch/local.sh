@@ -6,6 +6,7 @@
 #
 # The second trains as several processes, each with virtual CPU devices: a real multi-process run,
 # started again up to so often when a process is lost. SIGTERM and Ctrl-C save, and end it.
+# --dry-run prints the commands.
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.
 
@@ -17,11 +18,13 @@ config=""
 workdir=""
 arguments=()
 several=()
+dry_run=""
 while [ $# -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --workdir=*) workdir="${1#--workdir=}" ;;
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
+    --dry-run | --dry_run) dry_run=true ;;
     --processes=* | --devices_per_process=* | --restarts=*) several+=("$1") ;;
     -*) arguments+=("$1") ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
@@ -38,8 +41,17 @@ name="$(basename "${config%%:*}" .py)"
 [[ "$config" != *:* ]] || name="$name-${config##*:}"
 workdir="${workdir:-workdirs/$name}"
 
+# Every command goes through here; --dry-run prints it instead.
+run() {
+  if [ -n "$dry_run" ]; then
+    printf '+%s\n' "$(printf ' %q' "$@")"
+  else
+    forwarding_all "$@"
+  fi
+}
+
 # shellcheck disable=SC2119 # without extras
-setup
+[ -n "$dry_run" ] || setup
 python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 echo "workdir: $workdir" >&2
@@ -47,8 +59,8 @@ train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${a
 if [ ${#several[@]} -gt 0 ]; then
   train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
 fi
-forwarding_all "${train[@]}"
+run "${train[@]}"
 echo "--- evaluation on the whole validation split" >&2
-forwarding_all "$python" -m t5x_diffeq.evaluate --workdir="$workdir"
+run "$python" -m t5x_diffeq.evaluate --workdir="$workdir"
 echo "--- a sample" >&2
-forwarding_all "$python" -m t5x_diffeq.generate --workdir="$workdir" --max_tokens=80
+run "$python" -m t5x_diffeq.generate --workdir="$workdir" --max_tokens=80

@@ -4,7 +4,7 @@
 #   slurm_job.sh PROJECT RESTARTS VERB [srun's option ...] -- [the verb's argument ...]
 #
 # `train` runs as one process per task, `prepare_data` and `sweep` as one process per element of a job
-# array. The job puts itself back into the queue, at most RESTARTS times, when the run saved (42), the machinery
+# array. The job puts itself back into the queue, at most RESTARTS times, when the run saved (42), the infrastructure
 # failed (175), a signal ended a process, or the time limit passed.
 
 set -euo pipefail

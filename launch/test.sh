@@ -10,6 +10,10 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
+case " $* " in
+  *" -h "* | *" --help "*) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+esac
+
 extras=(test)
 case "${CI:-}" in
   "" | 0 | false) ;;

@@ -9,7 +9,7 @@
 #   tpu_host.sh stop               SIGTERM, and waits: it saves
 #   tpu_host.sh report             this host's name, status and the last line of the log
 #
-# When the machinery fails (status 175) or a signal ends the training, every host starts it again by
+# When the infrastructure fails (status 175) or a signal ends the training, every host starts it again by
 # itself, after a pause that grows while it soon fails. The hosts wait four hours for each other, because
 # Google may take that long to mend a machine; T5X_DIFFEQ_ARRIVAL_SECONDS changes that. `settings`, beside
 # the project, holds what tpu_pod.sh was told: variables (KEY=VALUE, quoted for a shell), and the names of
@@ -148,7 +148,7 @@ keep_log() {
   keeper=$!
 }
 
-# again STATUS: whether every host starts the training again: the machinery failed (175), or a signal
+# again STATUS: whether every host starts the training again: the infrastructure failed (175), or a signal
 # ended it; unless it was told to end.
 again() {
   [ "$1" -ge 129 ] && [ "$1" -ne 130 ] && [ "$restarts" -lt "${T5X_DIFFEQ_RESTARTS:-100}" ] || return 1

@@ -24,7 +24,7 @@
 # `stop` saves and ends the run, and leaves the TPU; `delete` gives the TPU back.
 #
 # If this machine sleeps or loses its network, training goes on: the hosts start it again by themselves
-# when the machinery fails and when Google starts a host anew, and write their logs to WORKDIR/logs/. But
+# when the infrastructure fails and when Google starts a host anew, and write their logs to WORKDIR/logs/. But
 # a TPU that is preempted, or whose --max_run_duration ends, is gone for good, and its request can't be
 # granted twice: a new request needs this script. The same command later goes on from the last save; for
 # runs of days start it where nothing sleeps (tmux on a small VM).

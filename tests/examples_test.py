@@ -1,12 +1,5 @@
-"""The scripts of t5x_diffeq/examples run as they stand."""
+"""The scripts of t5x_diffeq/examples; site_test.py runs them, as notebooks of the site."""
 
-import os
-import re
-import subprocess
-
-import pytest
-import warm_python
-from compilation import flags_of_processes
 from helpers import ROOT
 
 FOLDER = ROOT / "t5x_diffeq" / "examples"
@@ -25,15 +18,3 @@ def test_each_script_is_known():
     assert list(PRINTED) == SCRIPTS
     for name in SCRIPTS:
         assert f"python -m t5x_diffeq.examples.{name}\n" in (FOLDER / f"{name}.py").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.every_case
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_script(script, tmp_path):
-    found = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    found["XLA_FLAGS"] = flags_of_processes()  # one device, as on a laptop
-    command = [warm_python.executable(), "-m", f"t5x_diffeq.examples.{script}"]
-    ended = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert re.search(PRINTED[script], ended.stdout), ended.stdout

@@ -303,9 +303,9 @@ def test_blocks():
 
 
 def documented():
-    """The commands of launch/gke/README.md that start runs."""
-    text = (ROOT / "launch" / "gke" / "README.md").read_text().replace("\\\n", "")
-    return [shlex.split(each) for each in re.findall(r"(?m)^    launch/gke\.sh (.*)$", text)]
+    """The commands of docs/launch/gke.md that start runs."""
+    text = (ROOT / "docs" / "launch" / "gke.md").read_text().replace("\\\n", "")
+    return [shlex.split(each) for each in re.findall(r"(?m)^launch/gke\.sh (.*)$", text)]
 
 
 @pytest.mark.parametrize("words", documented(), ids=lambda words: f"{len(words)} words")

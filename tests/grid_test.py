@@ -174,11 +174,11 @@ def test_the_figure_has_a_line_for_each_choice_of_the_other_axes(monkeypatch, tm
     monkeypatch.setattr(plots, "means_with_errors", lambda *given: drawn.append(given))
     monkeypatch.setattr(plots, "render_image", lambda *given: b"")
     draw(outcomes, figure_spec(plan.axes), tmp_path / "sweep", tmp_path)
-    ((lines, across, up, log, ticks),) = drawn
+    ((panels, across, up, log, ticks),) = drawn
     assert (across, up, log) == ("optimizer.learning_rate", "loss", True)
     assert ticks == [0.001, 0.002]
     points = [(rate, pytest.approx(2.1), pytest.approx(0.1)) for rate in (0.001, 0.002)]
-    assert lines == {"num_steps=6": points, "num_steps=12": points}
+    assert panels == {"": {"num_steps=6": points, "num_steps=12": points}}
 
 
 def test_runs_that_were_done_otherwise_are_refused():

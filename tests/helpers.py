@@ -33,12 +33,8 @@ from t5x_diffeq.training import partitioning, setup
 from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = sorted(
-    path
-    for name in ("README.md", "findings.md", "depth.md")
-    for path in ROOT.rglob(name)
-    if not {".venv", "workdirs"} & set(path.parts)
-)
+READMES = [path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)]
+PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md")})
 LENGTH_OF_LINES = 160  # of the model of `run_on_lines`; the harness pads sequences to 128 or 160
 
 

@@ -3,7 +3,7 @@
     python in_transformers_features.py FOLDER...
 
 Each FOLDER holds an exported model of our own class. `output_hidden_states`, resized embeddings,
-initialisation, saving and the rest are tested by the library's own suite (see exchange/README.md).
+initialisation, saving and the rest are tested by the library's own suite (see docs/huggingface.md).
 """
 
 import sys

@@ -32,8 +32,8 @@ def test_a_branch_may_differ_in_all_that_resuming_may_change():
 
 
 def test_the_page_of_keys_is_up_to_date():
-    """`python -m t5x_diffeq.runtime.keys.page > configs/keys.md` makes it."""
-    assert (ROOT / "configs" / "keys.md").read_text() == page()
+    """`python -m t5x_diffeq.runtime.keys.page > docs/keys.md` makes it."""
+    assert (ROOT / "docs" / "keys.md").read_text() == page()
 
 
 def test_keys_are_known_without_jax():

@@ -47,6 +47,43 @@ def test_of_a_sweep_the_best_is_what_several_seeds_had():
     assert (cell.at, cell.values) == (2, (2.0, 3.0))
 
 
+def test_a_row_can_take_the_seeds_of_all_its_columns():
+    outcomes = [
+        {"text": "t", "rate": rate, "seed": seed, "loss": 1.0 + seed}
+        for rate, seeds in ((1, (0,)), (2, (0, 1)))
+        for seed in seeds
+    ]
+    found = cells(outcomes, TableSpec(("text",), "rate", "loss", same_seeds=True))
+    assert [cell.values for cell in found["t",].values()] == [(1.0,), (1.0,)]
+
+
+def test_a_figure_has_a_panel_for_each_text_and_a_colour_for_each_model(monkeypatch, tmp_path):
+    plots = pytest.importorskip("t5x_diffeq.analysis.plots")
+    figures = []
+    monkeypatch.setattr(plots, "render_image", lambda figure, kind: figures.append(figure) or b"")
+    outcomes = [
+        {"text": text, "model": model, "rate": rate, "loss": rate * 1.0, "seed": seed}
+        for text in ("s", "t")
+        for model in ("baseline", "ode", "ode, T / 3")
+        for rate in (1, 2)
+        for seed in range(rate)
+    ]
+    by_rate = TableSpec(("text", "model"), "rate", "loss", log=True)
+    for name, layout in enumerate((by_rate, TableSpec(("text",), "model", "loss"))):
+        draw(outcomes, layout, tmp_path / f"figure{name}", tmp_path)
+    lines, points = figures[0].axes, figures[2].axes
+    titles = [axes.get_title() for axes in (*lines, *points)]
+    assert titles == ["s", "t", "s", "t"]
+    assert lines[0].get_xscale() == "log" and lines[0].get_xlabel() == "rate"
+    colours = [container.lines[0].get_color() for container in lines[0].containers]
+    assert colours == [plots.MODEL_COLOURS[model] for model in ("baseline", "ode", "ode")]
+    spread = lines[0].containers[0].lines[2][0].get_segments()
+    assert [len(ends) for ends in spread] == [0, 2]  # one seed, two seeds
+    shown = [label.get_text() for label in points[0].get_xticklabels()]
+    assert shown == ["baseline", "ode", "ode, T / 3"]
+    assert not figures[2].legends
+
+
 def test_tasks_become_rows():
     outcomes = [
         {"model": model, "tasks/a/acc": score, "tasks/b/acc": 1, "tasks/b/perplexity": 9}
@@ -122,7 +159,7 @@ def test_losses_over_steps_are_means_of_seeds(tmp_path):
         outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
     layout = TableSpec(("text",), "model", "loss", over_steps=True)
     assert losses_over_steps(outcomes, layout, tmp_path) == {
-        "t, ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]
+        "t": {"ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]}
     }
     draw(outcomes, layout, tmp_path / "figure1", tmp_path)
     for name in ("figure1.png", "figure1_over_steps.png", "figure1_over_steps.pdf"):

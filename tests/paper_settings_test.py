@@ -283,7 +283,7 @@ def test_every_experiment_is_one_script_and_stands_in_the_table():
         if path.name != "common.sh"
     }
     assert scripts.keys() == PAPER.keys() == set(reproduce.EXPERIMENTS)
-    table = (folder / "README.md").read_text().partition("## Every table and figure")[2]
+    table = (ROOT / "docs" / "results.md").read_text().partition("## Every table and figure")[2]
     table = table.partition("\n## ")[0]
     for script in scripts.values():
         assert f"`{script}`" in table

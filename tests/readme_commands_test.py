@@ -1,4 +1,4 @@
-"""The commands of the READMEs: all are understood, and those marked `<!-- tested -->` run."""
+"""The commands of READMEs and of the site: all are understood, and marked ones run."""
 
 import importlib
 import os
@@ -10,10 +10,16 @@ import sys
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import READMES, ROOT, parse
+from helpers import PAGES, ROOT, parse
 from process_runs import write_text
 
 MARK = "<!-- tested -->\n\n"
+FENCE = re.compile(r"^ *```bash\n(.*?)^ *```$", re.M | re.S)
+OTHER_FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+INDENTED = re.compile(r"(?:^    .*\n?)+", re.M)
+SCRIPT = re.compile(r"launch/(\w+\.sh)(?: (.*))?")
+CHECKED = ("gke.sh", "gpu_nodes.sh", "gpu_slurm.sh", "tpu_pod.sh")  # with --unchecked they don't
+DRY = (*CHECKED, "local.sh", "prepare_data.sh")
 PYTHON = re.compile(r"(?:\.venv/bin/)?python -m t5x_diffeq\.(\w+) (.*)")
 SMALL_MODEL = (
     *("--config.model.embed_dim=32", "--config.model.time_embed_dim=48"),
@@ -29,14 +35,22 @@ SETTINGS = {  # that make a command small
     "train": (*SMALL_MODEL, *SHORT_RUN, *BYTES),
     "finetune": ("--config.train.batch_size=8", *SHORT_RUN),
     "evaluate": ("--eval_batches=2",),
+    "benchmark": (*SMALL_MODEL, *BYTES, "--rounds=2"),
 }
 
 
 def commands(text):
-    """The lines of the indented blocks of a README, those that go on joined, without comments."""
-    blocks = re.findall(r"(?:^    .*\n?)+", text, re.M)
-    lines = re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
+    """The lines of indented blocks and bash fences, those that go on joined, without comments."""
+    blocks = FENCE.findall(text) + INDENTED.findall(OTHER_FENCE.sub("", text))
+    lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
     return [line.strip().partition("  #")[0].strip() for line in lines]
+
+
+def marked(text):
+    """The blocks that follow the mark."""
+    for rest in text.split(MARK)[1:]:
+        fence = FENCE.match(rest)
+        yield fence[0] if fence else rest.partition("\n\n")[0]
 
 
 def of_verbs(lines):
@@ -48,15 +62,27 @@ def of_verbs(lines):
             yield verb, shlex.split(plain)
 
 
-ALL = [
-    pytest.param(verb, arguments, id=f"{path.relative_to(ROOT)}-{verb}-{number}")
-    for path in READMES
-    for number, (verb, arguments) in enumerate(of_verbs(commands(path.read_text())))
-]
+def of_scripts(lines):
+    """The name and the arguments of each line that runs a script of launch/."""
+    for line in lines:
+        if found := SCRIPT.fullmatch(line):
+            yield found[1], shlex.split(re.sub(r"\[.*\]", "", found[2] or ""))
+
+
+def cases(find):
+    return [
+        pytest.param(name, arguments, id=f"{path.relative_to(ROOT)}-{name}-{number}")
+        for path in PAGES
+        for number, (name, arguments) in enumerate(find(commands(path.read_text())))
+    ]
+
+
+ALL = cases(of_verbs)
+SCRIPTS = cases(of_scripts)
 
 
 def test_commands_are_found():
-    assert len(ALL) > 20
+    assert len(ALL) > 20 and len(SCRIPTS) > 10
 
 
 @pytest.mark.parametrize(("verb", "arguments"), ALL)
@@ -71,19 +97,36 @@ def test_commands_are_understood(verb, arguments, monkeypatch):
     parse(module, sys.argv)
 
 
+@pytest.mark.parametrize(("script", "arguments"), SCRIPTS)
+def test_scripts_are_understood(script, arguments, tmp_path):
+    """Options exist, and take these values; --dry-run prints what would be run."""
+    words = [ROOT / "launch" / script, *arguments]
+    if script in DRY:
+        options = ["--dry-run", *(["--unchecked"] if script in CHECKED else [])]
+        at = arguments.index("--") + 1 if "--" in arguments else len(words)
+        words[at:at] = options
+    elif script not in ("test.sh", "setup.sh"):
+        assert all(word.partition("=")[0] in words[0].read_text() for word in arguments)
+        return
+    else:
+        words.append("--help")
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{shlex.join(map(str, words))}\n{ended.stderr}"
+
+
 @pytest.mark.slow
 @pytest.mark.every_case
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_marked_commands_run(path, tmp_path):
     """One after the other, on a small text; each word in capitals is a folder of the test."""
-    marked = path.read_text().split(MARK)[1:]
-    if not marked:
-        pytest.skip("this README has no such commands")
+    blocks = list(marked(path.read_text()))
+    if not blocks:
+        pytest.skip("this page has no such commands")
     write_text(tmp_path).rename(tmp_path / "PATH")
     (tmp_path / "tinyshakespeare.txt").symlink_to(tmp_path / "PATH")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    for block in marked:
-        for verb, arguments in of_verbs(commands(block.partition("\n\n")[0])):
+    for block in blocks:
+        for verb, arguments in of_verbs(commands(block)):
             small = SETTINGS.get(verb, ())
             set_here = {setting.partition("=")[0] for setting in small}
             given = [each for each in arguments if each.partition("=")[0] not in set_here]

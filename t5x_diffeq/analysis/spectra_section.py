@@ -142,7 +142,7 @@ def _describe_method(config: ModelConfig) -> list[str]:
         f"A trend is spoken of if there are at least {spectra.LEAST_TIMES} nodes, the rank "
         f"correlation with depth is at least {spectra.STRONG:g} in size, and the last third is a "
         "tenth larger or smaller than the first. Neighbouring nodes are alike, so this describes "
-        "one run; launch/reproduce/README.md, appendix E, compares seeds of small models.",
+        "one run; docs/lab/spectra.md compares seeds of small models.",
     ]
     if config.architecture == "llama" and not config.block:
         how.append("With rotary positions W_Q W_K^T is the interaction at the same position only.")

@@ -1,7 +1,7 @@
 """Makes a run of a Hugging Face folder: --input=FOLDER --workdir=NEW [--to_ode].
 
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
-t5x_diffeq/exchange/README.md has a table of what is supported. A model's name on the Hub instead,
+docs/huggingface.md has a table of what is supported. A model's name on the Hub instead,
 such as Qwen/Qwen3-0.6B, is fetched first (pip install 't5x_diffeq[huggingface]'). The new workdir
 is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that

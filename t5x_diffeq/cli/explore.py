@@ -2,7 +2,7 @@
 
 Prints the page's address, and answers until Ctrl-C. The page reads a text at any depth: its loss
 token by token, what each node predicts, and how it goes on. Several runs are compared side by side.
-Its endpoints, among them OpenAI's /v1/completions, are described in t5x_diffeq/explorer/README.md.
+Its endpoints, among them OpenAI's /v1/completions, are described in docs/depth.md.
 Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 """
 

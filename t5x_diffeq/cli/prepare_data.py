@@ -27,7 +27,12 @@ _SHARDS = flags.DEFINE_integer(
 )
 _SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
 _WORKERS = flags.DEFINE_integer(
-    "workers", os.cpu_count() or 1, "Number of processes.", 1, THREADS, flag_values=FLAGS
+    "workers",
+    None,
+    "Number of processes. [default: one per core]",
+    1,
+    THREADS,
+    flag_values=FLAGS,
 )
 
 
@@ -48,7 +53,7 @@ def main() -> None:
 
     from t5x_diffeq.verbs.prepare_data import prepare_data  # JAX and the rest take seconds
 
-    prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
+    prepare_data(data, folder, _SHARDS.value, _WORKERS.value or os.cpu_count() or 1, part)
 
 
 if __name__ == "__main__":

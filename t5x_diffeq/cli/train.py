@@ -27,7 +27,7 @@ _WORKDIR = flags.DEFINE_string(
 _BRANCH_FROM = flags.DEFINE_string(
     "branch_from",
     None,
-    "Workdir of another run: the run in --workdir goes on from one of its checkpoints.",
+    "Workdir of another run: the run in --workdir continues from one of its checkpoints.",
     flag_values=FLAGS,
 )
 _BRANCH_STEP = flags.DEFINE_integer(

@@ -3,7 +3,7 @@
     python -m t5x_diffeq.examples.ode_from_pretrained
 
 The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
-or another supported model (t5x_diffeq/exchange/README.md), set FOLDER to it, drop data.tokenizer
+or another supported model (docs/huggingface.md), set FOLDER to it, drop data.tokenizer
 from TEXT, skip the second cell, and leave out what uses `layers`. Needs safetensors:
 pip install 't5x_diffeq[export]'.
 """

@@ -2,7 +2,7 @@
 
     python -m t5x_diffeq.examples.own_block
 
-A block is an ordinary Linen module with two methods, f and g; `t5x_diffeq/blocks/README.md` has the
+A block is an ordinary Linen module with two methods, f and g; `docs/extending.md` has the
 whole contract. Nothing of it knows of depth: its weights become functions of t because its layers
 declare them.
 """

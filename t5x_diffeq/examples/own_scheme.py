@@ -49,7 +49,7 @@ if __name__ == "__main__":
         found = errors(scheme)
         print(f"{scheme}: errors {found}, order {np.log2(found[0] / found[1]):.2f}")
 
-    # %% The same scheme in a model, by its name, which every verb finds in the run's config.json.
+    # The same scheme in a model, by its name, which every verb finds in the run's config.json.
     config = td.load_config(
         "configs/tiny.py",
         {

@@ -10,7 +10,7 @@ import numpy as np
 
 import t5x_diffeq as td
 
-# %% Any key of a config can be changed; configs/keys.md explains all of them.
+# %% Any key of a config can be changed; docs/keys.md explains all of them.
 config = td.load_config(
     "configs/tiny.py",
     {

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from t5x_diffeq.experiments.present import (
-    Line,
+    Point,
     TableSpec,
     best_choice,
     cells,
@@ -16,6 +16,9 @@ from t5x_diffeq.experiments.runs import Label
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.extras import install_command
 from t5x_diffeq.runtime.files import AnyPath, write_whole
+
+Panels = dict[str, dict[str, list[Point]]]  # by title, lines by name
+_TEXTS = ("text", "trained on", "tuned on")  # labels that name a panel; they come first in a row
 
 
 def draw(
@@ -40,33 +43,48 @@ def draw(
         say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
 
-    def write(name: str, lines: dict[str, Line], across: str, up: str) -> None:
+    def write(name: str, panels: Panels, across: str, up: str) -> None:
         is_table = across == table.column
-        points = [point for line in lines.values() for point in line] if is_table else []
-        ticks = sorted({x for x, *_ in points if not isinstance(x, str)})
+        lines = [line for each in panels.values() for line in each.values()] if is_table else []
+        ticks = sorted({x for line in lines for x, *_ in line if not isinstance(x, str)})
         log = table.log and is_table
-        figure = plots.means_with_errors(lines, across, up + caveat, log, ticks)
+        figure = plots.means_with_errors(panels, across, up + caveat, log, ticks)
         for kind in ("png", "pdf"):
             write_whole(path.with_name(f"{name}.{kind}"), plots.render_image(figure, kind))
 
     caveat = "" if comparable else " (not comparable with the paper's)"
-    if lines := _lines_of_table(outcomes, table):
-        write(path.name, lines, table.column, table.value)
-    if table.over_steps and (lines := losses_over_steps(outcomes, table, output)):
-        write(f"{path.name}_over_steps", lines, "optimizer steps", "validation loss")
+    if panels := _panels_of_table(outcomes, table):
+        write(path.name, panels, table.column, table.value)
+    if table.over_steps and (panels := losses_over_steps(outcomes, table, output)):
+        write(f"{path.name}_over_steps", panels, "optimizer steps", "validation loss")
 
 
-def _lines_of_table(outcomes: Sequence[dict], table: TableSpec) -> dict[str, Line]:
+def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
+    """A panel for each text; for each row, if the columns are models."""
     rows = cells(outcomes, table)
     columns = order_columns(rows)
-    return {
-        ", ".join(map(_name, table.row, row)): [
-            (column, *mean_and_error(by_column[column].values))
-            for column in columns
-            if column in by_column
-        ]
-        for row, by_column in rows.items()
-    }
+    words = any(isinstance(column, str) for column in columns)
+    panels: Panels = {}
+    for row, by_column in rows.items():
+        title, name = _split(table.row, row)
+        for column in columns:
+            if column not in by_column:
+                continue
+            point = (str(column) if words else column, *mean_and_error(by_column[column].values))
+            if table.column == "model":
+                panels.setdefault(", ".join(filter(None, (title, name))), {})[str(column)] = [point]
+            elif table.column == "text":
+                panels.setdefault(str(column), {})[name] = [(name, *point[1:])]
+            else:
+                panels.setdefault(title, {}).setdefault(name, []).append(point)
+    return panels
+
+
+def _split(labels: Sequence[str], values: Sequence[Label]) -> tuple[str, str]:
+    """What names a panel, the texts, and what names a line in it."""
+    named = list(map(_name, labels, values))
+    texts = sum(label in _TEXTS for label in labels)
+    return ", ".join(named[:texts]), ", ".join(named[texts:])
 
 
 def _name(label: str, value: Label) -> str:
@@ -74,9 +92,7 @@ def _name(label: str, value: Label) -> str:
     return value if isinstance(value, str) else f"{label}={value}"
 
 
-def losses_over_steps(
-    outcomes: Sequence[dict], table: TableSpec, output: AnyPath
-) -> dict[str, Line]:
+def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
     """The validation loss over optimizer steps: a line for each cell, the mean over its seeds.
 
     Args:
@@ -84,17 +100,18 @@ def losses_over_steps(
       table: how the cells are arranged.
       output: the folder of the runs, whose metrics.jsonl are read.
     """
-    lines = {}
+    panels: Panels = {}
     for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():
             best = tried[best_choice(tried, table.value)]
             of_runs = [_losses(output / each["run"]) for each in best]
             steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
-            name = ", ".join(map(_name, (*table.row, table.column), (*row, column)))
-            lines[name] = [
-                (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
-            ]
-    return {name: line for name, line in lines.items() if line}
+            title, name = _split((*table.row, table.column), (*row, column))
+            if steps:
+                panels.setdefault(title, {})[name] = [
+                    (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
+                ]
+    return panels
 
 
 def _losses(workdir: AnyPath) -> dict[int, float]:

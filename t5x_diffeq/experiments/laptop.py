@@ -77,7 +77,7 @@ LAPTOP: dict[str, Experiment] = {
         of_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
     ),
     "figure7": Experiment(
-        trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.999)}),
+        trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.99, 0.999)}),
         tables=(TableSpec(("text", "model"), "beta2", "loss", over_steps=True),),
     ),
     "figure8": Experiment(

@@ -27,7 +27,7 @@ class Sweep(Experiment):
 
     tables: tuple[TableSpec, ...] = (
         *(TableSpec(("model",), "text", value, _RATE_NAME) for value in ("loss", "perplexity")),
-        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True),
+        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True, same_seeds=True),
     )
 
     def runs(
@@ -94,7 +94,7 @@ class EqualTime(Sweep):
     tables: tuple[TableSpec, ...] = (
         TableSpec(("text", "budget"), "model", "loss", _RATE_NAME, over_steps=True),
         TableSpec(("text", "budget"), "model", "perplexity", _RATE_NAME),
-        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True),
+        TableSpec(("text", "model"), _RATE_NAME, "loss", log=True, same_seeds=True),
     )
 
     def runs(

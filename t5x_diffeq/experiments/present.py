@@ -7,8 +7,8 @@ from statistics import mean, stdev
 
 from t5x_diffeq.experiments.runs import Label
 
-# For each point its horizontal coordinate, the mean, and the standard error or None.
-Line = Sequence[tuple[float | str, float, float | None]]
+# The horizontal coordinate, the mean, and the standard error or None.
+Point = tuple[float | str, float, float | None]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class TableSpec:
         values with the most seeds; or None.
       log: whether the figure's axis is logarithmic.
       over_steps: whether a second figure shows the validation loss over optimizer steps.
+      same_seeds: whether a row takes only the seeds that all of its columns have.
     """
 
     row: tuple[str, ...]
@@ -31,6 +32,7 @@ class TableSpec:
     best_of: str | None = None
     log: bool = False
     over_steps: bool = False
+    same_seeds: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,18 @@ def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, di
         row = tuple(outcome[label] for label in table.row)
         tried = groups.setdefault(row, {}).setdefault(outcome[table.column], {})
         tried.setdefault(outcome[table.best_of] if table.best_of else None, []).append(outcome)
-    return groups
+    return {row: _with_common_seeds(x) if table.same_seeds else x for row, x in groups.items()}
+
+
+def _with_common_seeds(columns: dict[Label, Tried]) -> dict[Label, Tried]:
+    def seeds(tried: Tried) -> set[int]:
+        return {outcome["seed"] for outcomes in tried.values() for outcome in outcomes}
+
+    common = set.intersection(*map(seeds, columns.values()))
+    return {
+        column: {at: [x for x in outcomes if x["seed"] in common] for at, outcomes in tried.items()}
+        for column, tried in columns.items()
+    }
 
 
 def best_choice(tried: Tried, value: str) -> Label | None:

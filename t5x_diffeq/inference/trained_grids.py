@@ -40,5 +40,5 @@ def off_grid_warning(config: Config) -> str:
         f"the model was trained with {describe_trained_grids(config)} alone, and W(t) was learned "
         "at the times of that grid: a loss on another grid says little about the model; for a "
         "model that works on many grids, train the variant :smooth (configs/tiny.py:smooth), or "
-        "with several train.depths (configs/README.md, Depth as a dial)"
+        "with several train.depths (docs/depth.md)"
     )

@@ -2,7 +2,7 @@
 
 A block is an ordinary Linen module that knows nothing of time, step size or residual stream. Its
 linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
-a weight source can make them for any t. `blocks/README.md` shows how to write one; a config names
+a weight source can make them for any t. `docs/extending.md` shows how to write one; a config names
 it by `model.block`. f and g are required. The other methods are optional. Each serves some verbs,
 which refuse a block that lacks theirs.
 """
@@ -177,7 +177,7 @@ class Block(nn.Module):
         return InputError(
             f"{OPTIONAL_METHODS[method]} needs the method `{method}` of the block, and "
             f"{type(self).__name__} of model.block={self.config.block} has none; "
-            "t5x_diffeq/blocks/README.md says what it returns"
+            "docs/extending.md says what it returns"
         )
 
 

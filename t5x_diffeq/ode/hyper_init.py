@@ -18,7 +18,7 @@ whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that 
 dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al. 2022) does for
 width. W(t) then moves by about the learning rate, half through W0 and half through P, as the
 weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
-were tried are in launch/reproduce/findings.md.
+were tried are in docs/lab/settings.md.
 
 A linear e(t) = C^T gamma(t) (`time_features`) has unit scale, too, and moves by the learning rate:
 |gamma|^2 and |gamma|_1 are the sums of the squared and of the absolute features of t, averaged over

@@ -101,7 +101,7 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     if unknown:
         raise InputError(
             former_key_error(unknown[0])
-            or f"config key {unknown[0]!r} does not exist; configs/keys.md has all"
+            or f"config key {unknown[0]!r} does not exist; docs/keys.md has all"
         )
     return config.with_values(values or {})
 

@@ -72,7 +72,7 @@ def check_keys(argv: list[str]) -> None:
             if said := former_key_error(key.group(1)):
                 raise InputError(said)
             near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "configs/keys.md has all keys"
+            hint = f"did you mean {near[0]}?" if near else "docs/keys.md has all keys"
             raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
 
 

@@ -27,56 +27,75 @@ class DataKeys(Section):
     section = "data"
     source: Text = _key(
         "stdlib",
-        """the source of Python's standard library | text_files | tfds | wikitext103 |
-        huggingface | stream (a Hugging Face dataset or files, read while training) | tokens (shards
-        of prepare_data) | mixture | the importable name of a function
-        that returns documents (t5x_diffeq/blocks/README.md)""",
+        """where the text comes from: `stdlib` (the source of Python's standard library),
+        `text_files`, `tfds`, `huggingface`, `stream` (a Hugging Face dataset or files, read while
+        training), `wikitext103`, `tokens` (shards of `prepare_data`), `mixture`, or the importable
+        name of a function that returns documents""",
     )
     path: TextOrNone = _key(
         None,
-        """text_files: a file, a folder or a glob; tokens: the folder; tfds, huggingface: a name or
-        folder; stream: a name, a folder, or a glob of parquet or JSON files, here or behind hf://;
-        wikitext103: another name or folder than that of the Hub""",
+        """for `text_files`: a file, a folder or a glob. For `tfds` and `huggingface`: a name or a
+        folder. For `stream`: a name, a folder, or a glob of parquet or JSON files, here or behind
+        hf://. For `tokens`: the folder. For `wikitext103`: a copy of the Hub's dataset""",
     )
     validation_path: TextOrNone = _key(
-        None, "text_files, stream: the validation text; None: the last tenth, or validation_split"
+        None,
+        """for `text_files` and the files of a `stream`: the validation text. `None`: the last tenth
+        of `text_files`, the `validation_split` of a `stream`""",
     )
     text_field: Text = _key("text", "the field of a line, row or record that holds the text")
     loss_on: Annotated[str, one_of("all", "completion")] = _key(
         "all",
-        """the tokens that have a loss: all | completion: what the assistant wrote, in records with
-        messages, or with a prompt and a completion (t5x_diffeq/data/README.md)""",
+        """the tokens that have a loss. `all`: every token. `completion`: what the assistant
+        wrote, in records with messages, or with a prompt and a completion ([Data](data.md))""",
     )
     chat_template: TextOrNone = _key(
         None,
-        """a .jinja file that writes messages as text; None: the tokenizer's own
-        (chat_template.jinja or tokenizer_config.json beside its file) | plain: User: and Assistant:
-        before each message""",
+        """how messages become text. `None`: by the tokenizer's own template
+        (`chat_template.jinja` or `tokenizer_config.json` beside its file). `plain`: with
+        `User:` and `Assistant:` before each message. Otherwise the path of a .jinja file""",
     )
-    data_dir: TextOrNone = _key(None, "where libraries keep datasets; None: their default")
-    train_split: Text = _key("train", 'of tfds and huggingface, such as "train[:99%]"; of stream')
-    validation_split: Text = _key("validation", "likewise")
+    data_dir: TextOrNone = _key(
+        None, "the folder in which dataset libraries keep their files. `None`: their default"
+    )
+    train_split: Text = _key(
+        "train",
+        """for `tfds`, `huggingface` and `stream`: the split to train on. For the first two also a
+        part of it, such as `train[:99%]`""",
+    )
+    validation_split: Text = _key(
+        "validation",
+        """for `tfds`, `huggingface` and `stream`: the split to validate on. A stream without it
+        holds out the first documents of the train split""",
+    )
     mixture: Entries = _key(
-        (), "(weight, source, path) of each part; weights are shares of the examples"
+        (), "for `mixture`: (weight, source, path) of each part. Weights are shares of the examples"
     )
     tokenizer: Text = _key(
         "sentencepiece",
-        """trained on the data by the first run | bytes | the path of a sentencepiece model or a
-        tokenizer.json""",
+        """`sentencepiece`: trained on the data by the first run. `bytes`: a token per byte.
+        Otherwise the path of a SentencePiece model or of a `tokenizer.json`""",
         finetune=False,
     )
     tokenizer_vocab_size: VocabSize = _key(
-        4096, "of a tokenizer that is trained; a short text gives fewer", finetune=False
+        4096,
+        "vocabulary size of a tokenizer that is trained. A short text gives fewer tokens",
+        finetune=False,
     )
     end_of_text: TextOrNone = _key(
-        None, "the token that ends a document; None: the tokenizer's own", finetune=False
+        None, "the token that ends a document. `None`: the tokenizer's own", finetune=False
     )
-    sequence_length: Size = _key(256, "tokens of an example", finetune="if set")
+    sequence_length: Size = _key(256, "tokens per example", finetune="if set")
     packing: Annotated[str, one_of("concat_then_split", "first_fit")] = _key(
         "concat_then_split",
-        "no padding | first_fit: documents stay whole where they fit, and the rest is padded",
+        """`concat_then_split`: documents are joined and cut into rows, without padding.
+        `first_fit`: documents stay whole where they fit, and rows are padded""",
     )
-    cross_documents: Switch = _key(False, "whether attention reaches into earlier documents")
+    cross_documents: Switch = _key(
+        False, "whether attention sees earlier documents in the same row"
+    )
     read_threads: Annotated[int, Values(int, 1, THREADS)] = _key(
-        1, "threads that read batches; the order does not depend on it", resume=True
+        1,
+        "threads that read batches. The order of the examples does not depend on their number",
+        resume=True,
     )

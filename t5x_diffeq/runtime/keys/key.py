@@ -22,7 +22,7 @@ class Key:
     Attributes:
       values: the values that it can take.
       default: its value unless a config sets another.
-      meaning: what it means, beginning with the default's meaning if it has choices.
+      meaning: what it means, and what each value does; Markdown, whose links are those of docs/.
       resume: whether it may change when a run is resumed.
       branch: whether a branch may differ from its run in it, as in all that `resume` may change.
       finetune: whether `finetune` takes it from its own config (True), from the run that it tunes

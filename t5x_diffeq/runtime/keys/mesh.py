@@ -27,30 +27,28 @@ class MeshKeys(Section):
     section = "mesh"
     stage: _AxisSize = _key(
         1,
-        """stages, each of which takes its part of the solver steps; they also split what fsdp
-        splits of the parameters, but not the batch""",
+        """stages of the pipeline over depth, each of which computes a part of the solver
+        steps. Stages split the parameters as fsdp does, and don't split the batch""",
     )
     data: Annotated[int | None, Values(int, -1, INT32, optional=True)] = _key(
         None,
-        """devices that split the batch and replicate the parameters; None: the number of TPU slices
-        or GPU nodes, because fsdp should not cross them (1 without several); of GPUs with too
-        little memory for that, 1""",
+        """devices that split the batch and replicate the parameters. `None`: the number of
+        TPU slices or GPU nodes, so that fsdp doesn't cross them (1 if there is one), or 1
+        on GPUs with too little memory for that""",
     )
     fsdp: _AxisSize = _key(
-        -1, "devices that split the batch and the parameters; -1: all that are left"
+        -1, "devices that split the batch and the parameters. `-1`: all that are left"
     )
     expert: _AxisSize = _key(
-        1, "devices that split the batch and the experts of a mixture, if there is one"
+        1, "devices that split the batch, and the experts of a mixture of experts"
     )
-    context: _AxisSize = _key(
-        1, "devices that split each sequence, if one is too long for a device"
-    )
+    context: _AxisSize = _key(1, "devices that split each sequence")
     tensor: _AxisSize = _key(1, "devices that split heads, MLP and vocabulary")
     rules: Entries = _key(
         _RULES,
-        """The mesh axes that split each logical axis of parameters and activations. A mesh axis
-        splits an array once: in a kernel ("embed", "mlp"), fsdp splits the first axis and tensor
-        the second. Activations are split by batch, over data, fsdp and expert, and by length, over
-        context, so their width is not an "embed" axis and stays whole, as does the width of a
-        head.""",
+        """the mesh axes that split each logical axis of parameters and activations. A mesh
+        axis splits an array once: in a kernel `("embed", "mlp")`, fsdp splits the first
+        axis and tensor the second. Activations are split by batch (over data, fsdp and
+        expert) and by length (over context); their width is not an "embed" axis and stays
+        whole, as does the width of a head""",
     )

@@ -37,16 +37,21 @@ class ModelKeys(Section):
 
     section = "model"
     architecture: Annotated[str, one_of("gpt", "llama")] = key(
-        "gpt", "gpt: LayerNorm, GELU, biases, learned positions | llama"
+        "gpt",
+        """`gpt`: LayerNorm, GELU, biases, learned positions. `llama`: RMSNorm, SwiGLU,
+        rotary positions""",
     )
     block: Annotated[str | None, Values(str, choices=(PLUGIN,), optional=True)] = key(
         None,
-        """f and g of a step; None: the architecture's own | the importable name of another block,
-        "package.module:Name" or "package.module:Name(size=4)" (t5x_diffeq/blocks/README.md);
-        architecture still sets embeddings and head""",
+        """the importable name of a block of your own, such as `package.module:Name` or
+        `package.module:Name(size=4)` ([Extending](extending.md)). `None`: the block of
+        `model.architecture`, which sets embeddings and head in any case""",
     )
     weights: Annotated[str, one_of("time_dependent", "per_layer", "shared")] = key(
-        "time_dependent", "W(t): time_dependent | per_layer (a baseline) | shared", finetune=True
+        "time_dependent",
+        """`time_dependent`: W(t) = W0 + P e(t). `per_layer`: each step has weights of its
+        own, as in GPT and Llama (the baseline). `shared`: one set of weights for all steps""",
+        finetune=True,
     )
     scheme: Annotated[str, one_of(*SCHEMES, PLUGIN)] = key(
         "euler",
@@ -56,112 +61,138 @@ class ModelKeys(Section):
     )
     step_size: Annotated[str, one_of("1/N", "c/N", "1")] = key(
         "1/N",
-        """dt | "1/N": an ODE on [0, 1] | "4/N", or another number: its field is so many times as
-        large | "1": the classical residual network""",
+        """dt. `1/N`: an ODE on [0, 1]. `c/N`, such as `4/N`: the same with a field that is
+        c times as large. `1`: the classical residual network""",
     )
     num_steps: SolverSteps = key(
-        12, "N, the number of solver steps; of layers for a baseline", finetune=True
+        12, "N, the number of solver steps, or of layers of a baseline", finetune=True
     )
     embed_dim: Size = key(256, "width of the state")
-    num_heads: Size = key(4, "query heads")
-    num_kv_heads: SizeOrNone = key(None, "key and value heads; None: as many as query heads")
-    head_dim: SizeOrNone = key(None, "width of a head; None: embed_dim / num_heads")
+    num_heads: Size = key(4, "number of query heads")
+    num_kv_heads: SizeOrNone = key(
+        None, "number of key and value heads. `None`: as many as query heads"
+    )
+    head_dim: SizeOrNone = key(None, "width of a head. `None`: `embed_dim / num_heads`")
     mlp_dim: Size = key(1024, "width inside the MLP")
     activation: _Activation = key(
         None,
-        """of the MLP; gpt: gelu (None; as in the official code) | relu (as in the paper's text);
-        llama, whose MLP is gated: silu (None) | gelu""",
+        """activation of the MLP. For `gpt`: `gelu` (`None`; as in the paper's code) or
+        `relu` (as in its text). For `llama`, whose MLP is gated: `silu` (`None`) or `gelu`""",
     )
-    time_embed_dim: Size = key(48, "T, width of each time embedding")
+    time_embed_dim: Size = key(48, "T, the width of each time embedding e(t)")
     attention_time_embed_dim: SizeOrNone = key(
         None,
-        "T of the layers that are named attention, with the norm before them; None: time_embed_dim",
+        """T of the layers named `attention`, and of the norm before them. `None`:
+        `model.time_embed_dim`""",
     )
     time_basis: Annotated[str, one_of(*TIME_BASES)] = key(
         "sinusoids",
-        """what a time embedding reads: sinusoids of t, through two linears | K functions, of which
-        e(t) is a linear function: legendre:K (legendre:1 is constant in t) | table:K (e itself at
-        t = 1/K, 2/K, ..., 1, straight between) (t5x_diffeq/ode/time_features.py)""",
+        """what e(t) is made of. `sinusoids`: sinusoids of t through two linear layers, as
+        in the paper. `legendre:K`: a linear function of K Legendre polynomials
+        (`legendre:1` is constant in t). `table:K`: a table of its values at t = 1/K, 2/K,
+        ..., 1, with straight lines between them""",
     )
-    num_frequencies: Size = key(64, "S, frequencies of the sinusoids")
+    num_frequencies: Size = key(64, "S, the number of frequencies of the sinusoids")
     time_scale: Positive = key(
-        1000.0, "factor on t in the sinusoids; t itself is a feature whatever it is"
+        1000.0,
+        """factor on t inside the sinusoids. They have t itself as another feature, without
+        this factor""",
     )
     time_embedding: Annotated[str, one_of("separate", "common")] = key(
-        "separate", "one for each linear and norm | common: one for all"
+        "separate",
+        """`separate`: each linear and norm has a time embedding of its own. `common`: one
+        for all""",
     )
     init: Annotated[str, one_of("paper", "invariant")] = key(
-        "invariant", "scales of the hypernetwork | paper; t5x_diffeq/ode/hyper_init.py"
+        "invariant",
+        """how the hypernetwork is initialised, and its updates scaled. `invariant`: so that
+        one learning rate suits every T. `paper`: as in the paper's code""",
     )
     norm_eps: Positive = key(1e-5, "epsilon of the block's norms")
     final_norm_eps: Positive = key(1e-5, "epsilon of the norm before the logits")
-    norm_shift: Switch = key(False, "llama: whether block norms have a shift (gpt's always do)")
+    norm_shift: Switch = key(
+        False, "for `llama`: whether the block's norms have a shift. Those of `gpt` always have one"
+    )
     mlp_input: Annotated[str, one_of("state", "attention_norm")] = key(
         "state",
-        """what the MLP's norm reads | attention_norm: the MLP reads the attention's normalised
-        input""",
+        """what the MLP's norm reads. `state`: the state. `attention_norm`: the attention's
+        normalised input, as in the paper's code of Llama""",
     )
     norm_position: Annotated[str, one_of("before", "after")] = key(
-        "before", "y + f(norm(y)) | after: y + norm(f(y)), as in OLMo 2"
+        "before", "`before`: y + f(norm(y)). `after`: y + norm(f(y)), as in OLMo 2"
     )
-    qkv_bias: Switch = key(False, "llama: whether q, k and v have biases (gpt's always do)")
+    qkv_bias: Switch = key(
+        False,
+        """for `llama`: whether queries, keys and values have biases. Those of `gpt` always
+        have them""",
+    )
     qk_norm: Annotated[str, one_of("none", "head", "projection")] = key(
         "none",
-        """RMSNorm of q and k before they are rotated | head: of each head, as in Qwen3 |
-        projection: of all heads together, as in OLMo 2""",
+        """RMSNorm of queries and keys, before they are rotated. `none`: no norm. `head`:
+        over each head, as in Qwen3. `projection`: over all heads together, as in OLMo 2""",
     )
     rope_theta: Annotated[float, Values(float, 1, open="(]")] = key(
-        10000.0, "llama: base of the rotary frequencies, base^(-2i / head_dim)", finetune="if set"
+        10000.0,
+        "for `llama`: the base of the rotary frequencies, base^(-2i / head_dim)",
+        finetune="if set",
     )
     rope_scaling: Entries = key(
         (),
-        """llama: how rotary frequencies are stretched for long sequences: (): not at all |
-        ("linear", factor) | ("llama3", factor, low_freq_factor, high_freq_factor, original_length)
-        | ("yarn", factor, beta_fast, beta_slow, original_length, attention_factor)""",
+        """for `llama`: how rotary frequencies are stretched for long sequences. `()`: not
+        at all. Otherwise `("linear", factor)`, `("llama3", factor, low_freq_factor,
+        high_freq_factor, original_length)` or `("yarn", factor, beta_fast, beta_slow,
+        original_length, attention_factor)`""",
         finetune="if set",
     )
     tied_head: Switch = key(
-        False, "llama: whether the head is the embedding table (gpt's always is)"
+        False, "for `llama`: whether the head is the embedding table. That of `gpt` always is"
     )
     embedding_scale: Positive = key(
-        1.0, "factor on the token embeddings; Gemma has sqrt(embed_dim)"
+        1.0, "factor on the token embeddings. Gemma's is sqrt(embed_dim)"
     )
     position_scale: Positive = key(
         1.0,
-        """gpt: factor on the position embeddings. With both factors at 8, the loss depends little
-        on the number of solver steps (launch/reproduce/depth.md)""",
+        """for `gpt`: factor on the position embeddings. With this factor and
+        `model.embedding_scale` at 8, the loss depends little on the number of solver steps
+        ([Depth as a dial](depth.md))""",
     )
     dropout_rate: BelowOne = key(
-        0.0, "on embeddings and on the output of attention and MLP", branch=True, finetune="if set"
+        0.0,
+        "dropout on the embeddings and on the outputs of attention and MLP",
+        branch=True,
+        finetune="if set",
     )
     adapter_rank: Count = key(
-        0, "rank of the LoRA branches of per_layer kernels; 0: no branches", finetune=True
+        0, "rank of the LoRA branches of `per_layer` kernels. `0`: no branches", finetune=True
     )
-    adapter_alpha: Positive = key(16.0, "a branch is scaled by alpha / rank", finetune=True)
+    adapter_alpha: Positive = key(16.0, "a LoRA branch is scaled by alpha / rank", finetune=True)
     adapter_kernels: Texts = key(
         (),
-        """the linears that have a branch: qkv (gpt); query, key, value (llama); output, up, gate
-        (llama), down; (): all of them""",
+        """the linears that have a LoRA branch: `qkv` (gpt); `query`, `key`, `value`
+        (llama); `output`, `up`, `gate` (llama), `down`. `()`: all of them""",
         finetune=True,
     )
     vocab_size: Annotated[int | None, Values(int, 1, VOCABULARY, optional=True)] = key(
-        None, "None: the tokenizer's; a number must equal it"
+        None, "`None`: the tokenizer's. A number must equal the tokenizer's"
     )
     dtype: _Dtype = key(
         "float32",
-        "of the computation: float32 | bfloat16; parameters are float32",
+        "data type of the computation. Parameters are always float32",
         finetune="if set",
     )
     state_dtype: _Dtype = key(
         "float32",
-        """of the state y and the sum y + dt f | bfloat16, only with model.dtype=bfloat16: its 8
-        significant bits round most of a small increment dt f away""",
+        """data type of the state y and of the sum y + dt f. `bfloat16` needs
+        `model.dtype=bfloat16`, and its 8 significant bits round away most of a small
+        increment dt f""",
         finetune=True,
     )
     attention: Annotated[str, one_of("auto", *KERNELS, "splash:k")] = key(
         "auto",
-        """kernel: auto (the platform's own) | xla | cudnn or triton (GPU) | splash (TPU);
-        splash:512 also sets the size of its blocks""",
+        """kernel of the attention. `auto`: cuDNN's or Triton's on GPUs, splash attention on
+        TPUs, and XLA's elsewhere or where shapes allow no other. `xla`: any device.
+        `cudnn`, `triton`: GPUs. `splash`: TPUs; `splash:512` also sets the size of its
+        blocks""",
         branch=True,
         finetune="if set",
     )
@@ -177,15 +208,16 @@ class ModelKeys(Section):
     )
     scan_unroll: SolverSteps = key(
         1,
-        """solver steps, up to num_steps, per iteration of the compiled loop: with more, the
-        compiler can overlap one step's communication with the next one's computation, and takes
-        longer""",
+        """solver steps per iteration of the compiled loop, at most `num_steps`. With more,
+        the compiler can overlap the communication of one step with the computation of the
+        next, and compilation takes longer""",
         resume=True,
         finetune="if set",
     )
     pipeline_microbatches: SizeOrNone = key(
         None,
-        """M: on a mesh with stages, the parts into which a batch is cut, a multiple of mesh.stage;
-        None: as many as stages. A pass takes (M + stages - 1) / M times as long as its work""",
+        """with `mesh.stage` above 1: M, the number of parts into which a batch is cut, a
+        multiple of `mesh.stage`. `None`: as many as stages. A pass takes (M + stages - 1) /
+        M times as long as its work""",
         resume=True,
     )

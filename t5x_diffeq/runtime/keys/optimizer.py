@@ -28,50 +28,59 @@ class OptimizerKeys(Section):
     section = "optimizer"
     name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key(
         "adam",
-        """for all parameters | muon: for the block's kernels, and Adam for all others, with the
-        same learning rate (t5x_diffeq/optimizers/muon.py) | the importable name of a function that
-        returns what stands in Adam's place, "package.module:make"
-        (t5x_diffeq/optimizers/optimizer.py)""",
+        """`adam`: AdamW for all parameters. `muon`: Muon for the block's kernels and AdamW
+        for all others, at the same learning rate. Otherwise the importable name of a
+        function that returns what takes Adam's place, such as `package.module:make`
+        ([Extending](extending.md))""",
         branch=False,
     )
-    learning_rate: Positive = _key(3e-3, "peak")
+    learning_rate: Positive = _key(3e-3, "peak learning rate")
     role_multipliers: Entries = _key(
         (),
-        """(role, factor) pairs: factors on the learning rate, and with it on the weight decay, of
-        all parameters of a role: kernel, bias, scale, shift, embedding, time_embedding, adapter;
-        with 0 they stay as they are""",
+        """(role, factor) pairs. A factor multiplies the learning rate, and with it the
+        weight decay, of all parameters of a role: kernel, bias, scale, shift, embedding,
+        time_embedding, adapter. With factor 0 they don't change""",
     )
-    beta1: BelowOne = _key(0.9, "Adam's decay of the mean of gradients")
-    beta2: BelowOne = _key(0.95, "Adam's decay of the mean of their squares")
+    beta1: BelowOne = _key(0.9, "Adam's decay of the mean of the gradients")
+    beta2: BelowOne = _key(0.95, "Adam's decay of the mean of the squared gradients")
     epsilon: Positive = _key(1e-8, "Adam's epsilon")
-    momentum: BelowOne = _key(0.95, "Muon's decay of the mean of gradients")
+    momentum: BelowOne = _key(0.95, "Muon's decay of the mean of the gradients")
     moments: Annotated[str, one_of(*MOMENTS)] = _key(
         "float32",
-        """how Adam keeps its two means (t5x_diffeq/optimizers/moments.py) | bfloat16: rounded
-        stochastically | int8: in blocks, for kernels of time-dependent and per-layer weights; muon
-        takes float32 only""",
+        """how Adam stores its two means. `float32`: as they are. `bfloat16`: rounded
+        stochastically. `int8`: in blocks of 8-bit numbers, for kernels of time-dependent
+        and per-layer weights. Muon takes `float32` only""",
         branch=False,
     )
     offload: Switch = _key(
         False,
-        """whether the moments, and the averages of train.ema_decay, lie in the host's memory
-        outside the update, which takes longer for it (configs/README.md)""",
+        """whether the moments, and the averages of `train.ema_decay`, lie in the host's
+        memory outside the update, which then takes longer
+        ([Meshes](meshes.md#moments-in-the-hosts-memory))""",
         resume=True,
     )
-    weight_decay: NotNegative = _key(0.1, "decoupled")
+    weight_decay: NotNegative = _key(0.1, "coefficient of the decoupled weight decay")
     decay: Annotated[str, one_of("embeddings", "kernels", "all")] = _key(
-        "kernels", "which parameters: embeddings | kernels (and embeddings) | all"
+        "kernels",
+        """which parameters decay. `embeddings`: the embeddings. `kernels`: kernels and
+        embeddings. `all`: all parameters""",
     )
     schedule: Annotated[str, one_of("cosine", "wsd")] = _key(
         "cosine",
-        """after the warm-up: a cosine | wsd: the peak, then a cooldown, so that runs of several
-        lengths can branch off before it (warm-up, stable, decay)""",
+        """the learning rate after the warm-up. `cosine`: a cosine. `wsd` (warm-up, stable,
+        decay): the peak, then a linear cooldown, so that runs of several lengths can branch
+        off before it""",
     )
-    warmup_fraction: Fraction = _key(0.01, "of total_steps, linear")
+    warmup_fraction: Fraction = _key(
+        0.01,
+        """fraction of `train.total_steps` over which the learning rate rises linearly to
+        its peak""",
+    )
     cooldown_steps: CountOrNone = _key(
         None,
-        "wsd: steps at the end in which the learning rate falls linearly; None: a fifth of the run",
+        """for `wsd`: steps at the end over which the learning rate falls linearly. `None`:
+        a fifth of the run""",
         resume=True,
     )
-    end_lr_fraction: Fraction = _key(0.1, "learning rate at the end, relative to the peak")
-    max_grad_norm: Positive = _key(1.0, "clip by global norm")
+    end_lr_fraction: Fraction = _key(0.1, "learning rate at the end, as a fraction of the peak")
+    max_grad_norm: Positive = _key(1.0, "global norm to which gradients are clipped")

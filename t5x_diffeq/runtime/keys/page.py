@@ -1,4 +1,4 @@
-"""Writes the page of all keys: `python -m t5x_diffeq.runtime.keys.page > configs/keys.md`."""
+"""Writes the page of all keys: `python -m t5x_diffeq.runtime.keys.page > docs/keys.md`."""
 
 from t5x_diffeq.runtime.config import SECTIONS
 from t5x_diffeq.runtime.keys.key import Key, Section, keys_of
@@ -6,28 +6,27 @@ from t5x_diffeq.runtime.keys.run import RunKeys
 from t5x_diffeq.runtime.keys.values import INT32, Values
 
 _HEAD = """\
-# Keys
+# Every key
 
-Every key of a config: its default, its meaning, the values that it can take, and where it may
-differ. A meaning begins with the default's, and says after each | what another value means.
-[README.md](README.md) helps to choose.
+A config has the sections below. `--config.model.num_steps=12` on the command line sets a key;
+[Configuring](configuring.md) has the other ways, and the twenty keys that you will touch most.
 
-May differ in
+The last column says where a key may differ:
 
-- resume: the same workdir, trained again. These keys decide neither which parameters the model has
-  nor in which order it sees the data.
-- branch: a run that goes on from another's checkpoint (`train --branch_from`). The optimizer's
-  state doesn't depend on these keys, nor does the order of the data.
-- finetune: the tuning of a run's model. The other keys, those of the model and the tokenizer, are
-  the run's.
-- finetune if set: likewise, but it is the run's unless it is set to another value than the default.
+| word | the key may differ |
+|---|---|
+| resume | between runs of one workdir. Changing any other key of a run is an error. |
+| branch | in a run that continues from another run's checkpoint (`train --branch_from`) |
+| finetune | in the tuning of a run's model. All other keys are those of the run. |
+| finetune if set | likewise if set to another value than the default; else it is the run's |
 
-The page is made from [t5x_diffeq/runtime/keys](../t5x_diffeq/runtime/keys), where a key is added or
-changed:
+This page is generated from `t5x_diffeq/runtime/keys/`, where a key is added or changed:
 
-    python -m t5x_diffeq.runtime.keys.page > configs/keys.md
+```bash
+python -m t5x_diffeq.runtime.keys.page > docs/keys.md
+```
 """
-_TABLE = "| key | default | meaning | values | may differ in |\n|---|---|---|---|---|"
+_TABLE = "| key | default | values | meaning | may differ in |\n|---|---|---|---|---|"
 
 
 def page() -> str:
@@ -38,7 +37,7 @@ def page() -> str:
 
 def _table_of(section: type[Section]) -> str:
     rows = (_row(name, key) for name, key in keys_of(section).items())
-    title = f"## config.{section.section}".rstrip(".")
+    title = f"## {section.section or 'config'}"
     return "\n".join([title, "", str(section.__doc__), "", _TABLE, *rows, ""])
 
 
@@ -50,25 +49,26 @@ def _row(name: str, key: Key) -> str:
         "finetune if set": key.finetune == "if set",
     }
     differs = ", ".join(word for word, may in where.items() if may)
-    cells = (f"`{name}`", f"`{key.default}`", key.meaning, in_words(key.values), differs)
+    anchor = f'<a id="{name}"></a>`{name}`'
+    cells = (anchor, f"`{key.default}`", in_words(key.values), key.meaning, differs)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def in_words(values: Values) -> str:
     """The values that a key can take."""
-    return _without_none(values) + (", or None" if values.optional else "")
+    return _without_none(values) + (", or `None`" if values.optional else "")
 
 
 def _without_none(values: Values) -> str:
     choices = ", ".join(f"`{choice}`" for choice in values.choices)
     if values.type is bool:
-        return "True or False"
+        return "`True`, `False`"
     if values.type is str:
-        return choices or "a text"
+        return choices or "text"
     if values.type is tuple:
         entry = choices or (in_words(values.entry) if values.entry else "")
-        return f"a tuple; each entry: {entry}" if entry else "a tuple"
-    return f"{'a whole number' if values.type is int else 'a number'}, {_range(values)}"
+        return f"a tuple of {entry}" if entry else "a tuple"
+    return f"{'integer' if values.type is int else 'number'}, {_range(values)}"
 
 
 def _range(values: Values) -> str:
@@ -76,7 +76,7 @@ def _range(values: Values) -> str:
         return f"{'greater than' if values.open[0] == '(' else 'at least'} {values.least}"
     if values.type is int:
         return f"{values.least} to {values.most}"
-    return f"in {values.open[0]}{values.least}, {values.most}{values.open[1]}"
+    return f"in {values.open[0]}{values.least:g}, {values.most:g}{values.open[1]}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,11 @@ class RunKeys(Section):
     """`config` itself: the seed, and the run that `finetune` starts from."""
 
     seed: Annotated[int, Values(int, 0, SEEDS - 1)] = _key(
-        0, "of the initial parameters, the order of the examples, and dropout"
+        0, "seed for initialisation, data order and dropout"
     )
-    init_from: TextOrNone = _key(None, "finetune: the workdir of the model to start from")
-    init_step: CountOrNone = _key(None, "finetune: the checkpoint to start from; None: the newest")
+    init_from: TextOrNone = _key(
+        None, "for `finetune`: the workdir of the run whose model is tuned"
+    )
+    init_step: CountOrNone = _key(
+        None, "for `finetune`: the step of that run's checkpoint. `None`: the newest"
+    )

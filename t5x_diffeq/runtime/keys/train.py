@@ -30,101 +30,114 @@ class TrainKeys(Section):
     """`config.train`: the steps, their batches, and what happens between them."""
 
     section = "train"
-    total_steps: Size = _key(2000, "optimizer steps", resume=True)
-    batch_size: Size = _key(16, "sequences per step, over all devices")
+    total_steps: Size = _key(2000, "number of optimizer steps", resume=True)
+    batch_size: Size = _key(16, "sequences per optimizer step, over all devices")
     trainable: Annotated[
         tuple[str, ...],
         Values(tuple, choices=("source", "adapters", "embeddings", "head", "final_norm")),
     ] = _key(
         (),
-        """the parts of the model to train: source, adapters, embeddings, head, final_norm; (): all
-        of them""",
+        """the parts of the model to train: `source` (what W(t) or the layers' weights are
+        made of), `adapters`, `embeddings`, `head`, `final_norm`. `()`: all of them""",
     )
     depths: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, STEPS))] = _key(
         (),
-        """the numbers of solver steps that training draws from (repeat one to draw it more often);
-        the model then works at these and between them. (): only model.num_steps""",
+        """the numbers of solver steps that training draws from; one that is given twice is
+        drawn twice as often. The model then works at these and between them ([Depth as a
+        dial](depth.md)). `()`: `model.num_steps` only""",
         branch=True,
     )
     depths_per_step: Size = _key(
-        1, "how many of them one training step uses; it takes their mean loss", branch=True
+        1,
+        "how many of `train.depths` an optimizer step uses. It takes the mean of their losses",
+        branch=True,
     )
     depths_rows: Annotated[str, one_of("all", "every:k", "parts")] = _key(
         "all",
-        """the sequences that each of them reads | every:k: the largest all, the others every k-th |
-        parts: each a part of its own""",
+        """which sequences each of these depths reads. `all`: all of them. `every:k`: the
+        largest depth reads all, the others every k-th. `parts`: each reads a part of its
+        own""",
         branch=True,
     )
     depths_distill: Fraction = _key(
         0.0,
-        """w: the loss of the smaller ones of a step is (1 - w) cross entropy + w KL(largest ||
-        smaller)""",
+        """w: the smaller depths of an optimizer step learn (1 - w) cross entropy + w
+        KL(largest || smaller)""",
         branch=True,
     )
     depths_until: Fraction = _key(
-        1.0, "the fraction of the run after which only model.num_steps is used", branch=True
+        1.0, "fraction of the run after which only `model.num_steps` is used", branch=True
     )
     distill_from: TextOrNone = _key(
         None,
-        """the teacher: the workdir of a run with the same tokenizer, whose predictions the model
-        learns; None: no teacher""",
+        """the workdir of the teacher, a run with the same tokenizer whose predictions the
+        model learns. `None`: no teacher""",
     )
     distill_step: CountOrNone = _key(
-        None, "the teacher's checkpoint; None: the newest, which is looked up at each start"
+        None, "the step of the teacher's checkpoint. `None`: the newest at each start"
     )
     distill_weight: Fraction = _key(
         0.5, "w: the loss is (1 - w) cross entropy + w KL(teacher || model)"
     )
-    microbatches: Size = _key(1, "number of sequential microbatches per step", resume=True)
+    microbatches: Size = _key(
+        1, "number of microbatches per optimizer step, computed one after the other", resume=True
+    )
     eval_batch_size: Size = _key(
         32, "sequences per evaluation batch, over all devices", resume=True
     )
     eval_batches: SizeOrNone = _key(
-        None, "batches per evaluation; None: the whole split", resume=True
+        None, "batches per evaluation. `None`: the whole validation split", resume=True
     )
     eval_all_at_end: Switch = _key(
-        False, "whether the last evaluation takes the whole split anyway", resume=True
+        False,
+        """whether the last evaluation takes the whole validation split, whatever
+        `train.eval_batches` is""",
+        resume=True,
     )
     eval_averages: Switch = _key(
-        False, "whether the averages of train.ema_decay are evaluated, too", resume=True
+        False, "whether the averages of `train.ema_decay` are evaluated, too", resume=True
     )
     loss_chunk: Size = _key(
         2048, "tokens per device whose logits are in memory at once", resume=True
     )
     velocity_penalty: NotNegative = _key(
         0.0,
-        """coefficient of the mean square of the velocity F(y; W(t)) over depth, width and the
-        tokens that have a loss""",
+        """coefficient of the velocity penalty, the mean square of F(y; W(t)) over depth,
+        width and the tokens that have a loss""",
         branch=True,
     )
     z_loss: NotNegative = _key(
-        0.0, "coefficient of the squared log of the softmax's normaliser in the loss", branch=True
+        0.0, "coefficient of the z-loss, the squared log of the softmax's normaliser", branch=True
     )
     ema_decay: BelowOne = _key(
         0.0,
-        """of exponential moving averages of the parameters, such as 0.999, for `evaluate`,
-        `generate` and `export` --averages; smaller in the first steps; 0: none""",
+        """decay of exponential moving averages of the parameters, such as 0.999; smaller in
+        the first steps. `evaluate`, `generate` and `export` use the averages with
+        `--averages`. `0`: no averages""",
         resume=True,
     )
     on_spike: Annotated[str, one_of("nothing", "skip", "rollback")] = _key(
         "nothing",
-        """what happens if the loss or the gradient norm of a step is far above those of the steps
-        before, or not finite | skip: its update is left out | rollback: the run goes back to its
-        last checkpoint and on with the data after that step. With nothing, a loss or norm that
-        isn't finite ends the run""",
+        """what happens if the loss or gradient norm of a step is far above those before, or
+        not finite. `nothing`: a value that isn't finite ends the run. `skip`: the step's
+        update is left out. `rollback`: the update is left out, and the run goes back to its
+        last checkpoint and continues with the data after that step""",
         resume=True,
     )
     spike_deviations: Positive = _key(
-        8.0, "k: a spike is more than k robust standard deviations above the median", resume=True
+        8.0,
+        """a step is a spike if it lies more than this many robust standard deviations above
+        the median""",
+        resume=True,
     )
     spike_window: Annotated[int, Values(int, 8, 2**16)] = _key(
-        128, "of the loss, or of the gradient norm, of this many steps"
+        128, "number of recent steps that the median is taken over"
     )
-    log_every: Size = _key(20, "steps between reports", resume=True)
+    log_every: Size = _key(20, "optimizer steps between reports", resume=True)
     hooks: Annotated[tuple[str, ...], Values(tuple, choices=(PLUGIN,))] = _key(
         (),
-        """importable names of what the loop does beside its steps, such as "package.module:Name" or
-        "package.module:Name(every=100)" (t5x_diffeq/blocks/README.md)""",
+        """importable names of hooks of your own, such as `package.module:Name` or
+        `package.module:Name(every=100)` ([Extending](extending.md))""",
         resume=True,
     )
     trackers: Annotated[tuple[str, ...], Values(tuple, choices=("tensorboard", "wandb"))] = _key(
@@ -135,76 +148,86 @@ class TrainKeys(Section):
     )
     sample_every: SizeOrNone = _key(
         None,
-        """steps between samples of text, which go to samples.jsonl and the trackers; None: no
-        samples""",
+        """optimizer steps between samples of text, which go to `samples.jsonl` and the
+        trackers. `None`: no samples""",
         resume=True,
     )
     sample_prompts: Annotated[
         tuple[str, ...], Values(tuple, entry=Values(str, can_be_empty=True))
-    ] = _key(("",), 'the texts that samples continue; "" begins a document', resume=True)
+    ] = _key(("",), 'the texts that samples continue. `""` begins a document', resume=True)
     figure_every: SizeOrNone = _key(
         None,
-        """steps between figures of the weights, which go to the trackers: the path of W(t), and
-        spectra; None: no figures""",
+        """optimizer steps between figures of the weights (the path of W(t), and spectra),
+        which go to the trackers. `None`: no figures""",
         resume=True,
     )
-    eval_every: Size = _key(500, "steps between evaluations", resume=True)
-    checkpoint_every: Size = _key(500, "steps between checkpoints", resume=True)
+    eval_every: Size = _key(500, "optimizer steps between evaluations", resume=True)
+    checkpoint_every: Size = _key(500, "optimizer steps between checkpoints", resume=True)
     keep_checkpoints: Size = _key(
-        3, "newest checkpoints to keep; the next three keys keep others too", resume=True
+        3, "number of newest checkpoints to keep. The next three keys keep others, too", resume=True
     )
     keep_every: SizeOrNone = _key(
-        None, "keep each checkpoint whose step is a multiple of this", resume=True
+        None,
+        "also keep each checkpoint whose step is a multiple of this. `None`: no others",
+        resume=True,
     )
     keep_best: Count = _key(
         0,
-        """keep this many with the lowest eval/loss; a checkpoint has one if its step is evaluated,
-        as with a checkpoint_every that is a multiple of eval_every""",
+        """also keep this many checkpoints with the lowest `eval/loss`. Only a checkpoint
+        whose step is evaluated has one, so let `train.checkpoint_every` be a multiple of
+        `train.eval_every`""",
         resume=True,
     )
     milestones: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, INT32))] = _key(
         (),
-        """steps that are saved in any case and never deleted, even if the key changes: their
-        checkpoints get a file MILESTONE, which can be added and removed by hand""",
+        """steps that are saved in any case and never deleted, even if this key changes.
+        Their checkpoints get a file `MILESTONE`, which you may also add or remove by hand""",
         resume=True,
     )
     local_checkpoints: TextOrNone = _key(
         None,
-        """a folder on a local disk or in memory, such as /dev/shm/checkpoints, for frequent
-        checkpoints beside those of the workdir; None: none""",
+        """a folder on a local disk or in memory, such as `/dev/shm/checkpoints`, for
+        frequent checkpoints beside those of the workdir. `None`: no local checkpoints""",
         resume=True,
     )
     local_checkpoint_every: Size = _key(
-        50, "steps between them; the newest two are kept", resume=True
+        50, "optimizer steps between local checkpoints. The newest two are kept", resume=True
     )
     verify_checkpoints: Switch = _key(
-        True, "compare a checkpoint's checksums before it is restored", resume=True
+        True, "whether a checkpoint's checksums are compared before it is restored", resume=True
     )
     watch_every: SizeOrNone = _key(
         None,
-        """steps between looks inside the model: norms of gradient, weights and update of each
-        generated layer over depth, sizes of f, g and state; None: none""",
+        """optimizer steps between measurements inside the model: norms of gradient, weights
+        and update of each layer over depth, and sizes of f, g and the state ([Operating a
+        run](operating.md#what-is-inside-the-model)). `None`: no measurements""",
         resume=True,
     )
     profile: Annotated[str | None, Values(str, choices=(STEP_RANGE,), optional=True)] = _key(
         None,
-        """the optimizer steps to trace, first and last: "100:105"; None: none. A run in progress
-        traces a few when a file `profile` appears in its workdir""",
+        """the first and the last optimizer step to trace, such as `100:105`. `None`: no
+        trace. A run in progress also traces a few steps when a file `profile` appears in
+        its workdir""",
         resume=True,
     )
     profile_processes: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 0, INT32))] = (
-        _key((0,), "the processes that trace", resume=True)
+        _key((0,), "the indices of the processes that trace", resume=True)
     )
     hang_timeout: Seconds = _key(
         1800.0,
-        """seconds that a step may take, without compilation; after that the run ends with status
-        175, and launch/ starts it again""",
+        """seconds that an optimizer step may take, without compilation. After that the run
+        ends with status 175, after which launchers restart it""",
         resume=True,
     )
-    compile_timeout: Seconds = _key(7200.0, "likewise for compiling the steps", resume=True)
+    compile_timeout: Seconds = _key(
+        7200.0, "seconds that compiling the steps may take; then as above", resume=True
+    )
     eval_timeout: Seconds = _key(
-        43200.0, "likewise for each run of a hook, such as an evaluation or the tasks", resume=True
+        43200.0,
+        """seconds that a hook may take each time it runs, such as an evaluation or the
+        tasks; then as above""",
+        resume=True,
     )
     save_timeout: Seconds = _key(
-        7200.0, "likewise for saving or restoring a checkpoint", resume=True
+        7200.0, "seconds that saving or restoring a checkpoint may take; then as above", resume=True
     )

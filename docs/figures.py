@@ -1,0 +1,113 @@
+"""Draws the figures of results.md and lab/budgets.md from the tables on these pages.
+
+    PYTHONPATH=. python docs/figures.py
+
+The runs behind these tables are gone, so the tables are what there is to draw. What
+`launch/reproduce/` measures anew it draws itself, by the same function.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from t5x_diffeq.analysis.plots import means_with_errors, render_image
+
+DOCS = Path(__file__).parent
+Panels = dict[str, dict[str, list[tuple[float | str, float, float | None]]]]
+LOSS = "nats per byte"
+
+
+def rows(page: str, heading: str, table: int = 0) -> tuple[list[str], list[list[str]]]:
+    """The head and the other rows of a table below the heading that begins like this."""
+    text = (DOCS / page).read_text()
+    section = text.partition(f"# {heading}")[2].partition("\n## ")[0]
+    lines = re.findall(r"(?:^\|.*\n)+", section, re.M)[table].splitlines()
+    head, _, *others = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
+    return head, others
+
+
+def number(cell: str) -> tuple[float, float | None]:
+    """A mean, and its standard error or None."""
+    mean, error = re.match(r"([\d.]+)(?: ± ([\d.]+))?", cell).groups()
+    return float(mean), error and float(error)
+
+
+def lines(page: str, heading: str, table: int = 0, labels: int = 1) -> Panels:
+    """A line for each row; the first of two labels names the panel."""
+    head, others = rows(page, heading, table)
+    panels: Panels = {}
+    for cells in others:
+        title, name = cells[0] if labels > 1 else "", cells[labels - 1].replace("`", "")
+        panels.setdefault(title, {})[name] = [
+            (float(x), *number(cell))
+            for x, cell in zip(head[labels:], cells[labels:], strict=True)
+            if cell
+        ]
+    return panels
+
+
+def points(heading: str, rows_are_panels: bool = False) -> Panels:
+    """A point for each model; a panel for each text, which is a column, or for each row."""
+    (_, *heads), others = rows("results.md", heading)
+    panels: Panels = {}
+    for label, *cells in others:
+        for head, cell in zip(heads, cells, strict=True):
+            title, model = (label, head) if rows_are_panels else (head, label)
+            panels.setdefault(title, {})[model] = [(model, *number(cell))]
+    return panels
+
+
+def tasks(block: str) -> Panels:
+    """The accuracies of a block."""
+    panels = points("Tables 4 and 5", rows_are_panels=True)
+    return {title: each for title, each in panels.items() if block in title and "`" in title}
+
+
+def costs() -> Panels:
+    """Time, and parameters with their moments, of the ODE over the baseline's."""
+    (_, *widths), (time, _, state, _) = rows("results.md", "Figures 15 and 16")
+    return {
+        f"{name} / baseline": {
+            "ODE": [(float(T), float(x), None) for T, x in zip(widths, cells, strict=True)]
+        }
+        for name, *cells in (time, state)
+    }
+
+
+def budgets() -> Panels:
+    """Loss against seconds of the optimizer steps."""
+    panel: dict = {}
+    for model, _, _, loss, seconds in rows("lab/budgets.md", "Equal steps")[1]:
+        panel.setdefault(model, []).append((float(seconds), *number(loss)))
+    return {"": {model: sorted(line) for model, line in panel.items()}}
+
+
+def figures() -> Iterator[tuple[str, Panels, str, str]]:
+    """The name of each figure, its panels and the labels of its axes."""
+    losses = "Tables 1 and 2"
+    yield "table1", points(losses), "", LOSS
+    yield "table1_rates", lines("results.md", losses, 1, labels=2), "learning rate", LOSS
+    yield "figure14", lines("results.md", "Figure 14"), "T", LOSS
+    yield "figure18", lines("results.md", "Figure 18"), "T", LOSS
+    yield "figure7", lines("results.md", "Figure 7"), "beta2", LOSS
+    yield "table4", tasks("GPT"), "", "accuracy"
+    yield "table5", tasks("Llama"), "", "accuracy"
+    yield "figure15", costs(), "T", "ratio"
+    tuned = lines("results.md", "Figure 5", labels=2)
+    yield "figure5", tuned, "solver steps", "perplexity per byte"
+    yield "budgets", budgets(), "seconds", LOSS
+
+
+if __name__ == "__main__":
+    for name, panels, across, up in figures():
+        every = [point for each in panels.values() for line in each.values() for point in line]
+        ticks = sorted({x for x, *_ in every if not isinstance(x, str)})
+        figure = means_with_errors(
+            {title.replace("`", ""): each for title, each in panels.items()},
+            across,
+            up,
+            log=across == "learning rate",
+            ticks=[] if name == "budgets" else ticks,
+        )
+        for kind in ("png", "pdf"):
+            (DOCS / "images" / f"{name}.{kind}").write_bytes(render_image(figure, kind))

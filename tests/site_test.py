@@ -1,0 +1,104 @@
+"""The documentation site builds without a warning, reads without a network, and has every key."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from compilation import flags_of_processes
+from examples_test import PRINTED
+from helpers import ROOT
+
+from t5x_diffeq.runtime.config import KEYS
+
+LOADING = {"src", "srcset", "poster", "data"}  # attributes whose address is loaded
+LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "manifest"}
+
+
+class Page(HTMLParser):
+    """What a page loads, what it links to, and its anchors."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.loads, self.links, self.anchors = [], [], set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        self.loads += [value for name, value in attrs if name in LOADING and value]
+        if tag == "link" and LOADED_LINKS & set((given.get("rel") or "").split()):
+            self.loads.append(given["href"])
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; the examples run meanwhile."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags_of_processes()}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_the_page_of_verbs_is_up_to_date():
+    command = [sys.executable, "launch/verbs_page.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert made.stdout == (ROOT / "docs" / "verbs.md").read_text(), made.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+def test_pages_load_nothing_from_another_host(site, pages):
+    assert len(pages) > 30
+    for path, page in pages.items():
+        assert not [address for address in page.loads if "//" in address], path
+    for path in site.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import)\s*['\"]?\w*:?//", path.read_text()), path
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+def test_links_and_anchors_hold(site, pages):
+    """Of the built pages, with what plugins add; 404.html has addresses from the root."""
+    for path, page in pages.items():
+        for link in page.links if path.name != "404.html" else ():
+            if re.match(r"\w+:", link):
+                continue
+            file, _, anchor = unquote(link).partition("#")
+            there = (path.parent / file).resolve() if file else path
+            there = there / "index.html" if there.is_dir() else there
+            assert there.exists(), f"{path.relative_to(site)}: {link}"
+            if anchor and there in pages:
+                assert anchor in pages[there].anchors, f"{path.relative_to(site)}: {link}"
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+def test_all_keys_are_on_the_site(site, pages):
+    assert KEYS.keys() <= pages[site / "keys.html"].anchors
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("example", PRINTED)
+def test_examples_print_what_they_should(site, example):
+    """What its cells print on standard output, in the notebook to download."""
+    notebook = json.loads((site / "notebooks" / f"{example}.ipynb").read_text())
+    outputs = [each for cell in notebook["cells"] for each in cell.get("outputs", ())]
+    printed = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
+    assert re.search(PRINTED[example], printed), printed
