@@ -7,6 +7,7 @@ import ast
 import functools
 import os
 import re
+import subprocess
 import tempfile
 import textwrap
 from pathlib import Path
@@ -42,9 +43,8 @@ def execute(script: str) -> NotebookNode:
             notebook,
             timeout=None,
             kernel_name="python3",
-            extra_arguments=["--Application.log_level=ERROR"],
             resources={"metadata": {"path": folder}},
-        ).execute(env=environment)
+        ).execute(env=environment, stderr=subprocess.DEVNULL)  # what cells raise comes here anyway
     return notebook
 
 

@@ -11,11 +11,19 @@ from urllib.parse import unquote
 
 import pytest
 from compilation import flags_of_processes
-from examples_test import PRINTED
 from helpers import ROOT
 
 from t5x_diffeq.runtime.config import KEYS
 
+EXAMPLES = ROOT / "t5x_diffeq" / "examples"
+PRINTED = {  # what the last lines of each example say
+    "analysis_of_a_run": r"':': largest exponent -?\d",
+    "ode_from_pretrained": r"8 steps: \d",
+    "own_block": r"ode .*loss(.|\n)*baseline .*loss",
+    "own_hook": r"'step': 10, 'parameter_norm/all': \d",
+    "own_scheme": r"own_scheme:ralston: errors .* order (1\.[89]|2\.[01])(.|\n)*'loss'",
+    "train_and_look_inside": r"Heun: .*perplexity(.|\n)*'def main\(\):",
+}
 LOADING = {"src", "srcset", "poster", "data"}  # attributes whose address is loaded
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "manifest"}
 
@@ -52,6 +60,12 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(site):
     return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_each_example_is_known():
+    assert list(PRINTED) == sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
+    for name in PRINTED:
+        assert f"python -m t5x_diffeq.examples.{name}\n" in (EXAMPLES / f"{name}.py").read_text()
 
 
 def test_the_page_of_verbs_is_up_to_date():
