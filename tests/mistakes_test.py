@@ -57,7 +57,7 @@ def said(capsys, monkeypatch, tmp_path):
         ),
         (
             f"train {TINY} --config.model.scheme=eulr",
-            "model.scheme is 'eulr'; it can be euler, lie_trotter, strang, midpoint, heun, rk4, l",
+            "model.scheme is 'eulr'; it can be euler, lie_trotter, strang, midpoint, heun, rk4, p",
         ),
         (
             f"train {TINY} --config.model.num_heads=3 --workdir=w",
@@ -80,7 +80,10 @@ def said(capsys, monkeypatch, tmp_path):
         ("evaluate --workdir=runs/tiyn", "there is no such folder; name one that does, such as ru"),
         ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
         ("generate --workdir=w --temperature=-1", "--temperature=-1.0 must be 0, or"),
-        (f"benchmark {TINY} --data --generation", "measure different things; give one of them"),
+        (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
+        (f"benchmark {TINY} --generation --against=x", "which --generation doesn't take"),
+        (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
+        (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "'train.sede' does not exist"),
         ("generate --workdir=w --temp=0.5", "--temp is no flag of this verb; did you mean --temp"),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         ("status --workdir=w", "--workdir=w: neither it nor a folder in it holds a run"),

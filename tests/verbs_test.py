@@ -168,7 +168,7 @@ def test_sampling():
 def test_benchmark_compares_equal_work(small, tmp_path):
     small.mesh.fsdp = 1
     traces = tmp_path / "traces"
-    model, baseline, ratio = benchmark.compare_models(Config.of(small), 2, traces)
+    model, baseline, ratio = benchmark.compare_models(Config.of(small), {}, 2, traces)
     runs = {path.parent.name for path in traces.glob("plugins/profile/*/*.xplane.pb")}
     assert runs == {"model", "baseline"}
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
@@ -184,7 +184,7 @@ def test_benchmark_compares_equal_work(small, tmp_path):
 def test_benchmark_of_a_run_that_grows(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1,), depths_until=0.5)
-    _, _, coarse, _, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    _, _, coarse, _, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
     assert (coarse["name"], ratio["name"]) == ("depth 1", "model / depth 1")
     assert ratio["flops"] > 1.2  # half of the solver's steps
     assert ratio["parameters"] == 1
@@ -194,7 +194,7 @@ def test_benchmark_of_a_run_that_grows(small):
 def test_benchmark_of_a_step_at_several_depths(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 2), depths_per_step=2)
-    _, _, both, _, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    _, _, both, _, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
     assert (both["name"], ratio["name"]) == ("depths 1, 2", "model / depths 1, 2")
     assert 0.5 < ratio["flops"] < 1  # 2 of 3 solver steps, and what doesn't depend on them
 
@@ -204,7 +204,7 @@ def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
     small.train.trainable = ("adapters", "embeddings")
-    adapted, full, ratio = benchmark.compare_models(Config.of(small), rounds=2)
+    adapted, full, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
     assert (full["name"], ratio["name"]) == ("full", "model / full")
     assert ratio["state_bytes"] < 1 < ratio["parameters"]
     assert adapted["flops"] < full["flops"]

@@ -1,16 +1,20 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
 The two models take turns, so that noise of the machine affects both. Prints a table on standard
-error and one JSON object per model on standard output. With --generation, it times instead how fast
+error and one JSON object per model on standard output. With --against, which can be given several
+times, other configs take part instead. With --generation, it times instead how fast
 tokens are generated, compared with running the whole prefix for each token. With --profile=DIR, a
 few more steps of each model are traced into DIR for TensorBoard (XProf).
 """
+
+import ast
 
 from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import load_config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.runtime.keys.values import INT32
@@ -18,6 +22,13 @@ from t5x_diffeq.runtime.keys.values import INT32
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the model.", flag_values=FLAGS
+)
+_AGAINST = flags.DEFINE_multi_string(
+    "against",
+    [],
+    "Another config to compare with, such as configs/tiny.py:compact or, with other values, "
+    "configs/tiny.py:ode,train.velocity_penalty=0.1.",
+    flag_values=FLAGS,
 )
 _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
 _ROUNDS = flags.DEFINE_integer(
@@ -37,6 +48,11 @@ def main() -> None:
             f"--profile={_PROFILE.value} traces optimizer steps, which --generation doesn't take; "
             "leave one of them out"
         )
+    if _GENERATION.value and _AGAINST.value:
+        raise InputError(
+            f"--against={_AGAINST.value[0]} compares optimizer steps, which --generation doesn't "
+            "take; leave one of them out"
+        )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
 
     from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
@@ -45,7 +61,24 @@ def main() -> None:
     if _GENERATION.value:
         benchmark.show_generation(config, _ROUNDS.value)
     else:
-        benchmark.show_comparison(config, _ROUNDS.value, traces)
+        others = {given: _config_of(given) for given in _AGAINST.value}
+        benchmark.show_comparison(config, others, _ROUNDS.value, traces)
+
+
+def _config_of(given: str) -> Config:
+    """The config of `FILE`, `FILE:VARIANT` or `FILE:VARIANT,KEY=VALUE,...`."""
+    file, *assignments = given.split(",")
+    pairs = [assignment.partition("=") for assignment in assignments]
+    if unset := next((key for key, equals, _ in pairs if not equals), None):
+        raise InputError(f"--against={given}: {unset!r} is not KEY=VALUE")
+    return load_config(file, {key: _parse(value) for key, _, value in pairs})
+
+
+def _parse(value: str) -> object:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value  # a text without quotes
 
 
 if __name__ == "__main__":

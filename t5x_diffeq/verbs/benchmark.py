@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -113,35 +114,46 @@ def _other_grids(config: Config) -> list[tuple[int, ...]]:
     return [drawn for drawn in depths_to_come(config, 0) if drawn != (config.model.num_steps,)]
 
 
-def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -> list[dict]:
+def _contestants(config: Config, others: Mapping[str, Config]) -> Iterator[Contestant]:
+    """The models that a model is compared with."""
+    if others:
+        yield from (Contestant(name, other) for name, other in others.items())
+        return
+    if config.train.trainable:
+        whole = {"train.trainable": (), "model.adapter_rank": 0}
+        yield Contestant("full", config.with_values(whole))
+    else:
+        yield Contestant("baseline", baseline_of(config))
+    if config.train.microbatches > 1:
+        yield Contestant("whole batch", config.with_values({"train.microbatches": 1}))
+    if config.optimizer.name != "adam":
+        yield Contestant("adam", config.with_values({"optimizer.name": "adam"}))
+    for drawn in _other_grids(config):
+        name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
+        yield Contestant(name, config, drawn)
+
+
+def compare_models(
+    config: Config,
+    others: Mapping[str, Config],
+    rounds: int,
+    traces: AnyPath | None = None,
+) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
-    It is compared with its per-layer baseline; with microbatches also with itself on the whole
-    batch at once; with another optimizer than Adam also with itself and Adam; with `train.depths`
-    also with its steps on the grids that training draws. A model with frozen parts, as in LoRA, is
-    compared with the same model without adapters, in which everything trains.
+    Without others, it is compared with its per-layer baseline; with microbatches also with itself
+    on the whole batch at once; with another optimizer than Adam also with itself and Adam; with
+    `train.depths` also with its steps on the grids that training draws. A model with frozen parts,
+    as in LoRA, is compared with the same model without adapters, in which everything trains.
 
     Args:
       config: the model's config.
+      others: the configs to compare with, by name.
       rounds: number of timed steps of each model.
       traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     check_depths(config)
-    contestants = [Contestant("model", config)]
-    if config.train.trainable:
-        contestants.append(
-            Contestant("full", config.with_values({"train.trainable": (), "model.adapter_rank": 0}))
-        )
-    else:
-        contestants.append(Contestant("baseline", baseline_of(config)))
-    if config.train.microbatches > 1:
-        whole = config.with_values({"train.microbatches": 1})
-        contestants.append(Contestant("whole batch", whole))
-    if config.optimizer.name != "adam":
-        contestants.append(Contestant("adam", config.with_values({"optimizer.name": "adam"})))
-    for drawn in _other_grids(config):
-        name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
-        contestants.append(Contestant(name, config, drawn))
+    contestants = [Contestant("model", config), *_contestants(config, others)]
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for contestant in contestants:
             contestant.step()
@@ -154,9 +166,9 @@ def compare_models(config: Config, rounds: int, traces: AnyPath | None = None) -
         for contestant in contestants:
             contestant.profile(traces)
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
-    model, *others = results
+    model, *rest = results
     ratios = []
-    for contestant, other in zip(contestants[1:], others, strict=True):
+    for contestant, other in zip(contestants[1:], rest, strict=True):
         ratio = {k: model[k] / other[k] for k in model if k not in ("name", _QUARTILES)}
         # Of the rounds, in each of which the models take turns on an equally busy machine.
         by_round = np.divide(contestants[0].seconds, contestant.seconds)
@@ -189,9 +201,11 @@ def _format_cell(result: dict[str, Any], key: str) -> str:
     return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
 
 
-def show_comparison(config: Config, rounds: int, traces: AnyPath | None = None) -> None:
+def show_comparison(
+    config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
+) -> None:
     """Prints a table with a column per model and per ratio; stores traces where one is given."""
-    results = compare_models(config, rounds, traces)
+    results = compare_models(config, others, rounds, traces)
     lines = [["", *(result["name"] for result in results)]]
     for key in list(results[0])[1:]:
         lines.append([key, *(_format_cell(result, key) for result in results)])

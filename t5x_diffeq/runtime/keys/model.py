@@ -55,8 +55,10 @@ class ModelKeys(Section):
     )
     scheme: Annotated[str, one_of(*SCHEMES, PLUGIN)] = key(
         "euler",
-        """euler | lie_trotter | strang | midpoint | heun | rk4, or "package.module:name", the
-        importable name of an `ode.solvers.Scheme`""",
+        """the solver: `euler`, `lie_trotter` (attention, then MLP: the classical
+        residual block), `strang` (MacaronNet), `midpoint`, `heun` or `rk4`. Otherwise
+        the importable name of an `ode.solvers.Scheme`, such as `package.module:name`
+        ([Extending](extending.md))""",
         finetune=True,
     )
     step_size: Annotated[str, one_of("1/N", "c/N", "1")] = key(
@@ -198,11 +200,11 @@ class ModelKeys(Section):
     )
     remat: Annotated[str, one_of(*REMATS, "keep:names")] = key(
         "full",
-        """what the backward pass recomputes instead of storing it: none: nothing; dots: everything
-        except matrix products; full: each step, from one state per step
-        (launch/reproduce/README.md says why there is no online checkpointing);
-        keep:qkv,attention,mlp: each step except the named values, which are the queries, keys and
-        values; the attention's output; the input of the MLP's activation""",
+        """what the backward pass computes again instead of storing it. `none`: nothing.
+        `dots`: everything except matrix products. `full`: each solver step, from one
+        state per step. `keep:qkv,attention,mlp`: each step except the named values,
+        which are the queries, keys and values; the output of the attention; the input
+        of the MLP's activation""",
         branch=True,
         finetune="if set",
     )

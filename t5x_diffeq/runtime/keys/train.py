@@ -142,8 +142,8 @@ class TrainKeys(Section):
     )
     trackers: Annotated[tuple[str, ...], Values(tuple, choices=("tensorboard", "wandb"))] = _key(
         ("tensorboard",),
-        """where reports go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), or both
-        (t5x_diffeq/tracking/README.md)""",
+        """where reports go besides `metrics.jsonl`: `tensorboard`, `wandb` (Weights &
+        Biases), or both ([Trackers](operating.md#trackers)). `()`: nowhere""",
         resume=True,
     )
     sample_every: SizeOrNone = _key(
