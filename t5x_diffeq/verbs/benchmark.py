@@ -33,6 +33,7 @@ from t5x_diffeq.training.state import TrainState
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _QUARTILES = "step_ms_quartiles"
 _TRACED_STEPS = 3  # of each model
+_RATIO = "model / "  # before the name of what it is compared with
 
 
 class Contestant:
@@ -173,7 +174,7 @@ def compare_models(
         # Of the rounds, in each of which the models take turns on an equally busy machine.
         by_round = np.divide(contestants[0].seconds, contestant.seconds)
         of_rounds = {_QUARTILES: _quartiles(by_round)}
-        ratios.append({"name": f"model / {other['name']}", **of_rounds, **ratio})
+        ratios.append({"name": f"{_RATIO}{other['name']}", **of_rounds, **ratio})
     return [*results, *ratios]
 
 
@@ -197,18 +198,18 @@ def show_generation(config: Config, rounds: int) -> None:
 
 def _format_cell(result: dict[str, Any], key: str) -> str:
     values = result[key] if isinstance(result[key], list) else [result[key]]
-    ratio = "/" in result["name"]
+    ratio = result["name"].startswith(_RATIO)
     return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
 
 
 def show_comparison(
     config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
 ) -> None:
-    """Prints a table with a column per model and per ratio; stores traces where one is given."""
+    """Prints a table with a line per model and per ratio; stores traces where one is given."""
     results = compare_models(config, others, rounds, traces)
-    lines = [["", *(result["name"] for result in results)]]
-    for key in list(results[0])[1:]:
-        lines.append([key, *(_format_cell(result, key) for result in results)])
+    keys = list(results[0])[1:]
+    lines = [["", *keys]]
+    lines += [[r["name"], *(_format_cell(r, key) for key in keys)] for r in results]
     say(*align(lines))
     for result in results:
         print(json.dumps(result), flush=True)
