@@ -1,4 +1,4 @@
-"""Draws the figures of results.md and lab/budgets.md from the tables on these pages.
+"""Draws figures of results.md, lab/equal_time.md and lab/budgets.md from the tables on these pages.
 
     PYTHONPATH=. python docs/figures.py
 
@@ -15,6 +15,7 @@ from t5x_diffeq.analysis.plots import means_with_errors, render_image
 DOCS = Path(__file__).parent
 Panels = dict[str, dict[str, list[tuple[float | str, float, float | None]]]]
 LOSS = "nats per byte"
+TICKS: dict[str, list[float]] = {"budgets": [], "equal_time": [0.5, 1, 2, 5, 10, 20]}
 
 
 def rows(page: str, heading: str, table: int = 0) -> tuple[list[str], list[list[str]]]:
@@ -82,6 +83,18 @@ def budgets() -> Panels:
     return {"": {model: sorted(line) for model, line in panel.items()}}
 
 
+def equal_time() -> Panels:
+    """Loss against parameters; a panel for each text."""
+    head, others = rows("lab/equal_time.md", "Equal time")
+    panels: Panels = {}
+    for name, _, parameters, _, *losses in others:
+        for text, loss in zip(head[4:], losses, strict=True):
+            if loss:
+                point = (float(parameters.removesuffix("M")), *number(loss))
+                panels.setdefault(text, {})[name.replace("`", "")] = [point]
+    return panels
+
+
 def figures() -> Iterator[tuple[str, Panels, str, str]]:
     """The name of each figure, its panels and the labels of its axes."""
     losses = "Tables 1 and 2"
@@ -95,6 +108,7 @@ def figures() -> Iterator[tuple[str, Panels, str, str]]:
     yield "figure15", costs(), "T", "ratio"
     tuned = lines("results.md", "Figure 5", labels=2)
     yield "figure5", tuned, "solver steps", "perplexity per byte"
+    yield "equal_time", equal_time(), "million parameters", LOSS
     yield "budgets", budgets(), "seconds", LOSS
 
 
@@ -102,12 +116,13 @@ if __name__ == "__main__":
     for name, panels, across, up in figures():
         every = [point for each in panels.values() for line in each.values() for point in line]
         ticks = sorted({x for x, *_ in every if not isinstance(x, str)})
+        ticks = TICKS.get(name, ticks)
         figure = means_with_errors(
             {title.replace("`", ""): each for title, each in panels.items()},
             across,
             up,
-            log=across == "learning rate",
-            ticks=[] if name == "budgets" else ticks,
+            log=across in ("learning rate", "million parameters"),
+            ticks=ticks,
         )
         for kind in ("png", "pdf"):
             (DOCS / "images" / f"{name}.{kind}").write_bytes(render_image(figure, kind))
