@@ -1,14 +1,13 @@
 """The official implementation's own numbers: arrays recorded from it, in tests/golden."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from small_models import GPT_ODE, LAYERS, gpt_params, load, pad_table
+from small_models import GPT_ODE, LAYERS, gpt_ends, gpt_params, load, ode_layers, pad_table
 
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.time_embedding import TimeEmbedding
@@ -25,24 +24,71 @@ LLAMA = dataclasses.replace(
 )
 
 
-def llama_params(arrays):
-    stacked = "param/transformer.layers.stacked."
-    names = {
-        ("attention", "query", "kernel"): "self_attn.q_proj.weight",
-        ("attention", "key", "kernel"): "self_attn.k_proj.weight",
-        ("attention", "value", "kernel"): "self_attn.v_proj.weight",
-        ("attention", "output", "kernel"): "self_attn.o_proj.weight",
-        ("mlp", "gate", "kernel"): "mlp.gate_proj.weight",
-        ("mlp", "up", "kernel"): "mlp.up_proj.weight",
-        ("mlp", "down", "kernel"): "mlp.down_proj.weight",
-        ("attention_norm", "scale"): "input_layernorm.weight",
-        ("mlp_norm", "scale"): "post_attention_layernorm.weight",
+GPT = dataclasses.replace(GPT_ODE, weights="per_layer", scheme="lie_trotter", step_size="1")
+LLAMA_ODE = dataclasses.replace(
+    GPT_ODE,
+    architecture="llama",
+    mlp_dim=64,
+    mlp_input="attention_norm",
+    norm_shift=True,
+    norm_eps=1e-6,
+)
+LAYERS_OF_LLAMA = {  # of the official Llama: ours
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.o_proj": "attention.output",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "mlp_norm",
+}
+LAYERS_OF_GPT = {
+    **{theirs: ours for theirs, ours in LAYERS.items() if not theirs.endswith("_ln")},
+    "ln_1": "attention_norm",
+    "ln_2": "mlp_norm",
+}
+
+
+def stacked_params(arrays, kind, stacked, layers):
+    """The leaves of an official model's layers, `[N, ...]`, as our tree."""
+    flat = {}
+    for theirs, ours in layers.items():
+        names = ("scale", "shift") if "norm" in ours else ("kernel", "bias")
+        for leaf, name in zip(("weight", "bias"), names, strict=True):
+            value = arrays.get(f"{kind}/{stacked}.{theirs}.{leaf}")
+            if value is not None:
+                flat["source", "weights", *ours.split("."), name] = value
+    return flat
+
+
+def llama_ends(arrays, kind, norm):
+    """The leaves of an official Llama outside its layers."""
+    return {
+        ("final_norm", "scale"): arrays[f"{kind}/{norm}.weight"],
+        ("token_embedding", "table"): pad_table(arrays[f"{kind}/embeddings.token_embeddings"]),
+        ("head",): pad_table(arrays[f"{kind}/lm_head.weight"]).T,
     }
-    flat = {("source", "weights", *path): arrays[stacked + name] for path, name in names.items()}
-    flat["final_norm", "scale"] = arrays["param/transformer.norm.weight"]
-    flat["token_embedding", "table"] = pad_table(arrays["param/embeddings.token_embeddings"])
-    flat["head",] = pad_table(arrays["param/lm_head.weight"]).T
+
+
+def as_tree(flat):
     return jax.tree.map(jnp.asarray, unflatten_dict(flat))
+
+
+def llama_params(arrays, kind):
+    layers = stacked_params(arrays, kind, "transformer.layers.stacked", LAYERS_OF_LLAMA)
+    return as_tree({**layers, **llama_ends(arrays, kind, "transformer.norm")})
+
+
+def llama_ode_params(arrays, kind):
+    layers = ode_layers(arrays, kind, LAYERS_OF_LLAMA)
+    return as_tree({**layers, **llama_ends(arrays, kind, "transformer.norm")})
+
+
+def gpt_baseline_params(arrays, kind):
+    layers = stacked_params(arrays, kind, "transformer.blocks.stacked", LAYERS_OF_GPT)
+    return as_tree({**layers, **gpt_ends(arrays, kind)})
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +144,22 @@ def test_logits_on_other_grids(gpt, num_steps):
 
 
 @pytest.mark.slow
-def test_gradients_of_every_parameter(gpt):
-    arrays, model, params = gpt
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("name", "config", "params_of"),
+    [
+        ("gpt_ode", GPT_ODE, gpt_params),
+        ("gpt_vanilla", GPT, gpt_baseline_params),
+        ("llama_ode", LLAMA_ODE, llama_ode_params),
+        ("llama_vanilla", LLAMA, llama_params),
+    ],
+)
+def test_logits_loss_and_gradients(name, config, params_of):
+    arrays, model = load(f"{name}.npz"), LanguageModel(config)
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
+    params = params_of(arrays, "param")
+    logits = jax.jit(model.apply)({"params": params}, tokens)
+    np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
 
     def loss(params):
         y, head, _ = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
@@ -109,24 +168,13 @@ def test_gradients_of_every_parameter(gpt):
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     assert float(value) == pytest.approx(float(arrays["output/loss"]), abs=1e-5)
-    expected = flatten_dict(gpt_params(arrays, "grad"), sep="/")
-    found = flatten_dict(gradient, sep="/")
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if name == "token_embedding/table":  # the padding has no counterpart
-            value, found[name] = value[:97], found[name][:97]
+    expected = flatten_dict(params_of(arrays, "grad"), sep="/")
+    gradients = flatten_dict(gradient, sep="/")
+    assert gradients.keys() == expected.keys()
+    for leaf, value in expected.items():
+        found = gradients[leaf]
+        if leaf in ("token_embedding/table", "head"):  # the padding has no counterpart
+            axis = 0 if leaf.endswith("table") else 1
+            value, found = (jnp.take(x, jnp.arange(97), axis) for x in (value, found))
         bound = 5e-5 * float(jnp.abs(value).max())
-        np.testing.assert_allclose(found[name], value, atol=bound, err_msg=name)
-
-
-def test_llama_baseline():
-    arrays = load("llama_vanilla.npz")
-    model = LanguageModel(LLAMA)
-    tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
-    params = {"params": llama_params(arrays)}
-    logits = jax.jit(model.apply)(params, tokens)
-    np.testing.assert_allclose(logits[..., :97], arrays["output/logits"], atol=1e-5)
-    y, head, _ = jax.jit(partial(model.apply, method="state_and_head"))(params, tokens)
-    losses = token_losses(y[:, :-1], head, tokens[:, 1:], vocab_size=97, chunk=100).losses
-    expected = arrays["output/loss_per_position"][:, :-1]
-    np.testing.assert_allclose(losses, expected, atol=1e-5)
+        np.testing.assert_allclose(found, value, atol=bound, err_msg=leaf)

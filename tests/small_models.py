@@ -107,17 +107,29 @@ def pad_table(table):
     return np.pad(table, ((0, 128 - len(table)), (0, 0)))
 
 
-def gpt_params(arrays, kind):
-    """`param` or `grad` arrays of the official GPT as our tree; `[D, T]` leaves transposed."""
+def ode_layers(arrays, kind, layers):
+    """`param` or `grad` arrays of an official ODE's block; `[D, T]` leaves transposed."""
     flat = {}
-    for theirs, ours in LAYERS.items():
+    for theirs, ours in layers.items():
         for leaf, path in LEAVES.items():
             name = f"{kind}/transformer.block.{theirs}.{leaf}"
             if name in arrays:
                 value = arrays[name]
                 flat["source", ours, *path] = value.T if path[0] in ("scale", "shift") else value
-    flat["final_norm", "scale"] = arrays[f"{kind}/transformer.ln_f.weight"]
-    flat["final_norm", "shift"] = arrays[f"{kind}/transformer.ln_f.bias"]
-    flat["token_embedding", "table"] = pad_table(arrays[f"{kind}/embeddings.token_embeddings"])
-    flat["position_embedding", "table"] = arrays[f"{kind}/embeddings.position_embeddings"]
+    return flat
+
+
+def gpt_ends(arrays, kind):
+    """The leaves of an official GPT outside its block or layers."""
+    return {
+        ("final_norm", "scale"): arrays[f"{kind}/transformer.ln_f.weight"],
+        ("final_norm", "shift"): arrays[f"{kind}/transformer.ln_f.bias"],
+        ("token_embedding", "table"): pad_table(arrays[f"{kind}/embeddings.token_embeddings"]),
+        ("position_embedding", "table"): arrays[f"{kind}/embeddings.position_embeddings"],
+    }
+
+
+def gpt_params(arrays, kind):
+    """`param` or `grad` arrays of the official GPT as our tree."""
+    flat = {**ode_layers(arrays, kind, LAYERS), **gpt_ends(arrays, kind)}
     return jax.tree.map(jnp.asarray, unflatten_dict(flat))
