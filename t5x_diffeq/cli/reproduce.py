@@ -15,6 +15,7 @@ EXPERIMENTS = (
     "table2",
     "budgets",
     "equal_time",
+    "ladder",
     "controls",
     "table4",
     "table5",

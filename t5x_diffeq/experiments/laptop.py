@@ -22,6 +22,7 @@ from t5x_diffeq.experiments.follow_ups import (
     ask_own_tasks,
     time_steps,
 )
+from t5x_diffeq.experiments.ladder import Ladder
 from t5x_diffeq.experiments.learning_rates import EqualTime, Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
@@ -48,6 +49,7 @@ LAPTOP: dict[str, Experiment] = {
             Training("compact", _PENALTY, "compact with penalty", _WORKSTATION, (2e-3, 4e-3)),
         ),
     ),
+    "ladder": Ladder(),
     "controls": sweep_controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3)),
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),

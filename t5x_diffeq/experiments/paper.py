@@ -24,6 +24,7 @@ from t5x_diffeq.experiments.follow_ups import (
     ask_papers_tasks,
     time_steps,
 )
+from t5x_diffeq.experiments.ladder import Ladder
 from t5x_diffeq.experiments.learning_rates import EqualTime
 from t5x_diffeq.experiments.present import TableSpec
 
@@ -69,6 +70,7 @@ PAPER: dict[str, Experiment] = {
         ),
         seeds=1,
     ),  # not in the paper
+    "ladder": Ladder(),  # not in the paper
     "controls": sweep_controls(_RATES, _RATES, _SMALL, seeds=1),  # not in the paper
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),

@@ -124,7 +124,10 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
         try:
             carry_out(part_of(runs, i, n), output, results)
         except StoppedError as stopped:
-            say("stopped, saved; the same command continues")
+            done = read_results(output)
+            if shown := [run for run in runs if run.name in done]:
+                present(experiment, shown, output, output / flags.experiment, [])
+            say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
             return stopped.status
         if others := _remaining_runs(runs, output):
             say(
