@@ -1,9 +1,9 @@
 """A ladder of sizes: does the lead over the baseline grow, stay or shrink with compute?
 
-Each rung is a width of configs/ladder.py. The first rung sweeps the learning rate of each model, and
-the second tries half, the same and twice that rate. Further rungs follow the power of the width on
-which both best rates lie. The recurrence-equivalence exponent phi says how many unique layers the N
-steps of a model that shares weights are worth: N^phi (arXiv 2604.21106).
+Each rung is a width of configs/ladder.py. The first rung sweeps the learning rate of each model.
+The second tries half, the same and twice that rate. Further rungs follow the power of the width on
+which both best rates lie. The recurrence-equivalence exponent phi says how many unique layers the
+N steps of a model that shares weights are worth: N^phi (arXiv 2604.21106).
 """
 
 import json
