@@ -36,6 +36,7 @@ def get_config(variant: str = "ode-64") -> ConfigDict:
     parameters = 12 * config.model.num_steps * int(width) ** 2
     config.train.total_steps = _TOKENS_PER_PARAMETER * parameters // _TOKENS_PER_STEP
     config.train.batch_size = 64
+    config.train.microbatches = 8  # for the caches of a CPU
     config.train.eval_batch_size = 64
     config.train.eval_batches = 32
     config.train.eval_all_at_end = False
