@@ -39,7 +39,7 @@ def test_all_that_is_missing_is_told_at_once(check):
             "--type=v5p-128",
             "--workdir=gs://BUCKET",
             "'train.batchsize' does not exist; did you mean train.batch_size",
-            "config.seed=x can't be used",
+            "config.seed=x is invalid",
             "--config.data.path for data.source=text_files",
         ),
         strict=True,

@@ -54,7 +54,7 @@ def mark_copies(folder: AnyPath) -> None:
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
         elif json.loads((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
-            say(f"checkpoint {step.name} lacks {MARKER}, and is whole: marked anew")
+            say(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 
 
 def count_arrays(checkpoint: AnyPath) -> int:

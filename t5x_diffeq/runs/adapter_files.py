@@ -1,7 +1,7 @@
 """Saves adapters as small files in a workdir's `adapters/`, and loads them onto their base model.
 
 `adapters.npz` holds everything that the run trained, adapters and embeddings; `adapters.json` the
-grid, the rank, and the norms of the base's weights, by which a different base is refused.
+grid, the rank, and the norms of the base's weights, which detect a different base.
 """
 
 import io

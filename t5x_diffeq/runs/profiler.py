@@ -79,7 +79,7 @@ class Profiler(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Refuses steps that the run doesn't have, and processes that don't exist."""
+        """Checks that the run has these steps and processes."""
         train = config.train
         if train.profile is not None:
             first, last = Steps.of(train.profile)

@@ -96,7 +96,7 @@ class Spikes(Hook):
             try:
                 cause = find_cause(self.training.setup, self.state.params, done.batch)
             except Exception as error:  # such as a lack of memory
-                return f"where that begins can't be found: {describe_error(error)}"
+                return f"its origin can't be found: {describe_error(error)}"
         later = self.step > done.step
         return f"{cause} (with the parameters after step {self.step})" if cause and later else cause
 
@@ -113,7 +113,7 @@ class Spikes(Hook):
                 "branch off an older checkpoint (train --branch_from) with a lower "
                 "optimizer.learning_rate, or raise train.spike_deviations"
             )
-        say(f"going back to checkpoint {checkpoint}, and on with the data after step {step}")
+        say(f"rolling back to checkpoint {checkpoint}; the data continues after step {step}")
         return True
 
 

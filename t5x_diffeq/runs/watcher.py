@@ -126,7 +126,7 @@ class WeightFigures(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Refuses figures without matplotlib, or without a tracker that shows them."""
+        """Checks that there are matplotlib, and a tracker that shows figures."""
         train = config.train
         if train.figure_every is None:
             return

@@ -61,7 +61,7 @@ def former_name_error(said: str) -> str | None:
       said: the ConfigDict's error, which has the name of the key without its section.
 
     Returns:
-      None if it is no former key.
+      None if it isn't a former key.
     """
     name = re.search(r'Key "(\w+)" does not exist', said)
     keys = (key for key in (*_RENAMED, *_REMOVED) if name and key.endswith(f".{name[1]}"))

@@ -52,10 +52,10 @@ class Worker:
     def _warn(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {describe_error(error)}"
         self.failed = not self.tolerant
-        consequence = "" if self.tolerant else " and gets nothing more"
+        consequence = "" if self.tolerant else " and is disabled"
         if reason not in self.said:
             self.said.add(reason)
-            say(f"warning: {self.name} failed ({reason}){consequence}; training goes on")
+            say(f"warning: {self.name} failed ({reason}){consequence}; training continues")
 
     def stop(self, deadline: float) -> None:
         """Waits for queued tasks until `deadline` (`time.monotonic`); warns if some remain."""

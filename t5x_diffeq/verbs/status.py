@@ -61,7 +61,7 @@ class RunStatus:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Of its last evaluation; None if that doesn't have them."""
+        """Its bits per byte at the last evaluation, if that has them."""
         last = list(self.evaluations.values())[-1:]
         return last[0].get(_BITS) if last else None
 
@@ -98,7 +98,7 @@ class RunStatus:
 
     @property
     def rollbacks(self) -> int:
-        """How many of them sent it back."""
+        """How many rollbacks they caused."""
         return len({each["count"] for each in self.events if each["event"] == "rollback"})
 
     def facts(self) -> dict[str, object]:
@@ -165,7 +165,7 @@ def _lines_of_run(run: RunStatus) -> list[str]:
     lines = [f"{title} of {run.attempts[-1].total_steps}{_end_of(run)}", _losses_of(run)]
     lines += _table_of_attempts(run)
     if run.spikes:
-        lines.append(f"spikes: {run.spikes}; the run went back {run.rollbacks} times")
+        lines.append(f"spikes: {run.spikes}, rollbacks: {run.rollbacks}")
     wall = wall_seconds(run.attempts)
     return [*lines, f"goodput {goodput(run.attempts):.1%} of {format_duration(wall)}"]
 
