@@ -6,7 +6,7 @@
 #   launch/gke.sh configs/llama1b.py --topology=4x4x4 --slices=2 --workdir=... --image=IMAGE
 #   launch/gke.sh configs/llama1b.py --gpu=nvidia-h100-80gb --nodes=4 --workdir=... --image=IMAGE
 #
-#   --build=REPOSITORY   builds the image and pushes it there; or --image=IMAGE takes one
+#   --build=REPOSITORY   builds the image and pushes it there; --image=IMAGE uses an existing one
 #   --type=v5p           of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
 #   --name --namespace=default
@@ -15,11 +15,11 @@
 #                        their node pools, which needs access to the bucket (docs/launch/gke.md)
 #   --pod_network        several slices use the pods' own network, which is slower, and --service_account
 #   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
-#   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
-#   --max_run_duration=7d    for which Kueue requests flex-start capacity
-#   --restarts=100       starts at most so often again after 175 (the infrastructure failed) and signals;
+#   --spot, --flex_start, --reservation=NAME    how the nodes are provisioned; default: on demand
+#   --max_run_duration=7d    time for which Kueue requests flex-start capacity
+#   --restarts=100       maximum number of restarts after 175 (infrastructure failure) and signals;
 #                        after 42 (saved on preemption) and lost nodes always, with JobSet 0.10 or later
-#   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
+#   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, since GKE gives them
 #                        no more (up to 120 if the node pool says so: docs/launch/gke.md)
 #   --env=KEY[=VALUE], --secret=NAME    variables, and Kubernetes Secrets whose keys become variables;
 #                        several may be given. Without VALUE: as set here
@@ -31,7 +31,7 @@
 #   --unchecked          leaves out the check of config, data and mesh on this machine
 #   --dry-run            prints the commands and the YAML
 #
-# The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to come to a cluster. A config file
+# The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to create a cluster. A config file
 # of your own is sent along as a ConfigMap; configs/NAME.py of the project is the image's.
 
 set -euo pipefail
@@ -82,7 +82,7 @@ case "$workdir" in
   *) die "--workdir=$workdir: a pod loses its own folders when it ends; give gs://BUCKET/FOLDER, or --pvc=CLAIM and a folder in $mount" ;;
 esac
 [[ "$workdir" != "$mount"/* ]] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that is mounted at $mount")
-[ -z "$gcsfuse" ] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that --gcsfuse is about")
+[ -z "$gcsfuse" ] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that --gcsfuse mounts")
 
 # Sets `accelerator`, `chips` and `hosts` of a slice, and what JAX calls its devices.
 describe_slice() {
