@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts that train elsewhere: options, quoting, --dry-run, and when to start again.
+# Sourced by the scripts that train elsewhere: options, quoting, --dry-run, and restarts.
 
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

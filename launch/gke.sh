@@ -7,10 +7,10 @@
 #   launch/gke.sh configs/llama1b.py --gpu=nvidia-h100-80gb --nodes=4 --workdir=... --image=IMAGE
 #
 #   --build=REPOSITORY   builds the image and pushes it there; --image=IMAGE uses an existing one
-#   --type=v5p           of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
+#   --type=v5p           type of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
 #   --name --namespace=default
-#   --service_account=NAME    of Kubernetes, as which the pods act (Workload Identity). Not for several
+#   --service_account=NAME    Kubernetes account of the pods (Workload Identity). Not for several
 #                        slices: their pods use the network of their hosts, and act as the account of
 #                        their node pools, which needs access to the bucket (docs/launch/gke.md)
 #   --pod_network        several slices use the pods' own network, which is slower, and --service_account
@@ -26,9 +26,9 @@
 #   --pvc=CLAIM, --mount=/shared    a volume that all pods mount there, for the workdir or the data
 #   --gcsfuse            that volume is a bucket, through Cloud Storage FUSE
 #   --run_as_root        the pods' programs run as root instead of the image's user, 1000
-#   --cache_gib=20       of each node's disk, for copies of token shards
-#   --replace            deletes an earlier run of that name first; what is in the workdir continues
-#   --unchecked          leaves out the check of config, data and mesh on this machine
+#   --cache_gib=20       part of each node's disk for copies of token shards
+#   --replace            deletes an earlier run of that name first; the run in the workdir continues
+#   --unchecked          skips the check of config, data and mesh on this machine
 #   --dry-run            prints the commands and the YAML
 #
 # The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to create a cluster. A config file

@@ -15,7 +15,7 @@
 #   --ssh_config=FILE       as ssh -F takes it
 #   --env=KEY[=VALUE]       a variable for the run, given here or taken from this shell; several times
 #   --restarts=100          maximum number of restarts, after preemption, a lost host or process
-#   --unchecked             leaves out the check of config, data and mesh on this machine
+#   --unchecked             skips the check of config, data and mesh on this machine
 #   --dry-run               prints the commands
 #
 # Workdir and data must be on a file system that the machines share. The config is read on this machine, and

@@ -15,7 +15,7 @@
 #   --container=IMAGE        runs in this image of docker/gpu.Dockerfile (by pyxis and enroot)
 #   --container_mounts=A:B,C:D   folders in it, beside those of the workdir and the config
 #   --partition --account --qos --constraint --name    as sbatch takes them
-#   --unchecked              leaves out the check of config, data and mesh on this machine
+#   --unchecked              skips the check of config, data and mesh on this machine
 #   --grid=KEY=V1,V2 --seeds=3 --output=DIR    instead of --workdir: a sweep (t5x_diffeq.sweep); --grid
 #                            several times. It is a job array, one process on one node each, of
 #   --jobs=4                 so many jobs, among which the runs are divided

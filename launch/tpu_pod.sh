@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU: makes or reuses it, installs, starts all hosts, shows the log, goes on after
+# Trains on a Cloud TPU: makes or reuses it, installs, starts all hosts, shows the log, continues after
 # preemption. The same command again shows the run that is there, or continues it.
 #
 #   launch/tpu_pod.sh configs/llama1b.py --type=v5p-128 --workdir=gs://BUCKET/run [--config.x=y ...]
 #   launch/tpu_pod.sh status|logs|stop|delete
 #
 #   --name --zone --project --type --workdir   or TPU_NAME, TPU_ZONE, TPU_PROJECT, TPU_TYPE, WORKDIR;
-#                     zone and project otherwise as gcloud is configured
+#                     the defaults of zone and project are gcloud's
 #   --mounted         --workdir is a folder that is mounted on every host, as /mnt/filestore/run
 #   --slices=2        number of slices of that type, for one run
 #   --spot, --reserved, --flex_start with --max_run_duration=24h    its provisioning; default: on demand
@@ -18,15 +18,15 @@
 #                     bucket failed (status 175)
 #   --wait_hours=24   maximum wait for the TPU
 #   --worker=0        the host whose log `logs` shows
-#   --unchecked       leaves out the check of config, data and mesh on this machine
+#   --unchecked       skips the check of config, data and mesh on this machine
 #   --dry-run         checks, and prints every command
 #
 # `stop` saves and ends the run, and keeps the TPU; `delete` gives the TPU back.
 #
-# If this machine sleeps or loses its network, training goes on: the hosts start it again by themselves
-# when the infrastructure fails and when Google starts a host anew, and write their logs to WORKDIR/logs/. But
+# If this machine sleeps or loses its network, training continues: the hosts restart it by themselves
+# when the infrastructure fails and when Google restarts a host, and write their logs to WORKDIR/logs/. But
 # a TPU that is preempted, or whose --max_run_duration ends, is gone for good, and its request can't be
-# granted twice: a new request needs this script. The same command later goes on from the last save; for
+# granted twice: a new request needs this script. The same command later continues from the last save; for
 # runs of days start it where nothing sleeps (tmux on a small VM).
 
 set -euo pipefail

@@ -171,7 +171,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
 
     other = tuning_config("full", base, text, num_steps=3)
     assert verb.finetune(flatten(other), tmp_path / "full") == 0
-    with pytest.raises(InputError, match="trained beside other weights"):
+    with pytest.raises(InputError, match="trained on other weights"):
         adapters = tmp_path / "lora" / "adapters"
         load_run(tmp_path / "full", 256, batch_size=1, adapters=adapters)
     with pytest.raises(InputError, match="holds no adapters"):

@@ -84,7 +84,7 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
 
 
 def identify_run(workdir: AnyPath) -> str:
-    """What tells the run in a workdir from any other, also from an earlier one in that folder.
+    """The id of the run in a workdir, which differs from that of an earlier run there.
 
     If it isn't recorded yet, it is made; only one process may do that.
     """

@@ -1,7 +1,7 @@
-"""Reading a checkpoint: verified first, by no more processes than must, with one outcome on all.
+"""Reads a checkpoint: verified first, by as few processes as needed, with one outcome for all.
 
 A checkpoint that is damaged is so for all processes. A process that can't read what the others can
-read (its disk is gone, it lacks a permission) ends the run, and all processes say which one it was.
+read (a lost disk, a missing permission) ends the run, and all processes say which one it was.
 Nobody waits for another in a collective of the devices until all have read their parts.
 """
 
@@ -88,7 +88,7 @@ def read_checkpoint(
 
     Raises:
       DamagedError: if it is damaged.
-      MachineryError: if a process can't reach it, or not as the others do.
+      MachineryError: if a process can't reach it, or sees other files than the others.
     """
     wanted = parts_of(abstract_state)
 

@@ -1,4 +1,4 @@
-"""What Orbax is given to write, what that took, and why it could not be written."""
+"""What Orbax writes: the items, the cost of a save, and the error if it fails."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a training loop does beside its steps: hooks, a class each.
+"""Hooks: what a training loop does beside its steps, a class each.
 
 A hook runs every so many optimizer steps, or around each one. The project's own are listed in
 `verbs/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
@@ -195,7 +195,7 @@ class Hook:
         """
 
     def go_back(self, step: int) -> None:
-        """Called when the run goes back to the checkpoint of `step`."""
+        """Called when the run rolls back to the checkpoint of `step`."""
 
     def to_save(self) -> Any:
         """Returns what checkpoints keep: anything that JSON can hold."""
@@ -203,7 +203,7 @@ class Hook:
     def restore(self, saved: Any) -> None:
         """Called with what `to_save` returned when the checkpoint was saved, if not with None.
 
-        That is when a run is resumed, and when it goes back. If there were fewer processes than
+        That is when a run is resumed, and when it rolls back. If there were fewer processes than
         now, a process gets what the first one returned.
         """
 
@@ -370,7 +370,7 @@ class Hooks:
 def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
     """A context whose errors get a note that names the hook.
 
-    The project's own hooks foresee some errors, whose messages say it all.
+    The project's own hooks raise some errors whose messages need no note.
     """
     try:
         yield

@@ -185,7 +185,7 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
 
 
 def python_command() -> str:
-    """The interpreter as one types it here."""
+    """The interpreter, as the user types it."""
     try:
         relative = os.path.relpath(sys.executable)
     except OSError:  # the current folder was deleted

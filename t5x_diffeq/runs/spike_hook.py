@@ -1,7 +1,7 @@
-"""What a run does about spikes and values that aren't finite: `train.on_spike`.
+"""How a run handles spikes and values that aren't finite: `train.on_spike`.
 
-It ends, or leaves their updates out, or goes back to a checkpoint. The train step has found the
-spike, and has left its update out.
+It ends, skips their updates, or rolls back to a checkpoint. The train step detects the spike and
+skips its update.
 """
 
 from math import isfinite
@@ -23,7 +23,7 @@ _MOST_ROLLBACKS = 5  # without getting further
 
 
 class GoBack(Exception):  # noqa: N818  # the run goes on
-    """The run has to go back to its last checkpoint, because of a spike.
+    """The run must roll back to its last checkpoint, because of a spike.
 
     Attributes:
       spike: the step that is one.
@@ -54,8 +54,8 @@ class Spikes(Hook):
         """Removes `spike` from the values.
 
         Raises:
-          GoBack: if the run has to go back to a checkpoint.
-          RunError: if a value isn't finite and the run doesn't survive that.
+          GoBack: if the run must roll back to a checkpoint.
+          RunError: if a value isn't finite and the run must end.
         """
         checkpoints = self.training.checkpoints
         finite = isfinite(values["loss"]) and isfinite(values["grad_norm"])
@@ -86,7 +86,7 @@ class Spikes(Hook):
         self.training.history.write("spike", spike.step, **known, count=count, cause=cause)
 
     def _find_cause(self, done: DoneStep) -> str | None:
-        """Where values that aren't finite begin; whatever goes wrong here hides nothing.
+        """Where values that aren't finite begin; errors in this search are reported, not raised.
 
         The parameters that the step had were given to the next one, which may have changed them.
         """

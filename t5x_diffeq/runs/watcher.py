@@ -1,4 +1,4 @@
-"""Looks inside the model while it trains: curves over depth, and figures of its weights."""
+"""Hooks that record curves over depth and figures of the weights while a model trains."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Where the config files are, and the config that has every key."""
+"""The config files: where they are, how they are loaded, and the defaults of all keys."""
 
 import importlib
 import importlib.machinery

@@ -77,7 +77,7 @@ def check_keys(argv: list[str]) -> None:
 
 
 def explain_parse_error(message: str) -> str:
-    """One line from what the flag and config libraries say."""
+    """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
     if said := former_name_error(message):
         return said

@@ -1,4 +1,4 @@
-"""Work in threads of their own, so that a slow or failing tracker costs the run nothing."""
+"""Work in background threads, so that a slow or failing tracker costs the run nothing."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ class Worker:
             self.tasks.put_nowait(task)
         except queue.Full:
             if not self.dropped:
-                say(f"warning: {self.name} is too slow; some of what it should show is left out")
+                say(f"warning: {self.name} is too slow; some of its output is left out")
             self.dropped = True
 
     def _work(self) -> None:
@@ -65,7 +65,7 @@ class Worker:
         except queue.Full:
             pass
         if self.thread.is_alive():
-            say(f"warning: {self.name} was not done in time; some of what it should show is lost")
+            say(f"warning: {self.name} was not done in time; some of its output is lost")
 
 
 class BackgroundTracker(Worker):

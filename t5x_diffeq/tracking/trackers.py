@@ -98,7 +98,7 @@ class RunWriter:
         self._each(lambda writer: writer.write_hparams(hparams))
 
     def rewind(self, step: int) -> None:
-        """Goes back to `step`: the files lose later lines, and trackers get them once more."""
+        """Goes back to `step`: files lose the later lines, and trackers get them again."""
         self._each(lambda writer: writer.rewind(step))
 
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:

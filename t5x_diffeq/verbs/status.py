@@ -87,12 +87,12 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will still run; None if it doesn't run, or has no pace yet."""
+        """The estimated time left; None if it isn't running, or has no pace yet."""
         return seconds_left(self.attempts[-1]) if self.state == "running" else None
 
     @property
     def spikes(self) -> int:
-        """How many spikes it has had; one that was met again after a restart counts once."""
+        """The number of spikes; one that recurs after a restart counts once."""
         counts = [each["count"] for each in self.events if each["event"] == "spike"]
         return counts[-1] if counts else 0
 
