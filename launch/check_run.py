@@ -1,5 +1,4 @@
-"""Checks a run on this machine, before any other is asked for: tells everything that is wrong at
-once.
+"""Checks a run on this machine, before others are requested, and reports all problems at once.
 
     python launch/check_run.py --chip=tpu --count=64 --hosts=16 --slices=2 --example=COMMAND \
         [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
@@ -67,7 +66,7 @@ def config_of(arguments: list[str]) -> ConfigDict:
     """The config that `train` would see.
 
     Raises:
-      InputError: naming the first key or value that can't be used.
+      InputError: naming the first invalid key or value.
     """
     sys.argv = ["train", *arguments]  # where ml_collections looks for overrides
     own = flags.FlagValues()
@@ -77,7 +76,7 @@ def config_of(arguments: list[str]) -> ConfigDict:
 
 
 def apply_overrides(file: str, overrides: list[str], problems: list[str]) -> ConfigDict | None:
-    """The config with the overrides that can be used; None if the file itself can't be."""
+    """The config with the valid overrides; None if the file itself is invalid."""
     try:
         config_of([file])
     except InputError as error:
@@ -94,7 +93,7 @@ def apply_overrides(file: str, overrides: list[str], problems: list[str]) -> Con
 
 
 def check_workdir(workdir: str) -> None:
-    """A workdir in a bucket can be reached.
+    """Checks that a workdir in a bucket can be reached.
 
     Raises:
       InputError: if not.
@@ -104,7 +103,7 @@ def check_workdir(workdir: str) -> None:
 
 
 def check_source(data: DataKeys, shared: bool) -> None:
-    """There is such a source, and its path is given; if it can be reached, something is there.
+    """Checks that the source exists, and that its path is given and, if reachable, not empty.
 
     Args:
       data: `config.data`, of one source.
@@ -125,13 +124,13 @@ def check_source(data: DataKeys, shared: bool) -> None:
     path = parse_path(data.path, "data.path")
     here = shared and (path.exists() or files_matching(path))
     if not here and not is_in_bucket(path):
-        note = f"data.path={data.path} has to be on the machines; it can't be checked from here"
+        note = f"data.path={data.path} must be on the machines; it can't be checked from here"
         print(f"note: {note}", file=sys.stderr)
         return
     if data.source == "tokens":
         read_manifest(path)
     elif not (files_in(path) or files_matching(path)):
-        raise InputError(f"data.path={data.path}: there is nothing")
+        raise InputError(f"data.path={data.path}: nothing is there")
 
 
 def check_sources(
@@ -140,14 +139,14 @@ def check_sources(
     """Checks every part of the data.
 
     Raises:
-      InputError: if the mixture is none.
+      InputError: if the mixture is invalid.
     """
     for part in part_configs(data):
         collect(lambda part=part: check_source(part, shared))
 
 
 def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:
-    """The mesh fits the devices, and the model and its batch fit the mesh.
+    """Checks that the mesh fits the devices, and that the model and its batch fit the mesh.
 
     Raises:
       InputError: if not.
@@ -161,7 +160,7 @@ def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Model, optimizer and batch go together, on whatever devices.
+    """Checks that model, optimizer and batch fit together, on any devices.
 
     Raises:
       InputError: if not.
@@ -171,7 +170,7 @@ def check_model(config: Config) -> None:
 
 
 def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str]:
-    """All that is missing or wrong."""
+    """All problems."""
     problems = list(options.missing)
 
     def collect(check: Callable[[], object]) -> None:
@@ -221,8 +220,8 @@ def main() -> int:
         print(f"  - {problem}", file=sys.stderr)
     needs_data = any("data." in problem for problem in problems)
     example = f"{options.example} {DATA}" if needs_data else options.example
-    things = "1 thing is" if len(problems) == 1 else f"{len(problems)} things are"
-    print(f"error: {things} missing or wrong, as listed; for example: {example}", file=sys.stderr)
+    things = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
+    print(f"error: {things} missing or invalid, as listed; for example: {example}", file=sys.stderr)
     return 2
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Debian's packages of the real programs that the slow tests use: launch/test.sh calls this in CI. Where
+# Installs Debian's packages of the programs that the slow tests use: launch/test.sh calls this in CI. Where
 # they can't be installed, those tests say why they are skipped.
 
 set -euo pipefail

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts that train elsewhere: options, quoting, --dry-run, and when to start again.
+# Sourced by the scripts that train elsewhere: options, quoting, --dry-run, and restarts.
 
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -12,7 +12,7 @@ arguments=()
 # shellcheck disable=SC2034 # the scripts use it
 environment=() secrets=() missing=() grid=()
 
-# The run failed: exit status 1. (`die`, status 2, is for what can't be used.)
+# The run failed: exit status 1. (`die`, status 2, is for invalid input.)
 fail() {
   echo "error: $*" >&2
   exit 1
@@ -64,7 +64,7 @@ parse_options() {
       -h | --help) usage; exit 0 ;;
       --config.*) arguments+=("$argument") ;;
       --*=*)
-        [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is no option of this script; see --help"
+        [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is not an option of this script; see --help"
         case "$key" in
           env) environment+=("${argument#*=}") ;;
           grid) grid+=("${argument#*=}") ;;
@@ -73,9 +73,9 @@ parse_options() {
         esac ;;
       --*)
         [[ "$with_value" != *" $key "* ]] || die "$argument needs a value: $argument=..."
-        [[ "$switches" == *" $key "* ]] || die "$argument is no option of this script; see --help"
+        [[ "$switches" == *" $key "* ]] || die "$argument is not an option of this script; see --help"
         printf -v "$key" true ;;
-      -*) die "$argument is no option of this script; see --help" ;;
+      -*) die "$argument is not an option of this script; see --help" ;;
       *)
         [ -z "$config" ] || die "two configs are given: $config and $argument"
         config="$argument" ;;
@@ -145,7 +145,7 @@ resolve_environment() {
   local each key resolved=()
   for each in ${environment[@]+"${environment[@]}"}; do
     key="${each%%=*}"
-    [[ "$key" =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "--env=$each: $key is no name of a variable"
+    [[ "$key" =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "--env=$each: $key is not the name of a variable"
     if [ "$each" = "$key" ]; then
       [ -n "${!key+set}" ] || die "--env=$key: there is no variable $key here; give --env=$key=VALUE"
       each="$key=${!key}"
@@ -170,7 +170,7 @@ seconds_of() {
 # check_run CHIP COUNT HOSTS SLICES EXAMPLE: builds the config with all its overrides and checks it, its
 # data and its mesh against machines of `chip` (tpu or gpu). COUNT devices of HOSTS processes make a
 # slice; a slice of GPUs is a node. `missing` holds what the script itself
-# found to be missing; everything that is wrong is told at once.
+# found to be missing; all problems are reported at once.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
   setup data gcs
@@ -183,7 +183,7 @@ check_run_here() {
   local status=0
   [ -z "${unchecked:-}" ] || return 0
   if ! "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null; then
-    say "note: the config is not checked here, for there is no environment in $VENV; the run checks it"
+    say "note: the config is not checked here, because there is no environment in $VENV; the run checks it"
     return
   fi
   checked "$@" --shared || status=$?

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The documentation site of docs/. Sets itself up the first time.
+# Builds or serves the documentation site of docs/. Sets itself up the first time.
 #
 #   launch/docs.sh          serves it on http://127.0.0.1:8000, and builds it again after each change
-#   launch/docs.sh build    builds it in build/site, to be read without a network; its search needs a
+#   launch/docs.sh build    builds it in build/site, readable without a network; its search needs a
 #                           server, such as python -m http.server
 #
 # Both run the examples first, which takes a few minutes, and show what they print.

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by scripts that start a program: signals are handed on to it, a GPU's memory is its own, and the
-# pause before a new start grows while starts soon fail.
+# Sourced by scripts that start a program: signals are handed on to it, it gets most of a GPU's memory, and
+# the pause before a restart grows while starts soon fail.
 
 # next_pause SECONDS: sets `pause`, how long to wait before the next start, from how long the last one
 # lasted: 10 seconds, and twice as long after each that lasted less than ten minutes, up to 320.

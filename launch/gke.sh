@@ -6,32 +6,32 @@
 #   launch/gke.sh configs/llama1b.py --topology=4x4x4 --slices=2 --workdir=... --image=IMAGE
 #   launch/gke.sh configs/llama1b.py --gpu=nvidia-h100-80gb --nodes=4 --workdir=... --image=IMAGE
 #
-#   --build=REPOSITORY   builds the image and pushes it there; or --image=IMAGE takes one
-#   --type=v5p           of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
+#   --build=REPOSITORY   builds the image and pushes it there; --image=IMAGE uses an existing one
+#   --type=v5p           type of the TPU: v4, v5e, v5p, v6e, tpu7x, or GKE's own name of an accelerator
 #   --chips_per_host=4, --gpus_per_node=8
 #   --name --namespace=default
-#   --service_account=NAME    of Kubernetes, as which the pods act (Workload Identity). Not for several
+#   --service_account=NAME    Kubernetes account of the pods (Workload Identity). Not for several
 #                        slices: their pods use the network of their hosts, and act as the account of
 #                        their node pools, which needs access to the bucket (docs/launch/gke.md)
 #   --pod_network        several slices use the pods' own network, which is slower, and --service_account
 #   --queue=KUEUE_QUEUE, --priority=CLASS    of Kueue
-#   --spot, --flex_start, --reservation=NAME    what the nodes are; on demand without
-#   --max_run_duration=7d    for which Kueue requests flex-start capacity
-#   --restarts=100       starts at most so often again after 175 (the infrastructure failed) and signals;
+#   --spot, --flex_start, --reservation=NAME    how the nodes are provisioned; default: on demand
+#   --max_run_duration=7d    time for which Kueue requests flex-start capacity
+#   --restarts=100       maximum number of restarts after 175 (infrastructure failure) and signals;
 #                        after 42 (saved on preemption) and lost nodes always, with JobSet 0.10 or later
-#   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, for GKE gives them
+#   --grace=300          seconds to save in, at the end of a pod; on Spot nodes 15, since GKE gives them
 #                        no more (up to 120 if the node pool says so: docs/launch/gke.md)
 #   --env=KEY[=VALUE], --secret=NAME    variables, and Kubernetes Secrets whose keys become variables;
 #                        several may be given. Without VALUE: as set here
 #   --pvc=CLAIM, --mount=/shared    a volume that all pods mount there, for the workdir or the data
 #   --gcsfuse            that volume is a bucket, through Cloud Storage FUSE
 #   --run_as_root        the pods' programs run as root instead of the image's user, 1000
-#   --cache_gib=20       of each node's disk, for copies of token shards
-#   --replace            deletes an earlier run of that name first; what is in the workdir continues
-#   --unchecked          leaves out the check of config, data and mesh on this machine
+#   --cache_gib=20       part of each node's disk for copies of token shards
+#   --replace            deletes an earlier run of that name first; the run in the workdir continues
+#   --unchecked          skips the check of config, data and mesh on this machine
 #   --dry-run            prints the commands and the YAML
 #
-# The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to come to a cluster. A config file
+# The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to create a cluster. A config file
 # of your own is sent along as a ConfigMap; configs/NAME.py of the project is the image's.
 
 set -euo pipefail
@@ -82,7 +82,7 @@ case "$workdir" in
   *) die "--workdir=$workdir: a pod loses its own folders when it ends; give gs://BUCKET/FOLDER, or --pvc=CLAIM and a folder in $mount" ;;
 esac
 [[ "$workdir" != "$mount"/* ]] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that is mounted at $mount")
-[ -z "$gcsfuse" ] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that --gcsfuse is about")
+[ -z "$gcsfuse" ] || [ -n "$pvc" ] || missing+=("--pvc=CLAIM, the volume that --gcsfuse mounts")
 
 # Sets `accelerator`, `chips` and `hosts` of a slice, and what JAX calls its devices.
 describe_slice() {

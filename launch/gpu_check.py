@@ -237,7 +237,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
 
 
 def run_part(name: str, small: bool, seconds: float) -> list[Row]:
-    """The rows of a part, as far as it came."""
+    """The rows of a part, up to a failure."""
     command = [sys.executable, __file__, f"--part={name}", *(["--small"] if small else [])]
     print(f"{name} ...", file=sys.stderr, flush=True)
     try:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The first minutes on a new GPU: is it right there, does it resume, how fast is it?
+# Checks on a new GPU in minutes that results are right and runs resume, and measures speed.
 #
 #   launch/gpu_check.sh [--minutes=8] [--small] [--output=FILE]
 #
 # Kernels against float32, the recorded arrays, a training that is stopped and resumed, then Llama-1B's
 # block at full width, ODE and baseline in turns beside what `plan` says of this GPU, and generation.
 # Prints a table in Markdown, on standard output and into FILE (gpu_check.md). Needs one GPU and no
-# network; --small takes sizes for a CPU. Sets itself up the first time; where JAX is installed for
+# network; --small uses sizes for a CPU. Sets itself up the first time; where JAX is installed for
 # the GPU already, VENV=DIR names that environment.
 
 set -euo pipefail

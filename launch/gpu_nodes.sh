@@ -9,16 +9,16 @@
 #
 #   --processes_per_host=1  one process has all GPUs of its machine; 8: one has one of 8
 #   --local_rank=L          likewise in the second form: this process has GPU L alone
-#   --project=DIR           where the project lies on the hosts, installed (default: as here)
+#   --project=DIR           folder of the installed project on the hosts (default: as here)
 #   --port=8476             of process 0
 #   --coordinator=HOST      the address of the first host, if it isn't its name in --hosts
 #   --ssh_config=FILE       as ssh -F takes it
 #   --env=KEY[=VALUE]       a variable for the run, given here or taken from this shell; several times
-#   --restarts=100          starts at most so often again, after preemption, a lost host or process
-#   --unchecked             leaves out the check of config, data and mesh on this machine
+#   --restarts=100          maximum number of restarts, after preemption, a lost host or process
+#   --unchecked             skips the check of config, data and mesh on this machine
 #   --dry-run               prints the commands
 #
-# Workdir and data lie on a file system that the machines share. The config is read on this machine, and
+# Workdir and data must be on a file system that the machines share. The config is read on this machine, and
 # sent to the hosts.
 
 set -euo pipefail
@@ -58,7 +58,7 @@ needs ssh
 IFS=, read -r -a machines <<<"$hosts"
 host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*$' # a dash would make it an option of ssh
 for machine in "${machines[@]}"; do
-  [[ "$machine" =~ $host ]] || die "--hosts=$hosts: '$machine' is no host's name"
+  [[ "$machine" =~ $host ]] || die "--hosts=$hosts: '$machine' is not the name of a host"
 done
 coordinator="${coordinator:-${machines[0]#*@}}"
 [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"

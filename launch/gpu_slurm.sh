@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on a SLURM cluster, one process per GPU; saves and goes on across time limits.
+# Trains on a SLURM cluster, one process per GPU; saves and continues across time limits.
 #
 #   launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4 [--config.x=y ...]
 #
@@ -9,20 +9,20 @@
 #   --mem=400G, --exclusive  as sbatch takes them
 #   --time=24:00:00          limit of one job; --grace seconds ahead of it the run saves, and
 #   --grace=300              the job goes back into the queue
-#   --restarts=100           how often the job may start again: after it saved, a lost process or node,
+#   --restarts=100           maximum number of restarts: after it saved, a lost process or node,
 #                            a passed limit
 #   --env=KEY[=VALUE]        a variable for the run, given here or taken from this shell; several times
 #   --container=IMAGE        runs in this image of docker/gpu.Dockerfile (by pyxis and enroot)
 #   --container_mounts=A:B,C:D   folders in it, beside those of the workdir and the config
 #   --partition --account --qos --constraint --name    as sbatch takes them
-#   --unchecked              leaves out the check of config, data and mesh on this machine
+#   --unchecked              skips the check of config, data and mesh on this machine
 #   --grid=KEY=V1,V2 --seeds=3 --output=DIR    instead of --workdir: a sweep (t5x_diffeq.sweep); --grid
 #                            several times. It is a job array, one process on one node each, of
 #   --jobs=4                 so many jobs, among which the runs are divided
 #   -- OPTION ...            further options of sbatch, last: -- --reservation=R --mail-type=END
 #   --dry-run                prints the commands
 #
-# The project, the config and the workdir lie on a file system that the nodes share.
+# The project, the config and the workdir must be on a file system that the nodes share.
 # scancel --signal=TERM JOB makes a run save and go back into the queue; with --signal=INT it saves and
 # ends; scancel JOB ends it.
 
@@ -49,7 +49,7 @@ parse_options "output jobs seeds grid nodes gpus_per_node tasks_per_node cpus_pe
 # A sweep: its runs take turns in one process on one node.
 a_sweep() {
   verb=sweep
-  [ -z "$workdir" ] || die "--workdir=$workdir goes with one run; a sweep has --output=DIR"
+  [ -z "$workdir" ] || die "--workdir=$workdir is for one run; a sweep has --output=DIR"
   [ -n "$output" ] || die "a sweep needs --output=DIR, on a file system that all nodes see"
   [[ "$output" != *://* ]] || die "--output=$output is in a bucket; name a folder that all nodes see"
   [ "$nodes" = 1 ] || die "--nodes=$nodes: each run of a sweep has one node; leave it out, give --jobs=N"

@@ -5,7 +5,7 @@
 #   launch/local.sh --processes=2 --devices_per_process=4 [--restarts=3] configs/tiny.py
 #
 # The second trains as several processes, each with virtual CPU devices: a real multi-process run,
-# started again up to so often when a process is lost. SIGTERM and Ctrl-C save, and end it.
+# restarted at most that often when a process is lost. SIGTERM and Ctrl-C save and end the run.
 # --dry-run prints the commands.
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.

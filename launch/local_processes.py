@@ -22,7 +22,7 @@ LEAVE_SECONDS = 60  # likewise when one ended well
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in the one line that all verbs and scripts end with."""
+    """Prints what is wrong in one line, as all verbs and scripts do."""
 
     def error(self, message: str) -> None:
         """Ends with status 2."""

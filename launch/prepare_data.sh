@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Documents to token shards on many machines: a SLURM array or an indexed Kubernetes Job.
+# Turns documents into token shards on many machines: a SLURM array or an indexed Kubernetes Job.
 #
 #   launch/prepare_data.sh slurm configs/llama1b.py --output=DIR --parts=64 [--config.data.x=y ...]
 #   launch/prepare_data.sh gke configs/llama1b.py --output=DIR --parts=64 --image=IMAGE
@@ -8,12 +8,12 @@
 #   --shards=64          shards of each split (default: as many as parts)
 #   --cpus=8             of each job
 #   --dry-run            prints the commands and the YAML
-#   --retries=64         how often a part (slurm) or pods (gke) may start again after they were lost
+#   --retries=64         maximum number of restarts of a part (slurm) or of pods (gke) that were lost
 #   slurm: --time=12:00:00 --partition --account --qos --name
 #   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
 #        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --gcsfuse --run_as_root --replace
 #
-# When all parts are made, one more job checks them and finishes. DIR lies where all machines see it.
+# When all parts are made, one more job checks them and finishes. All machines must see DIR.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -75,7 +75,7 @@ job() {
 on_gke() {
   local base="$name"
   needs kubectl
-  [ -z "$gcsfuse" ] || [ -n "$pvc" ] || die "give --pvc=CLAIM, the volume that --gcsfuse is about"
+  [ -z "$gcsfuse" ] || [ -n "$pvc" ] || die "give --pvc=CLAIM, the volume that --gcsfuse mounts"
   project_config
   check_name
   find_image tpu

@@ -4,7 +4,7 @@
 #   launch/test.sh [--slow] [pytest arguments ...]
 #
 # --slow adds the tests that compile for long, or train and kill whole processes; CI=true does too,
-# and installs what they run against where it may: libtpu (the TPU's compiler; no TPU is needed),
+# and installs what they need where it may: libtpu (the TPU's compiler; no TPU is needed),
 # and the packages of launch/ci_packages.sh.
 
 set -euo pipefail

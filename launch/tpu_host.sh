@@ -2,11 +2,11 @@
 # One TPU host's part; tpu_pod.sh copies it there and calls it over ssh.
 #
 #   tpu_host.sh install            makes the environment, once
-#   tpu_host.sh start ID ARG ...   trains in the background: a dropped ssh does it no harm
-#   tpu_host.sh resume             goes on with what ran when the machine was started anew
+#   tpu_host.sh start ID ARG ...   trains in the background: it survives a dropped ssh
+#   tpu_host.sh resume             continues what ran when the machine was restarted
 #   tpu_host.sh status             one line: absent, running, lost, `ended STATUS`, `stopped STATUS`
 #   tpu_host.sh follow [LINES [ID]]   prints the log until training ends
-#   tpu_host.sh stop               SIGTERM, and waits: it saves
+#   tpu_host.sh stop               sends SIGTERM, and waits until it has saved
 #   tpu_host.sh report             this host's name, status and the last line of the log
 #
 # When the infrastructure fails (status 175) or a signal ends the training, every host starts it again by

@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU: makes or reuses it, installs, starts all hosts, shows the log, goes on after
+# Trains on a Cloud TPU: makes or reuses it, installs, starts all hosts, shows the log, continues after
 # preemption. The same command again shows the run that is there, or continues it.
 #
 #   launch/tpu_pod.sh configs/llama1b.py --type=v5p-128 --workdir=gs://BUCKET/run [--config.x=y ...]
 #   launch/tpu_pod.sh status|logs|stop|delete
 #
 #   --name --zone --project --type --workdir   or TPU_NAME, TPU_ZONE, TPU_PROJECT, TPU_TYPE, WORKDIR;
-#                     zone and project otherwise as gcloud is configured
+#                     the defaults of zone and project are gcloud's
 #   --mounted         --workdir is a folder that is mounted on every host, as /mnt/filestore/run
-#   --slices=2        several of that type, as one run
-#   --spot, --reserved, --flex_start with --max_run_duration=24h    what the TPU is; on demand without
+#   --slices=2        number of slices of that type, for one run
+#   --spot, --reserved, --flex_start with --max_run_duration=24h    its provisioning; default: on demand
 #   --service_account=EMAIL, --network=NAME, --subnetwork=NAME, --version=RUNTIME, --labels=KEY=VALUE,...
 #   --internal_ips    the hosts have no addresses outside; ssh goes through Google's proxy (IAP)
 #   --env=KEY[=VALUE], --secret=KEY[=SECRET]   variables of the training; the latter of Secret Manager,
 #                     read on the hosts. Several may be given. Without VALUE: as set here
-#   --restarts=100    starts at most so often again: after preemption, and when a host, a link or a
+#   --restarts=100    maximum number of restarts: after preemption, and when a host, a link or a
 #                     bucket failed (status 175)
-#   --wait_hours=24   for the TPU to be granted
-#   --worker=0        whose log `logs` shows
-#   --unchecked       leaves out the check of config, data and mesh on this machine
+#   --wait_hours=24   maximum wait for the TPU
+#   --worker=0        the host whose log `logs` shows
+#   --unchecked       skips the check of config, data and mesh on this machine
 #   --dry-run         checks, and prints every command
 #
-# `stop` saves and ends the run, and leaves the TPU; `delete` gives the TPU back.
+# `stop` saves and ends the run, and keeps the TPU; `delete` gives the TPU back.
 #
-# If this machine sleeps or loses its network, training goes on: the hosts start it again by themselves
-# when the infrastructure fails and when Google starts a host anew, and write their logs to WORKDIR/logs/. But
+# If this machine sleeps or loses its network, training continues: the hosts restart it by themselves
+# when the infrastructure fails and when Google restarts a host, and write their logs to WORKDIR/logs/. But
 # a TPU that is preempted, or whose --max_run_duration ends, is gone for good, and its request can't be
-# granted twice: a new request needs this script. The same command later goes on from the last save; for
+# granted twice: a new request needs this script. The same command later continues from the last save; for
 # runs of days start it where nothing sleeps (tmux on a small VM).
 
 set -euo pipefail
@@ -145,7 +145,7 @@ describe_type() {
     v2-* | v3-*) chips=$((number / 2)) devices="$number" ;;
     v4-* | v5p-*) chips=$((number / 2)) devices="$chips" ;;
     v5litepod-* | v6e-*) chips="$number" devices="$number" ;;
-    *) die "--type=$type is not known to this script; it knows v2, v3, v4, v5litepod, v5p and v6e (a TPU7x is had through GKE alone: launch/gke.sh --type=tpu7x)" ;;
+    *) die "--type=$type is not known to this script; it knows v2, v3, v4, v5litepod, v5p and v6e (a TPU7x is available only on GKE: launch/gke.sh --type=tpu7x)" ;;
   esac
   case "$type" in v5litepod-8 | v6e-8) per_host=8 ;; esac
   hosts=$(((chips + per_host - 1) / per_host))

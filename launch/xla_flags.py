@@ -1,5 +1,5 @@
-"""Prints the compiler flags of a run on GPUs or TPUs: the user's, and ours as far as they are
-known.
+"""Prints the compiler flags of a run on GPUs or TPUs: the user's, and ours that the installed
+compiler knows.
 
     export XLA_FLAGS="$(python launch/xla_flags.py gpu)"
     export LIBTPU_INIT_ARGS="$(python launch/xla_flags.py tpu v6e)"
@@ -7,8 +7,8 @@ known.
 XLA ends the process at a flag that it doesn't know, and drops flags from one release to the next.
 So the installed jaxlib, or libtpu, is asked; what it doesn't know is left out, with a warning.
 
-T5X_DIFFEQ_COMBINE_MIB=64 lets the compiler combine collectives up to 64 MiB. A value that can't be
-used, of this variable or of XLA_CLIENT_MEM_FRACTION, ends the script with status 2.
+T5X_DIFFEQ_COMBINE_MIB=64 lets the compiler combine collectives up to 64 MiB. An invalid
+value, of this variable or of XLA_CLIENT_MEM_FRACTION, ends the script with status 2.
 """
 
 import os
@@ -129,12 +129,12 @@ def thresholds(kind: str) -> tuple[str, ...]:
     if not given:
         return ()
     if not given.isdecimal() or not 0 < int(given) < 2**20:
-        refuse(f"{COMBINE_MIB}={given} is no number of MiB, such as 64")
+        refuse(f"{COMBINE_MIB}={given} is not a number of MiB, such as 64")
     return tuple(f"{name}={int(given) * 2**20}" for name in COMBINED[kind])
 
 
 def check_memory_fraction() -> None:
-    """Refuses what JAX would end with, or misread, once it starts on the GPU."""
+    """Checks variables at which JAX would fail on the GPU, or which it would misread."""
     given = {name: os.environ[name] for name in MEMORY_FRACTION if os.environ.get(name)}
     if len(given) == 2:
         refuse(f"{' and '.join(given)} are both set; leave the second out")
@@ -144,11 +144,11 @@ def check_memory_fraction() -> None:
         except ValueError:
             fraction = 0.0
         if not 0 < fraction <= 1:
-            refuse(f"{name}={value} is no fraction of a GPU's memory, such as 0.92")
+            refuse(f"{name}={value} is not a fraction of a GPU's memory, such as 0.92")
 
 
 def refuse(message: str) -> NoReturn:
-    """Ends the script as every verb ends when it can't use its input."""
+    """Ends the script as a verb ends on invalid input."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 

@@ -306,7 +306,7 @@ def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
     assert (folder.parent / "unreadable_checkpoints" / "8" / "state" / "x").exists()
     assert not (folder / "8").exists()
     said = capsys.readouterr().err
-    assert "checkpoint 2 lacks commit_success.txt" in said
+    assert "checkpoint 2 is complete but lacks commit_success.txt" in said
     assert "warning: checkpoint 8 lacks commit_success.txt and _CHECKPOINT_METADATA" in said
 
 

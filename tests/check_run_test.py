@@ -39,13 +39,13 @@ def test_all_that_is_missing_is_told_at_once(check):
             "--type=v5p-128",
             "--workdir=gs://BUCKET",
             "'train.batchsize' does not exist; did you mean train.batch_size",
-            "config.seed=x can't be used",
+            "config.seed=x is invalid",
             "--config.data.path for data.source=text_files",
         ),
         strict=True,
     ):
         assert part in line
-    assert lines[-1].startswith("error: 5 things are missing or wrong")
+    assert lines[-1].startswith("error: 5 settings are missing or invalid")
     assert "launch/tpu_pod.sh configs/llama1b.py --type=v5p-128" in lines[-1]
     assert "+ gcloud" not in ended.stdout
 
@@ -95,7 +95,7 @@ def test_clusters_that_share_files(check, script, tmp_path):
         (
             "'train.batchsize' does not exist; did you mean train.batch_size",
             "model.remat is 'all'; it can be",
-            f"data.path={tmp_path / 'empty'}: there is nothing",
+            f"data.path={tmp_path / 'empty'}: nothing is there",
             mesh,
         ),
         strict=True,
@@ -127,8 +127,8 @@ def test_where_there_is_no_environment_a_line_says_so(check, script, tmp_path):
     ended = check(*words, script=script, VENV=str(tmp_path / "none"))
     assert ended.returncode == 0
     assert ended.stderr.splitlines() == [
-        f"note: the config is not checked here, for there is no environment in {tmp_path}/none; "
-        "the run checks it"
+        f"note: the config is not checked here, because there is no environment in {tmp_path}/none"
+        "; the run checks it"
     ]
     assert submitted in ended.stdout
 
@@ -176,7 +176,7 @@ def test_a_bucket_that_cannot_be_reached(check, monkeypatch):
         ended = subprocess.run(
             [*command, *words, *none], env=given, cwd=ROOT, capture_output=True, text=True
         )
-        assert "data.path=gs://bucket/none: there is nothing" in ended.stderr
+        assert "data.path=gs://bucket/none: nothing is there" in ended.stderr
         store.refuse = lambda method, path: 403
         ended = subprocess.run(
             [*command, *words, *none], env=given, cwd=ROOT, capture_output=True, text=True

@@ -51,7 +51,7 @@ print("imported:", *(set({heavy}) & sys.modules.keys()))
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_and_mistakes_are_answered_before_jax_is_imported(verb):
     cases = [(["--help"], 0), (["--version"], 0), (["--nope=1"], 2)]
-    messages = ["--nope is no flag of this verb"]
+    messages = ["--nope is not a flag of this verb"]
     if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert", "sweep"):
         cases += [
             (["--config=configs/tiny.py", f"--config.{key}"], 2)

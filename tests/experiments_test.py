@@ -270,13 +270,13 @@ def test_own_tasks_ask_for_what_stands_in_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiment=table9"], "there are table1, table2"),
-        (["--experiment=table1", "--scale=phone"], "--scale=phone is laptop or paper"),
+        (["--experiment=table9"], "--experiment=table9 must be table1, table2"),
+        (["--experiment=table1", "--scale=phone"], "--scale=phone must be laptop or paper"),
         (["--experiment=table1"], "needs a text"),
         (["--experiment=table1", "--text=/a"], "--text=/a is not NAME=PATH"),
-        (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "a text of the name a already"),
+        (["--experiment=table1", "--text=a=/x", "--text=a=/y"], "the name a is used twice"),
         (["--experiment=table1", "--text=a=/x"], "--text=a=/x: there is no such file or folder"),
-        (["--experiment=table1", "--text=a=books:/x"], "'books' is no source; there are stdlib"),
+        (["--experiment=table1", "--text=a=books:/x"], "'books' is unknown; there are stdlib"),
         (["--experiment=table1", "--text=stdlib", "--part=2/2"], "--part=2/2 is not i/n"),
         (["--experiment=table1", "--text=stdlib", "--seeds=0"], "--seeds=0 must be at least 1"),
     ],

@@ -171,7 +171,7 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
 
     other = tuning_config("full", base, text, num_steps=3)
     assert verb.finetune(flatten(other), tmp_path / "full") == 0
-    with pytest.raises(InputError, match="trained beside other weights"):
+    with pytest.raises(InputError, match="trained on other weights"):
         adapters = tmp_path / "lora" / "adapters"
         load_run(tmp_path / "full", 256, batch_size=1, adapters=adapters)
     with pytest.raises(InputError, match="holds no adapters"):
@@ -204,7 +204,7 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
             verb.finetune(flatten(tuning_config("lora", base, text, **model)), tmp_path / "new")
         assert not (tmp_path / "new" / "config.json").exists()
 
-    check_refused(r"model.embed_dim=64 can't be chosen.* it is 16", embed_dim=64)
+    check_refused(r"model.embed_dim=64 can't be set.* it is 16", embed_dim=64)
     check_refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
     check_refused(r"model\.scheme is 'eular'; it can be euler", scheme="eular")
     config = tuning_config("lora", base, text)

@@ -71,7 +71,7 @@ def test_a_sweep_is_an_array_of_jobs(stand_ins):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--workdir=/w"], "--workdir=/w goes with one run; a sweep has --output=DIR"),
+        (["--workdir=/w"], "--workdir=/w is for one run; a sweep has --output=DIR"),
         (["--nodes=2"], "--nodes=2: each run of a sweep has one node"),
         (["--tasks_per_node=2"], "a sweep has one process per node"),
         (["--jobs=0"], "--jobs=0 must be a number"),
@@ -127,7 +127,7 @@ def test_bad_arguments(stand_ins, script):
     for arguments, message in (
         ([], "give a config"),
         (["configs/tiny.py"], "give --workdir="),
-        (["configs/tiny.py", "--what=1"], "--what is no option of this script"),
+        (["configs/tiny.py", "--what=1"], "--what is not an option of this script"),
         (["configs/tiny.py", "--restarts=0"], "--restarts=0 must be a number, at least 1"),
     ):
         assert_one_error(stand_ins.run(script, *arguments), 2, message)
@@ -147,7 +147,7 @@ def test_bad_arguments(stand_ins, script):
         ("gpu_slurm.sh", (*SLURM, "--cpus_per_task=0"), "--cpus_per_task=0 must be a number"),
         ("gpu_slurm.sh", (*SLURM, "--env=NOT_SET"), "there is no variable NOT_SET here"),
         ("gpu_nodes.sh", ("configs/no.py", *NODES[1:]), "configs/no.py: there is no such"),
-        ("gpu_nodes.sh", (*SLURM, "--hosts=a,-oProxyCommand=x"), "'-oProxyCommand=x' is no host"),
+        ("gpu_nodes.sh", (*SLURM, "--hosts=a,-oProxyCommand=x"), "'-oProxyCommand=x' is not the"),
         ("gpu_nodes.sh", (*NODES, "--ssh_config=/none"), "--ssh_config=/none: there is no such"),
         ("gpu_nodes.sh", SLURM, "give --hosts=a,b, or --rank"),
     ],
@@ -291,10 +291,10 @@ def test_collectives_are_combined_as_asked():
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("gpu", {"T5X_DIFFEQ_COMBINE_MIB": "64MB"}, "64MB is no number of MiB"),
-        ("tpu", {"T5X_DIFFEQ_COMBINE_MIB": "0"}, "0 is no number of MiB"),
-        ("gpu", {"XLA_CLIENT_MEM_FRACTION": "92"}, "92 is no fraction of a GPU's memory"),
-        ("gpu", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "most"}, "most is no fraction"),
+        ("gpu", {"T5X_DIFFEQ_COMBINE_MIB": "64MB"}, "64MB is not a number of MiB"),
+        ("tpu", {"T5X_DIFFEQ_COMBINE_MIB": "0"}, "0 is not a number of MiB"),
+        ("gpu", {"XLA_CLIENT_MEM_FRACTION": "92"}, "92 is not a fraction of a GPU's memory"),
+        ("gpu", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "most"}, "most is not a fraction"),
         (
             "gpu",
             {"XLA_CLIENT_MEM_FRACTION": "0.9", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"},

@@ -158,8 +158,8 @@ def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch)
     ("arguments", "message"),
     [
         (["--tasks=local_choise"], "there is no task 'local_choise'; did you mean local_choice"),
-        (["--tasks=local_choice", "--scheme=tsit5"], "--tasks goes with fixed schemes"),
-        (["--num_fewshot=2"], "--include_path goes with --tasks|--num_fewshot goes with --tasks"),
+        (["--tasks=local_choice", "--scheme=tsit5"], "--tasks excludes adaptive schemes"),
+        (["--num_fewshot=2"], "--include_path needs --tasks|--num_fewshot needs --tasks"),
     ],
 )
 def test_bad_arguments(run_on_lines, tasks, monkeypatch, arguments, message):

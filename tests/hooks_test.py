@@ -104,7 +104,7 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["json:dumps", "json:JSONDecoder(strict=True)"])
 def test_what_is_no_hook_is_refused(small, tmp_path, name):
     small.train.hooks = (name,)
-    with pytest.raises(InputError, match=r"train\.hooks=json:.* is no class that derives from"):
+    with pytest.raises(InputError, match=r"train\.hooks=json:.* is not a class derived from"):
         train(Config.of(small), tmp_path)
 
 
@@ -116,7 +116,7 @@ class Nameless(Hook):
     ("hook", "message"),
     [
         ("Nameless", "the class has no name"),
-        ("Calls(evry=2)", "takes no such arguments"),
+        ("Calls(evry=2)", "its arguments are invalid"),
     ],
 )
 def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):

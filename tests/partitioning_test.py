@@ -43,7 +43,7 @@ def test_filling(small, mesh, batch_size, shape):
 def test_idle_devices_are_told(small):
     told = describe_devices(mesh_of(small, 12))
     assert "6 x cpu" in told
-    assert "2 more devices idle: the batch is not divisible by more" in told
+    assert "2 devices idle: the batch size is not divisible by more" in told
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
     config.train.on_spike = "rollback"
     assert train(Config.of(config), tmp_path / "whole") == 0
     assert (
-        "going back to checkpoint 2, and on with the data after step 4" in capsys.readouterr().err
+        "rolling back to checkpoint 2; the data continues after step 4" in capsys.readouterr().err
     )
     assert [line["step"] for line in metrics_of(tmp_path / "whole") if "train/loss" in line] == [
         *range(1, 11)

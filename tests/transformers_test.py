@@ -148,7 +148,7 @@ def test_adapters_of_peft_come_back(interpreter, text, tmp_path):
         assert tuned.placed.model.config.num_steps == {"gpt_ode": 4, "llama_ode": 2}.get(name, 3)
     with pytest.raises(InputError, match="holds PEFT's adapters; --base=RUN"):
         call(convert, adapter, f"--workdir={tmp_path / 'other'}")
-    with pytest.raises(InputError, match="model, length and data are that run's"):
+    with pytest.raises(InputError, match="model, length and data come from that run"):
         call(convert, adapter, f"--base={folder / 'run'}", "--workdir=x", "--sequence_length=8")
     (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"cut")
     with pytest.raises(InputError, match=r"adapter_model\.safetensors can't be read"):

@@ -99,7 +99,7 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--num_steps=2,2000000"], "--num_steps='2000000' is not a number of steps"),
-        (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its steps itself"),
+        (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its own steps"),
         (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
         (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),
         (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 3"),
@@ -143,7 +143,7 @@ def test_generate_several_prompts_until_a_text(workdir, capsys):
 @pytest.mark.slow
 def test_generate_stops_at_the_models_length(workdir, capsys):
     call(generate, f"--workdir={workdir}", "--prompt=line 1", "--max_tokens=50")
-    assert "--max_tokens=50 is more than fits: 10 follow the prompt" in capsys.readouterr().err
+    assert "--max_tokens=50 is too large: 10 fit after the prompt" in capsys.readouterr().err
     with pytest.raises(InputError, match="has 18 tokens, and the model's length is 16"):
         call(generate, f"--workdir={workdir}", "--prompt=" + "ab" * 9)
 

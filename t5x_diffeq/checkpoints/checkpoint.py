@@ -49,7 +49,7 @@ class Checkpoints:
       local: a folder on a local disk or in memory for local checkpoints; None: there are none.
 
     Raises:
-      InputError: if the workdir or the local folder can't be used.
+      InputError: if the workdir or the local folder is invalid.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Checkpoints:
         seconds = time.perf_counter() - started
         if arrays and (fault := self._find_fault(step, arrays)):
             self._unreadable = RunError(
-                f"checkpoint {step} in {self.folder} was written, and can't be read: {fault}; "
+                f"checkpoint {step} in {self.folder} was written, but can't be read: {fault}; "
                 "choose another disk or --workdir"
             )
             return

@@ -54,7 +54,7 @@ def mark_copies(folder: AnyPath) -> None:
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
         elif json.loads((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
-            say(f"checkpoint {step.name} lacks {MARKER}, and is whole: marked anew")
+            say(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 
 
 def count_arrays(checkpoint: AnyPath) -> int:
@@ -84,7 +84,7 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
 
 
 def identify_run(workdir: AnyPath) -> str:
-    """What tells the run in a workdir from any other, also from an earlier one in that folder.
+    """The id of the run in a workdir, which differs from that of an earlier run there.
 
     If it isn't recorded yet, it is made; only one process may do that.
     """

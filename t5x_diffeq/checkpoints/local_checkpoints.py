@@ -52,7 +52,7 @@ class LocalCheckpoints:
       verify: compare checksums before a checkpoint is read.
 
     Raises:
-      InputError: if the folder can't be used.
+      InputError: if the folder can't be written.
     """
 
     def __init__(self, folder: str, workdir: AnyPath, run_id: str, verify: bool = True):

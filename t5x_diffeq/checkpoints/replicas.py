@@ -1,4 +1,4 @@
-"""Arrays that one replica of the state has read, for all: read once, sent over the network.
+"""Arrays that one replica of the state reads and sends to the others over the network.
 
 Along a mesh axis that splits none of the arrays, such as `data`, every device with the same place
 on the other axes holds the same parts: a replica of the state. Of d replicas only the first is read

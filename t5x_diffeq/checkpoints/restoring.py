@@ -1,7 +1,7 @@
-"""Reading a checkpoint: verified first, by no more processes than must, with one outcome on all.
+"""Reads a checkpoint: verified first, by as few processes as needed, with one outcome for all.
 
 A checkpoint that is damaged is so for all processes. A process that can't read what the others can
-read (its disk is gone, it lacks a permission) ends the run, and all processes say which one it was.
+read (a lost disk, a missing permission) ends the run, and all processes say which one it was.
 Nobody waits for another in a collective of the devices until all have read their parts.
 """
 
@@ -88,7 +88,7 @@ def read_checkpoint(
 
     Raises:
       DamagedError: if it is damaged.
-      MachineryError: if a process can't reach it, or not as the others do.
+      MachineryError: if a process can't reach it, or sees other files than the others.
     """
     wanted = parts_of(abstract_state)
 
@@ -161,7 +161,7 @@ def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> Non
         if wanted.get(name) != saved.get(name):
             raise InputError(
                 f"checkpoint {folder} has {saved.get(name, 'no array')} for the parameter {name}, "
-                f"and the config makes {wanted.get(name, 'none')} of it; restore the config"
+                f"but the config makes {wanted.get(name, 'none')}; restore the config"
             )
 
 
@@ -204,21 +204,21 @@ def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
 
 
 def _fault_of(error: BaseException) -> tuple[str, str]:
-    """What is at fault: the "checkpoint", the "process", the "machinery" between; and a reason."""
+    """What failed: the "checkpoint", the "process" or the "infrastructure"; and the reason."""
     if "TensorStore details" in str(error) and error.__cause__:  # Orbax's error hides its cause
         error = error.__cause__
     if is_of_machinery(error) and _DAMAGE not in str(error):
-        return "machinery", root_cause(error)
+        return "infrastructure", root_cause(error)
     missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-    refused = (isinstance(error, OSError) and not missing) or "PERMISSION_DENIED" in str(error)
-    return "process" if refused else "checkpoint", root_cause(error)
+    denied = (isinstance(error, OSError) and not missing) or "PERMISSION_DENIED" in str(error)
+    return "process" if denied else "checkpoint", root_cause(error)
 
 
 def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoReturn:
     """Raises the same error on all processes."""
     count = jax.process_count()
     for process, (at_fault, reason) in faults.items():
-        if at_fault == "machinery":
+        if at_fault == "infrastructure":
             who = f"process {process}: " if count > 1 else ""
             raise MachineryError(f"checkpoint {folder} can't be reached: {who}{reason}")
     same = count == 1 or _is_the_same_everywhere(folder)

@@ -9,7 +9,7 @@ ITEMS = ("state", "data")
 
 
 class RunFacts(NamedTuple):
-    """What a checkpoint holds beside the train state; to store one more fact, add it here.
+    """What a checkpoint holds beside the train state; to store another fact, add it here.
 
     Values must be the same on all processes: what each has of its own is gathered first
     (`processes.gather`).

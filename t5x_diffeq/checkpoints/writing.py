@@ -1,4 +1,4 @@
-"""What Orbax is given to write, what that took, and why it could not be written."""
+"""What Orbax writes: the items, the cost of a save, and the error if it fails."""
 
 import shutil
 from collections.abc import Iterator
@@ -105,8 +105,8 @@ def explain_failure(folder: AnyPath, step: int | None) -> Iterator[None]:
         raise kind(
             f"checkpoint {step} can't be written to {folder}: "
             f"{_FULL if is_full(folder) else root_cause(error)}; "
-            f"nothing that was saved before is lost: once this is mended, the same command "
-            f"goes on at {f'checkpoint {there[-1]}' if there else 'the start'}"
+            f"earlier checkpoints are kept: once this is fixed, the same command "
+            f"continues at {f'checkpoint {there[-1]}' if there else 'the start'}"
         ) from error
 
 

@@ -1,11 +1,11 @@
 """Analyses a trained run: analyze KIND --workdir=DIR [--output=DIR].
 
-KIND is spectra, lyapunov, clustering or all. With --interactive it also writes explore.html: a
-text at several depths, token by token, as one file that needs no server.
+KIND is spectra, lyapunov, clustering or all. With --interactive it also writes explore.html: one
+file that shows a text at several depths, token by token, without a server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
 spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
-Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates particles and does not
-look at the run; with --output it needs no --workdir.
+Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates particles
+independently of a run; with --output it needs no --workdir.
 """
 
 import sys
@@ -25,7 +25,7 @@ FLAGS = flags.FlagValues()
 _WHAT = flags.DEFINE_string(
     "what",
     None,
-    "spectra, lyapunov, clustering or all; may be given without --what=.",
+    "The analysis: spectra, lyapunov, clustering or all; --what= may be omitted.",
     flag_values=FLAGS,
 )
 _WORKDIR = run_flags.define_workdir(FLAGS)
@@ -55,7 +55,7 @@ _INTERACTIVE = flags.DEFINE_bool(
     "interactive",
     False,
     "Also write explore.html: the page of `explore`, for the first prompt, as one file. KIND can "
-    "then be left out.",
+    "then be omitted.",
     flag_values=FLAGS,
 )
 run_flags.define_checkpoint(FLAGS)
@@ -88,7 +88,7 @@ def name_what(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     _check_flags()
     folder = _output_folder()
     kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
@@ -98,7 +98,7 @@ def main() -> None:
         else None
     )
 
-    from t5x_diffeq.verbs.analyze import analyze  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.analyze import analyze  # importing JAX takes seconds
 
     analyze(kinds, workdir, folder, FLAGS)
 

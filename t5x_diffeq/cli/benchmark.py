@@ -1,10 +1,9 @@
 """Times a config's train step against its per-layer baseline's, in one run: --config=FILE.
 
-The two models take turns, so that noise of the machine affects both. Prints a table on standard
-error and one JSON object per model on standard output. With --against, which can be given several
-times, other configs take part instead. With --generation, it times instead how fast
-tokens are generated, compared with running the whole prefix for each token. With --profile=DIR, a
-few more steps of each model are traced into DIR for TensorBoard (XProf).
+Steps of the two models alternate, so noise on the machine affects both. Prints a table on standard
+error and one JSON object per model on standard output. --against, which may be repeated, compares
+with other configs instead. --generation times token generation instead, with a cache and without
+one. --profile=DIR also traces a few steps of each model into DIR, for TensorBoard (XProf).
 """
 
 import ast
@@ -35,12 +34,12 @@ _ROUNDS = flags.DEFINE_integer(
     "rounds", 20, "Number of timed steps of each model, or of tokens.", 1, INT32, flag_values=FLAGS
 )
 _PROFILE = flags.DEFINE_string(
-    "profile", None, "Folder into which some steps of each model are traced.", flag_values=FLAGS
+    "profile", None, "Folder for traces of some steps of each model.", flag_values=FLAGS
 )
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
     if _GENERATION.value and _PROFILE.value:
@@ -55,7 +54,7 @@ def main() -> None:
         )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
 
-    from t5x_diffeq.verbs import benchmark  # JAX and the rest take seconds
+    from t5x_diffeq.verbs import benchmark  # importing JAX takes seconds
 
     config = Config.of(CONFIG.value)
     if _GENERATION.value:

@@ -1,12 +1,12 @@
-"""Makes a run of a Hugging Face folder: --input=FOLDER --workdir=NEW [--to_ode].
+"""Converts a Hugging Face folder into a run: --input=FOLDER --workdir=NEW [--to_ode].
 
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
 docs/huggingface.md has a table of what is supported. A model's name on the Hub instead,
 such as Qwen/Qwen3-0.6B, is fetched first (pip install 't5x_diffeq[huggingface]'). The new workdir
 is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
-number of steps. --config.data.source and --config.data.path name the text to measure it on; model,
-length and tokenizer come from FOLDER.
+number of steps. --config.data.source and --config.data.path name the text for its perplexity;
+model, length and tokenizer come from FOLDER.
 With --base=RUN, FOLDER holds adapters that PEFT tuned on the export of that run, and the new
 workdir is the run on the exported grid with these adapters.
 Needs safetensors: pip install 't5x_diffeq[export]'.
@@ -40,7 +40,7 @@ _WORKDIR = flags.DEFINE_string(
 _TO_ODE = flags.DEFINE_bool(
     "to_ode",
     False,
-    "Make it a neural ODE that is the same model at its own number of steps.",
+    "Convert to a neural ODE that is the same model at its own number of steps.",
     flag_values=FLAGS,
 )
 _BASE = flags.DEFINE_string(
@@ -66,7 +66,7 @@ CONFIG = config_flags.DEFINE_config_file(
 
 
 def check_overrides(keys: Iterable[str]) -> None:
-    """None of the keys that were set is the folder's.
+    """Checks that no key is set that the folder determines.
 
     Raises:
       InputError: naming one that is.
@@ -74,11 +74,11 @@ def check_overrides(keys: Iterable[str]) -> None:
     for key in keys:
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
-            raise InputError(f"--config.{key} is set, and it is the folder's that --input names")
+            raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     folder = command_line.parse_folder(_INPUT, "convert")
     workdir = command_line.parse_folder(_WORKDIR, "convert")
     overrides = config_flags.get_override_values(FLAGS["config"])
@@ -86,12 +86,12 @@ def main() -> None:
 
     base = command_line.parse_folder(_BASE, "convert") if _BASE.value else None
 
-    from t5x_diffeq.verbs.convert import convert, convert_adapters  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.convert import convert, convert_adapters  # importing JAX takes seconds
 
     if base is not None:
         if _TO_ODE.value or _SEQUENCE_LENGTH.value or overrides:
             raise InputError(
-                f"--base={_BASE.value}: model, length and data are that run's; leave out --to_ode, "
+                f"--base={_BASE.value}: model, length and data come from that run; omit --to_ode, "
                 "--sequence_length and --config"
             )
         convert_adapters(folder, base, workdir)

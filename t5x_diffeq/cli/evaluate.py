@@ -1,7 +1,7 @@
 """Evaluates a trained run on its validation split: --workdir=DIR [--num_steps=6,12,24].
 
-Prints one JSON object per number of steps and scheme on standard output. For several of them it
-also prints a table, and --plot=FILE draws them. With --tasks=piqa,... it runs tasks of the
+Prints one JSON object per number of steps and scheme on standard output. If there are several,
+it also prints a table, and --plot=FILE plots them. With --tasks=piqa,... it runs tasks of the
 lm-evaluation-harness instead, prints the harness's table and writes its JSON.
 """
 
@@ -61,7 +61,7 @@ _TASKS = flags.DEFINE_list(
 _NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot",
     None,
-    "Examples in each context. [default: the task's own number]",
+    "Number of few-shot examples. [default: the task's own number]",
     0,
     INT32,
     flag_values=FLAGS,
@@ -86,10 +86,10 @@ def _check_tasks(adaptive: bool) -> None:
     if not _TASKS.value:
         for flag in (_NUM_FEWSHOT, _INCLUDE_PATH, _LIMIT, _OUTPUT):
             if flag.value is not None:
-                raise InputError(f"--{flag.name} goes with --tasks; give both or neither")
+                raise InputError(f"--{flag.name} needs --tasks; give both or neither")
         return
     if adaptive or _PLOT.value:
-        raise InputError("--tasks goes with fixed schemes and without --plot; leave the other out")
+        raise InputError("--tasks excludes adaptive schemes and --plot; leave one of them out")
     if _EVAL_BATCHES.value is not None:
         raise InputError("--eval_batches limits the validation split; with --tasks give --limit")
 
@@ -123,21 +123,21 @@ def _parse_num_steps(values: list[str] | None) -> list[int | None]:
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     workdir = command_line.parse_folder(_WORKDIR, "evaluate")
     schemes: Sequence[str | None] = _SCHEME.value or [None]
     _check_schemes(schemes)
     adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
     if adaptive and (_NUM_STEPS.value or _PLOT.value or len(schemes) > 1):
         raise InputError(
-            f"--scheme={adaptive[0]} chooses its steps itself: give it alone, without --num_steps "
+            f"--scheme={adaptive[0]} chooses its own steps: give it alone, without --num_steps "
             "and --plot"
         )
     _check_plot()
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
 
-    from t5x_diffeq.verbs import evaluate  # JAX and the rest take seconds
+    from t5x_diffeq.verbs import evaluate  # importing JAX takes seconds
 
     (evaluate.evaluate_tasks if _TASKS.value else evaluate.evaluate_grids)(workdir, grids, FLAGS)
 

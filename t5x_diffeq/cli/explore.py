@@ -1,7 +1,7 @@
-"""Shows a trained run as a page with its depth as a slider: --workdir=DIR [--workdir=DIR ...].
+"""Serves a page that shows a run at any depth: --workdir=DIR [--workdir=DIR ...].
 
-Prints the page's address, and answers until Ctrl-C. The page reads a text at any depth: its loss
-token by token, what each node predicts, and how it goes on. Several runs are compared side by side.
+Prints the page's address, and serves it until Ctrl-C. The page shows the loss of each token of a
+text, what each node predicts, and a continuation. Several runs are compared side by side.
 Its endpoints, among them OpenAI's /v1/completions, are described in docs/depth.md.
 Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 """
@@ -18,23 +18,23 @@ _WORKDIR = flags.DEFINE_multi_string(
 _HOST = flags.DEFINE_string(
     "host",
     "127.0.0.1",
-    "Address of this machine at which to answer; 0.0.0.0 also answers other machines.",
+    "Address to listen on; 0.0.0.0 also serves other machines.",
     flag_values=FLAGS,
 )
 _PORT = flags.DEFINE_integer(
-    "port", 8765, "Port at which to answer; 0 takes one that is free.", 0, 65535, flag_values=FLAGS
+    "port", 8765, "Port to listen on; 0 takes a free one.", 0, 65535, flag_values=FLAGS
 )
 run_flags.define_checkpoint(FLAGS)
 run_flags.define_averages(FLAGS)
 
 
 def main() -> int:
-    """The verb."""
+    """Runs the verb."""
     workdirs = command_line.parse_folders(_WORKDIR, "explore")
     for package in ("starlette", "uvicorn"):
         need_package(package, "explore")
 
-    from t5x_diffeq.verbs.explore import explore  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.explore import explore  # importing JAX takes seconds
 
     return explore(workdirs, FLAGS)
 

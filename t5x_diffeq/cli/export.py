@@ -1,7 +1,7 @@
 """Exports a trained run to a Hugging Face folder: --workdir=DIR --output=OUT [--num_steps=24].
 
-A model with Lie-Trotter steps (every baseline) becomes a class of transformers where one computes
-the same: Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2. Any other model of Euler or
+A model with Lie-Trotter steps (every baseline) becomes the equivalent class of transformers if
+there is one: Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2. Any other model of Euler or
 Lie-Trotter steps comes with its own PyTorch file, which
 AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. With --form=hypernetwork
 from_pretrained also takes num_steps=24 or any other number, for models such as the variant :smooth.
@@ -28,7 +28,7 @@ _FORM = flags.DEFINE_enum(
     "form",
     "layers",
     ["layers", "hypernetwork"],
-    "The layers of the grid, or W(t) as a polynomial of t for any number of steps.",
+    "Form of the weights: layers, or W(t) as a polynomial of t for any number of steps.",
     flag_values=FLAGS,
 )
 _CHECKPOINT = run_flags.define_checkpoint(FLAGS)
@@ -36,11 +36,11 @@ _AVERAGES = run_flags.define_averages(FLAGS)
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     workdir = command_line.parse_folder(_WORKDIR, "export")
     output = command_line.parse_folder(_OUTPUT, "export")
 
-    from t5x_diffeq.verbs.export import export  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.export import export  # importing JAX takes seconds
 
     export(
         workdir,

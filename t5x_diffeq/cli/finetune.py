@@ -1,7 +1,7 @@
 """Fine-tunes the model of a run, also at another number of steps: --config=FILE --workdir=NEW.
 
-FILE is configs/finetune.py:lora, :full or :hypernetwork. --config.init_from=DIR names the run to
-start from: the model, its weights and the tokenizer are taken from there.
+FILE is configs/finetune.py:lora, :full or :hypernetwork. --config.init_from=DIR names the run
+that provides the model, its weights and the tokenizer.
 --config.model.num_steps=9 chooses the number of solver steps. NEW becomes a complete run; the same
 command again resumes it.
 """
@@ -25,14 +25,14 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def main() -> int:
-    """The verb."""
-    # Until there are steps to trace; its default is to kill the process.
+    """Runs the verb."""
+    # It asks for a trace; until there are steps, it must not kill the process.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
-    from t5x_diffeq.runs.workdir import sole_writer  # JAX and the rest take seconds
+    from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
     from t5x_diffeq.verbs.finetune import finetune
 
     with sole_writer(workdir):

@@ -1,6 +1,6 @@
 """Continues prompts with a trained run: --workdir=DIR --prompt=TEXT [--prompt=TEXT ...].
 
-Prints the prompt and its continuation on standard output. Several prompts give a JSON object each.
+Prints the prompt and its continuation on standard output, or a JSON object for each of several.
 With --chat, a prompt is a message to the run's model, and only the answer is printed.
 """
 
@@ -20,7 +20,7 @@ _CHAT = flags.DEFINE_bool(
     flag_values=FLAGS,
 )
 _MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 64, "Number of new tokens, at most.", 1, INT32, flag_values=FLAGS
+    "max_tokens", 64, "Maximum number of new tokens.", 1, INT32, flag_values=FLAGS
 )
 _STOP = flags.DEFINE_multi_string(
     "stop", [], "Text at which to stop; may be repeated.", flag_values=FLAGS
@@ -28,13 +28,13 @@ _STOP = flags.DEFINE_multi_string(
 _TEMPERATURE = flags.DEFINE_float(
     "temperature",
     0.8,
-    "Temperature of the softmax; 0 always takes the likeliest token.",
+    "Sampling temperature; 0 always takes the likeliest token.",
     flag_values=FLAGS,
 )
 _TOP_K = flags.DEFINE_integer(
     "top_k",
     None,
-    "Draw only from this many likeliest tokens. [default: all]",
+    "Sample only from this many likeliest tokens. [default: all]",
     1,
     INT32,
     flag_values=FLAGS,
@@ -42,11 +42,11 @@ _TOP_K = flags.DEFINE_integer(
 _TOP_P = flags.DEFINE_float(
     "top_p",
     1.0,
-    "Draw only from the likeliest tokens that together have this probability.",
+    "Sample only from the likeliest tokens that together have this probability.",
     flag_values=FLAGS,
 )
 run_flags.define_num_steps(FLAGS)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.", 0, 2**32 - 1, flag_values=FLAGS)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed for sampling.", 0, 2**32 - 1, flag_values=FLAGS)
 run_flags.define_checkpoint(FLAGS)
 run_flags.define_averages(FLAGS)
 run_flags.define_adapters(FLAGS)
@@ -62,11 +62,11 @@ def _check_flags() -> None:
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     _check_flags()
     workdir = command_line.parse_folder(_WORKDIR, "generate")
 
-    from t5x_diffeq.verbs.generate import continue_prompts  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.generate import continue_prompts  # importing JAX takes seconds
 
     continue_prompts(workdir, FLAGS)
 

@@ -15,12 +15,12 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     workdir, output = (
         command_line.parse_folder(flag, "make_tasks") for flag in (_WORKDIR, _OUTPUT)
     )
 
-    from t5x_diffeq.verbs.make_tasks import make_tasks  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.make_tasks import make_tasks  # importing JAX takes seconds
 
     make_tasks(workdir, output)
 

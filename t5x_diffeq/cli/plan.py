@@ -4,12 +4,12 @@ Says whether it fits, what it computes and moves, and how long it may take, next
 baseline of the same shape. --slices=2 plans two TPU slices. --topology=h100:8x8 plans eight nodes
 of eight GPUs (also a100, h200, b200). The compilers are in t5x_diffeq[tpu] and
 t5x_diffeq[gpu_compiler], and need neither TPU nor GPU; --topology=cpu:8 is for a quick look.
---sweep searches meshes, remat policies, microbatches and the blocks of attention for what fits,
-and prints the flags of the fastest. Nothing is run.
+--sweep searches meshes, remat policies, microbatches and block sizes of attention for plans that
+fit, and prints the flags of the fastest. Nothing is run.
 Prints tables on standard error and one JSON object per model on standard output. The model and its
-baseline are compiled one after the other. For TPUs a step of a tiny model takes some 15 CPU seconds
-to compile, and one of a 1B model 120 to 210, which is as many seconds on an idle core; for GPUs, a
-1B model takes some 10. A sweep compiles up to some twenty steps.
+baseline are compiled one after the other. For TPUs, compiling takes about 15 CPU seconds for a
+tiny model and 120 to 210 for a 1B model (as many seconds on an idle core); for GPUs, about 10 for a
+1B model. A sweep compiles up to about twenty steps.
 """
 
 from absl import flags
@@ -26,7 +26,7 @@ CONFIG = config_flags.DEFINE_config_file(
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPUs, as v5p:4x4x4 or v6e:16x16; GPUs, as h100:8 or h100:8x8; cpu:8.",
+    "TPUs, such as v5p:4x4x4; GPUs, such as h100:8 or h100:8x8; or cpu:8.",
     flag_values=FLAGS,
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
@@ -36,7 +36,7 @@ _SWEEP = flags.DEFINE_bool(
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     if CONFIG.value is None or _TOPOLOGY.value is None:
         raise InputError("plan needs --config=FILE and --topology=v5p:4x4x4; see --help")
 

@@ -37,7 +37,7 @@ _WORKERS = flags.DEFINE_integer(
 
 
 def main() -> None:
-    """The verb."""
+    """Runs the verb."""
     if CONFIG.value is None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     data = DataKeys(**CONFIG.value.data)  # the rest of the config may be incomplete
@@ -47,11 +47,11 @@ def main() -> None:
     )
     if part[1] > 2 * _SHARDS.value:
         raise InputError(
-            f"--shard={_SHARD.value}: with --shards={_SHARDS.value} of each split there is nothing "
-            f"for {part[1]} parts to do; give all of them, and the last command, --shards={part[1]}"
+            f"--shard={_SHARD.value}: --shards={_SHARDS.value} of each split are too few for "
+            f"{part[1]} parts; give every part, and the last command, --shards={part[1]}"
         )
 
-    from t5x_diffeq.verbs.prepare_data import prepare_data  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.prepare_data import prepare_data  # importing JAX takes seconds
 
     prepare_data(data, folder, _SHARDS.value, _WORKERS.value or os.cpu_count() or 1, part)
 

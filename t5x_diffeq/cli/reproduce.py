@@ -42,7 +42,7 @@ _OUTPUT = flags.DEFINE_string(
     "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=FLAGS
 )
 _SCALE = flags.DEFINE_string(
-    "scale", "laptop", "laptop, or paper for the sizes of the paper.", flag_values=FLAGS
+    "scale", "laptop", "Scale: laptop, or paper for the paper's sizes.", flag_values=FLAGS
 )
 _TEXT = flags.DEFINE_multi_string(
     "text",
@@ -54,7 +54,7 @@ _TEXT = flags.DEFINE_multi_string(
 _SEEDS = flags.DEFINE_integer(
     "seeds",
     None,
-    "Seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
+    "Number of seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
     flag_values=FLAGS,
 )
 _TOKENIZERS = flags.DEFINE_string(
@@ -69,17 +69,17 @@ run_flags.define_dry_run(FLAGS)
 
 
 def main() -> int:
-    """The verb."""
+    """Runs the verb."""
     if _SCALE.value not in _SCALES:
-        raise InputError(f"--scale={_SCALE.value} is laptop or paper")
+        raise InputError(f"--scale={_SCALE.value} must be laptop or paper")
     if _EXPERIMENT.value not in EXPERIMENTS:
-        raise InputError(f"--experiment={_EXPERIMENT.value}: there are {', '.join(EXPERIMENTS)}")
+        raise InputError(f"--experiment={_EXPERIMENT.value} must be {', '.join(EXPERIMENTS)}")
     output, own_part = (
         command_line.parse_folder(_OUTPUT, "reproduce"),
         command_line.parse_part(_PART),
     )
 
-    from t5x_diffeq.verbs.reproduce import reproduce  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.reproduce import reproduce  # importing JAX takes seconds
 
     return reproduce(output, own_part, FLAGS)
 

@@ -1,7 +1,7 @@
-"""Says how a run is doing, or all runs of a folder: --workdir=DIR, here or in a bucket.
+"""Shows the progress of a run, or of all runs in a folder: --workdir=DIR, here or in a bucket.
 
-Prints how far it is, its losses, where its time went in each attempt, its goodput, and when it will
-be done; with --json one JSON object per run instead. It only reads, also while the run trains.
+Prints its step, its losses, how each attempt spent its time, its goodput, and when it will finish;
+with --json one JSON object per run instead. It changes nothing, also while the run trains.
 """
 
 from absl import flags
@@ -16,10 +16,10 @@ _JSON = flags.DEFINE_bool("json", False, "Print a JSON object per run.", flag_va
 
 
 def main() -> int:
-    """The verb."""
+    """Runs the verb."""
     workdir = command_line.parse_folder(_WORKDIR, "status")
 
-    from t5x_diffeq.verbs.status import show_status  # JAX takes seconds
+    from t5x_diffeq.verbs.status import show_status  # importing JAX takes seconds
 
     show_status(workdir, as_json=_JSON.value)
     return 0

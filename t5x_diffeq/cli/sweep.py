@@ -29,7 +29,7 @@ _GRID = flags.DEFINE_multi_string(
     flag_values=FLAGS,
 )
 _SEEDS = flags.DEFINE_integer(
-    "seeds", 1, "Seeds of every point: config.seed and those after it.", 1, INT32, flag_values=FLAGS
+    "seeds", 1, "Number of seeds of every point, from config.seed on.", 1, INT32, flag_values=FLAGS
 )
 _PART = run_flags.define_part(FLAGS)
 run_flags.define_dry_run(FLAGS)
@@ -42,7 +42,7 @@ _TABLE_ONLY = flags.DEFINE_boolean(
 
 
 def main() -> int:
-    """The verb."""
+    """Runs the verb."""
     if CONFIG.value is None:
         raise InputError("sweep needs --config=FILE, --output=DIR and --grid=KEY=V1,V2; see --help")
     if not _GRID.value and _SEEDS.value == 1:
@@ -54,7 +54,7 @@ def main() -> int:
     axes = parse_grid(_GRID.value, overrides)
     file = config_flags.get_config_filename(FLAGS["config"])
 
-    from t5x_diffeq.verbs.sweep import GridSweep, sweep  # JAX and the rest take seconds
+    from t5x_diffeq.verbs.sweep import GridSweep, sweep  # importing JAX takes seconds
 
     tuned = bool(CONFIG.value.init_from or CONFIG.value.model.num_steps is None)
     verb, first = "finetune" if tuned else "train", CONFIG.value.seed

@@ -1,8 +1,8 @@
 """Trains a model, or resumes a run: --config=configs/tiny.py --workdir=DIR.
 
 --config.KEY=VALUE changes any key of the config. The same command again resumes the run at its last
-checkpoint, or says that it is finished. --branch_from=RUN goes on from a checkpoint of another run,
-by default with its config: --workdir=DIR --config.train.total_steps=1200.
+checkpoint, or says that it is finished. --branch_from=RUN continues from a checkpoint of another
+run, by default with its config: --workdir=DIR --config.train.total_steps=1200.
 """
 
 import signal
@@ -41,8 +41,8 @@ _BRANCH_STEP = flags.DEFINE_integer(
 
 
 def main() -> int:
-    """The verb."""
-    # Until there are steps to trace; its default is to kill the process.
+    """Runs the verb."""
+    # It asks for a trace; until there are steps, it must not kill the process.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
@@ -55,7 +55,7 @@ def main() -> int:
         raise InputError("--branch_step needs --branch_from=DIR, the run that it is a step of")
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
-    from t5x_diffeq.runs.workdir import sole_writer  # JAX and the rest take seconds
+    from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
     from t5x_diffeq.verbs.train import train
 
     with sole_writer(workdir):

@@ -1,1 +1,1 @@
-"""Looks inside a model that trains: curves over depth, and where values stop being finite."""
+"""Diagnoses a model that trains: curves over depth, and where values stop being finite."""

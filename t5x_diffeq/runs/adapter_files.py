@@ -1,7 +1,7 @@
 """Saves adapters as small files in a workdir's `adapters/`, and loads them onto their base model.
 
 `adapters.npz` holds everything that the run trained, adapters and embeddings; `adapters.json` the
-grid, the rank, and the norms of the base's weights, by which a different base is refused.
+grid, the rank, and the norms of the base's weights, which detect a different base.
 """
 
 import io
@@ -96,8 +96,8 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
         np.isclose(here[name], base[name], rtol=_SAME) for name in base
     ):
         raise InputError(
-            f"--adapters={folder} were trained beside other weights than this workdir's; give the "
-            "workdir (and --checkpoint) that their run began with"
+            f"--adapters={folder} were trained on other weights than this workdir's; give the "
+            "workdir (and --checkpoint) that their run started from"
         )
     flat, shapes = flatten_dict(params, sep="/"), flatten_dict(abstract, sep="/")
     with np.load(io.BytesIO((folder / _ARRAYS).read_bytes())) as arrays:

@@ -99,7 +99,7 @@ class MetricsLog(Hook):
 class Saves(Hook):
     """Saves the train state and the position in the data, after all other hooks of the step.
 
-    It does so every so many steps, at milestones, on a local disk more often, and when a run stops.
+    It saves periodically, at milestones, more often on a local disk, and when a run stops.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -120,7 +120,7 @@ class Saves(Hook):
         return super().is_due(step) or step in self.training.config.train.milestones
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Looks how earlier saves are getting on, and binds the workdir to the config."""
+        """Checks earlier saves, and binds the workdir to the config."""
         training = self.training
         if done.step == training.start + 1:
             save_config(training.config, training.workdir)

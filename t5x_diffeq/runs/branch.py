@@ -1,4 +1,4 @@
-"""A branch: a run that goes on from a checkpoint of another run, in a workdir of its own.
+"""A branch: a run that goes on from a checkpoint of another run, in its own workdir.
 
 It has that run's parameters, optimizer state and position in the data, and its own schedule. So
 several cooldowns can start from one stable checkpoint. The workdir begins as a copy of what the

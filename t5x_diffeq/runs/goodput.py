@@ -109,7 +109,7 @@ def wall_seconds(attempts: Sequence[Attempt]) -> float:
 
 
 def seconds_left(attempt: Attempt) -> float | None:
-    """How long the run still takes at the last attempt's pace, evaluations and saves included.
+    """Time left at the last attempt's pace, evaluations and saves included.
 
     None if that attempt has finished no step.
     """

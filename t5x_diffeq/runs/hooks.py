@@ -1,11 +1,11 @@
-"""What a training loop does beside its steps: hooks, a class each.
+"""Hooks: what a training loop does beside its steps, a class each.
 
 A hook runs every so many optimizer steps, or around each one. The project's own are listed in
 `verbs/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
 those of `examples/own_hook.py`.
 
 Every process calls every hook, in the order of the list (`after_step` in reverse), so that a hook
-may run programs on all devices. What a hook raises ends the run, in a line that names the hook.
+may run programs on all devices. An error in a hook ends the run, in a line that names the hook.
 """
 
 import inspect
@@ -55,7 +55,7 @@ class Training:
       watchdog: ends it if it hangs.
       stop: says when it has to stop.
       writer: takes metrics, texts and figures; not there yet when hooks are made.
-      hooks: all hooks; likewise.
+      hooks: all hooks; not there yet when hooks are made.
     """
 
     config: Config
@@ -150,10 +150,10 @@ class Hook:
 
     @classmethod
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
-        """Likewise, once the data and its tokenizer are there.
+        """Checks them again, once the data and its tokenizer are there.
 
         Raises:
-          InputError: if the config's values can't be used with them.
+          InputError: if the config's values are invalid for them.
         """
 
     def __enter__(self) -> "Hook":
@@ -186,7 +186,7 @@ class Hook:
         """
 
     def run(self, position: LoopPosition) -> Mapping[str, float] | None:
-        """Called when it is due; returns numbers for `metrics.jsonl`, by name, if it has any."""
+        """Called when the hook is due; returns numbers for `metrics.jsonl`, by name, or None."""
 
     def stop(self, position: LoopPosition) -> None:
         """Called once if a signal stops the run after a step of this attempt.
@@ -195,15 +195,15 @@ class Hook:
         """
 
     def go_back(self, step: int) -> None:
-        """Called when the run goes back to the checkpoint of `step`."""
+        """Called when the run rolls back to the checkpoint of `step`."""
 
     def to_save(self) -> Any:
-        """What checkpoints keep of it: anything that JSON can hold."""
+        """Returns what checkpoints keep: anything that JSON can hold."""
 
     def restore(self, saved: Any) -> None:
         """Called with what `to_save` returned when the checkpoint was saved, if not with None.
 
-        That is when a run is resumed, and when it goes back. If there were fewer processes than
+        That is when a run is resumed, and when it rolls back. If there were fewer processes than
         now, a process gets what the first one returned.
         """
 
@@ -233,14 +233,14 @@ def _load_hook(name: str) -> HookClass:
     make = load_plugin("train.hooks", name)
     cls = getattr(make, "func", make)  # of a class with arguments
     if not (isinstance(cls, type) and issubclass(cls, Hook)):
-        raise InputError(f"train.hooks={name} is no class that derives from {Hook.__module__}.Hook")
+        raise InputError(f"train.hooks={name} is not a class derived from {Hook.__module__}.Hook")
     if not getattr(cls, "name", None):
         raise InputError(f"train.hooks={name}: the class has no name; give it one")
     try:
         inspect.signature(make).bind(None)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"train.hooks={name}: it takes no such arguments, or lacks some; the class takes "
+            f"train.hooks={name}: its arguments are invalid; the class takes "
             f"{inspect.signature(cls)}"
         ) from error
     return HookClass(cls, make)
@@ -287,19 +287,19 @@ class Hooks:
         return [hook for hook in self.hooks if hook.is_due(step)]
 
     def before_batch(self, step: int, state: TrainState) -> None:
-        """Calls each hook's."""
+        """Calls `before_batch` of each hook."""
         for hook in self.hooks:
             with _named(hook, step):
                 hook.before_batch(step, state)
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Calls each hook's."""
+        """Calls `before_step` of each hook."""
         for hook in self.hooks:
             with _named(hook, step):
                 hook.before_step(step, state, batch)
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Calls each hook's, the last one first."""
+        """Calls `after_step` of each hook, the last one first."""
         for hook in reversed(self.hooks):
             with _named(hook, step):
                 hook.after_step(step, state, metrics)
@@ -329,7 +329,7 @@ class Hooks:
         return True
 
     def stop(self, position: LoopPosition) -> None:
-        """Calls each hook's."""
+        """Calls `stop` of each hook."""
         for hook in self.hooks:
             with self._instead(hook, position.step):
                 hook.stop(position)
@@ -343,7 +343,7 @@ class Hooks:
             yield
 
     def go_back(self, step: int) -> None:
-        """Calls each hook's."""
+        """Calls `go_back` of each hook."""
         for hook in self.hooks:
             with _named(hook, step):
                 hook.go_back(step)
@@ -370,7 +370,7 @@ class Hooks:
 def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
     """A context whose errors get a note that names the hook.
 
-    The project's own hooks foresee some errors, whose messages say it all.
+    The project's own hooks raise some errors whose messages need no note.
     """
     try:
         yield

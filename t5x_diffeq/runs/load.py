@@ -124,13 +124,13 @@ class PretrainedRun:
         on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
         if asked.weights not in (on_grid.weights, "per_layer"):
             raise InputError(
-                f"model.weights={asked.weights} is asked for, and {self.workdir} holds a model of "
-                f"{on_grid.weights} weights, which has no such part; tune it by :lora or :full"
+                f"model.weights={asked.weights} is requested, but {self.workdir} holds a model of "
+                f"{on_grid.weights} weights, which lacks that part; tune it with :lora or :full"
             )
         if asked.max_length != on_grid.max_length and on_grid.architecture == "gpt":
             raise InputError(
-                f"data.sequence_length={asked.max_length}, and the positions of {self.workdir} "
-                f"were learned for {on_grid.max_length}; leave it at that"
+                f"data.sequence_length={asked.max_length}, but the positions of {self.workdir} "
+                f"were learned for {on_grid.max_length}; keep that"
             )
 
 
@@ -184,7 +184,7 @@ def load_run(
         block lacks a method, the adapters aren't of its weights, or there are no averages.
     """
     if adapters and averages:
-        raise InputError("--averages doesn't go with --adapters, which are of the last weights")
+        raise InputError("--averages excludes --adapters, which fit the last weights; omit one")
     run = PretrainedRun(workdir, vocab_size, checkpoint)
     of_adapters = read_adapter_facts(adapters).model if adapters else {}
     config = run.config.with_values(

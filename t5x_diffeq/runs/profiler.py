@@ -2,7 +2,7 @@
 
 On demand means a file `profile` in the workdir, for the processes of `train.profile_processes`, or
 SIGUSR2 to a process, for that process alone. The file's content is the first and the last step,
-"100:105", or, for a single process, a number of steps; an empty file asks for `STEPS_ON_DEMAND`. A
+"100:105", or, for a single process, a number of steps; an empty file means `STEPS_ON_DEMAND`. A
 thread looks for it, so no step waits for a disk or a bucket.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
@@ -79,7 +79,7 @@ class Profiler(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Refuses steps that the run doesn't have, and processes that don't exist."""
+        """Checks that the run has these steps and processes."""
         train = config.train
         if train.profile is not None:
             first, last = Steps.of(train.profile)
@@ -206,7 +206,7 @@ class Profiler(Hook):
 
     # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Does the work; a failure, from any library below, is reported once."""
+        """Does the work; an error from any library is reported once."""
         try:
             work()
         except Exception as error:
@@ -216,7 +216,7 @@ class Profiler(Hook):
                 self._say(line)
 
     def _say(self, line: str) -> None:
-        """Prints a line of this process, which needn't be the first."""
+        """Prints a line of any process."""
         if jax.process_index() == 0:
             console.say(line)
         elif not console.quiet or line.startswith("warning: "):

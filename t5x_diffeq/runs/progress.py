@@ -115,7 +115,7 @@ def describe_devices(mesh: Mesh) -> str:
         parts = "nodes" if devices[0].platform == "gpu" else "slices"
         text += f"; {num_slices(devices)} {parts}, crossed by {crossing}"
     if left_out := jax.device_count() - mesh.size:
-        text += f"; {left_out} more devices idle: the batch is not divisible by more"
+        text += f"; {left_out} devices idle: the batch size is not divisible by more"
     return text
 
 
@@ -185,7 +185,7 @@ def say_summary(workdir: AnyPath, seconds: float) -> None:
 
 
 def python_command() -> str:
-    """The interpreter as one types it here."""
+    """The interpreter, as the user types it."""
     try:
         relative = os.path.relpath(sys.executable)
     except OSError:  # the current folder was deleted

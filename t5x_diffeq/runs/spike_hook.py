@@ -1,7 +1,7 @@
-"""What a run does about spikes and values that aren't finite: `train.on_spike`.
+"""How a run handles spikes and values that aren't finite: `train.on_spike`.
 
-It ends, or leaves their updates out, or goes back to a checkpoint. The train step has found the
-spike, and has left its update out.
+It ends, skips their updates, or rolls back to a checkpoint. The train step detects the spike and
+skips its update.
 """
 
 from math import isfinite
@@ -23,7 +23,7 @@ _MOST_ROLLBACKS = 5  # without getting further
 
 
 class GoBack(Exception):  # noqa: N818  # the run goes on
-    """The run has to go back to its last checkpoint, because of a spike.
+    """The run must roll back to its last checkpoint, because of a spike.
 
     Attributes:
       spike: the step that is one.
@@ -54,8 +54,8 @@ class Spikes(Hook):
         """Removes `spike` from the values.
 
         Raises:
-          GoBack: if the run has to go back to a checkpoint.
-          RunError: if a value isn't finite and the run doesn't survive that.
+          GoBack: if the run must roll back to a checkpoint.
+          RunError: if a value isn't finite and the run must end.
         """
         checkpoints = self.training.checkpoints
         finite = isfinite(values["loss"]) and isfinite(values["grad_norm"])
@@ -86,7 +86,7 @@ class Spikes(Hook):
         self.training.history.write("spike", spike.step, **known, count=count, cause=cause)
 
     def _find_cause(self, done: DoneStep) -> str | None:
-        """Where values that aren't finite begin; whatever goes wrong here hides nothing.
+        """Where values that aren't finite begin; errors in this search are reported, not raised.
 
         The parameters that the step had were given to the next one, which may have changed them.
         """
@@ -96,7 +96,7 @@ class Spikes(Hook):
             try:
                 cause = find_cause(self.training.setup, self.state.params, done.batch)
             except Exception as error:  # such as a lack of memory
-                return f"where that begins can't be found: {describe_error(error)}"
+                return f"its origin can't be found: {describe_error(error)}"
         later = self.step > done.step
         return f"{cause} (with the parameters after step {self.step})" if cause and later else cause
 
@@ -113,7 +113,7 @@ class Spikes(Hook):
                 "branch off an older checkpoint (train --branch_from) with a lower "
                 "optimizer.learning_rate, or raise train.spike_deviations"
             )
-        say(f"going back to checkpoint {checkpoint}, and on with the data after step {step}")
+        say(f"rolling back to checkpoint {checkpoint}; the data continues after step {step}")
         return True
 
 

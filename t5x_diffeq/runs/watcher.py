@@ -1,4 +1,4 @@
-"""Looks inside the model while it trains: curves over depth, and figures of its weights."""
+"""Hooks that record curves over depth and figures of the weights while a model trains."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -126,7 +126,7 @@ class WeightFigures(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Refuses figures without matplotlib, or without a tracker that shows them."""
+        """Checks that there are matplotlib, and a tracker that shows figures."""
         train = config.train
         if train.figure_every is None:
             return

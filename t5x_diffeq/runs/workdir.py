@@ -38,8 +38,8 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     if not (workdir / CONFIG_FILE).exists():
         if steps_in(workdir / "checkpoints"):
             raise InputError(
-                f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so nothing says what "
-                "they are of; restore that file or choose a new --workdir"
+                f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so their config "
+                "is unknown; restore that file or choose a new --workdir"
             )
         return True
     differing = [
@@ -58,8 +58,8 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
 def save_config(config: Config, workdir: AnyPath) -> None:
     """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
 
-    `train` calls it after the first optimizer step. A run that was refused, or that failed before
-    that, has saved nothing, so its workdir can be used with another config.
+    `train` calls it after the first optimizer step. A run with an error before that
+    has saved nothing, so its workdir can be used with another config.
     """
     if jax.process_index() != 0:
         return
@@ -90,7 +90,7 @@ def read_config(workdir: AnyPath, to_train: bool = False) -> Config:
     try:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if missing := sorted(_SECTIONS - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:

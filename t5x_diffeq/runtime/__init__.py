@@ -1,1 +1,1 @@
-"""What a process needs from its machine and its user: command line, files, peers, console."""
+"""Interfaces to the machine and the user: command line, files, other processes, console."""

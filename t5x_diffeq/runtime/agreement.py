@@ -1,4 +1,4 @@
-"""What processes agree on without the devices: small values of all, and where all stop.
+"""Agreement of processes without the devices: small values of all, and where all stop.
 
 A process waits for the values of the others for as long as they are alive: while process 0 prepares
 the data, or while one reads a checkpoint. A collective of the devices would fail after a time (half

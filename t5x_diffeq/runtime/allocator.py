@@ -31,9 +31,9 @@ def keep_freed_memory(environment: Mapping[str, str]) -> bool:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether XLA will compute on CPUs, with glibc, and the user has not refused it."""
-    is_refused = environment.get(SWITCH) == "0"
-    return not is_refused and has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
+    """Whether XLA will compute on CPUs, with glibc, and the user has not turned this off."""
+    is_off = environment.get(SWITCH) == "0"
+    return not is_off and has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
 
 
 def has_glibc() -> bool:

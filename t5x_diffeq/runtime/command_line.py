@@ -2,10 +2,10 @@
 
 0    done
 1    the run failed
-2    the arguments, the config or the input can't be used
-42   saved on preemption: start me again
+2    the arguments, the config or the input is invalid
+42   saved on preemption: run the same command again
 130  stopped by Ctrl-C, saved
-175  a process, a link, a device or a bucket failed: start me again
+175  infrastructure failure (a process, link, device or bucket): run the same command again
 
 If there are several processes, all end with the status and the last line of the first that fails
 (see `_find_peers`).
@@ -82,7 +82,7 @@ def run(
     try:
         raise_limits()
         if several and _may_have_others(os.environ):
-            _join_others()  # first, so that they hear why the arguments are refused
+            _join_others()  # first, so that they hear which argument is invalid
         parse(sys.argv, verb_flags)
         status = verb() or 0
     except (InputError, RunError) as error:
@@ -202,7 +202,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Parses the verb's flags, and the config's if it has one.
 
     Raises:
-      InputError: if a flag or key can't be used; names it, its value, and what to do instead.
+      InputError: if a flag or key is invalid; names it, its value, and what to do instead.
     """
     offer_configs()
     add_common_flags(verb_flags)

@@ -16,8 +16,8 @@ from t5x_diffeq.runtime.command_line import add_common_flags
 from t5x_diffeq.runtime.config import KEYS
 from t5x_diffeq.runtime.keys.values import Values
 
-# Of the dictionary CHOICES that a verb's file may have: the name under which the words stand that
-# its first argument can be, beside the values of flags by the flag's name.
+# The dictionary CHOICES of a verb's file has the values of flags by the flag's name; the values of
+# the first argument are under this name.
 FIRST_ARGUMENT = ""
 _SCRIPT = """\
 # Completes python -m t5x_diffeq.VERB in bash and zsh; put this line into ~/.bashrc or ~/.zshrc:

@@ -1,4 +1,4 @@
-"""Where the config files are, and the config that has every key."""
+"""The config files: where they are, how they are loaded, and the defaults of all keys."""
 
 import importlib
 import importlib.machinery
@@ -109,7 +109,7 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is no config file; its name must end in .py")
+        raise InputError(f"{path} is not a config file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

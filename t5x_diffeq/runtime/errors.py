@@ -6,7 +6,7 @@ import traceback
 
 
 class InputError(ValueError):
-    """The arguments, the config or the input can't be used: exit status 2.
+    """The arguments, the config or the input is invalid: exit status 2.
 
     The message is one line that names the key, the value and what to do instead.
     """
@@ -17,9 +17,9 @@ class RunError(RuntimeError):
 
 
 class MachineryError(RuntimeError):
-    """A process, a link, a device or a bucket failed, not the run: exit status 175.
+    """Infrastructure failure (a process, link, device or bucket): exit status 175.
 
-    The same command, started again, continues the run.
+    The same command continues the run.
     """
 
 

@@ -40,5 +40,5 @@ def need_package(name: str, asked_by: str, otherwise: str = "") -> None:
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra of this installation, in a clone or from a wheel."""
+    """The command that installs an extra, in a clone or from a wheel."""
     return f"pip install 't5x_diffeq[{extra}]'"

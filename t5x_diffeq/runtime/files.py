@@ -27,7 +27,7 @@ BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
 _WAY_OUT = (
-    "; check the bucket's name and who asks: the machine's service account, or "
+    "; check the bucket's name and the credentials: the machine's service account, or "
     "`gcloud auth application-default login`"
 )
 AnyPath: TypeAlias = Path | epath.Path
@@ -41,7 +41,7 @@ def parse_path(text: str, name: str) -> AnyPath:
       name: the name of the flag or key, for messages.
 
     Raises:
-      InputError: if it is of any other kind, can't be a path here, or the bucket refuses access.
+      InputError: if it is any other kind of path, invalid here, or the bucket denies access.
       MachineryError: if the bucket does not answer.
     """
     scheme, is_url, _ = text.partition("://")

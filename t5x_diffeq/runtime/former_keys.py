@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 from t5x_diffeq.runtime.errors import InputError
 
-# By what a key was called: what it is called now.
+# The new name of each renamed key.
 _RENAMED = {
     "model.rotary_base": "model.rope_theta",
     "model.rotary_scaling": "model.rope_scaling",
     "optimizer.min_lr_ratio": "optimizer.end_lr_fraction",
 }
-# By key of today: what its values were called, and what they are called now.
+# By key: the old and the new names of its values.
 _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "common"}}
-# By key: the value with which a run made no use of it. Such a run goes on as before.
+# By key: the value that left it unused; a run with that value continues as before.
 _REMOVED: dict[str, object] = {
     "data.tokenize": "ahead",
     "model.quantization": "none",
@@ -26,7 +26,7 @@ _REMOVED: dict[str, object] = {
     "train.jitter": 0.0,
     "train.memory_profile": False,
 }
-# Of these, those without which a trained model is not what it was.
+# Keys that change what a trained model computes.
 _OF_MODEL = ("model.block", "model.scheme", "model.time_basis")
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
@@ -37,7 +37,7 @@ _REMOVED_VALUES: dict[str, str] = {
     "optimizer.moments": "factored|int4|mean_bfloat16",
     "train.trackers": r".*\btrackio\b.*",
 }
-# Of these, those without which a run goes on as before.
+# Those of these keys that do not change what a run computes.
 _BESIDE_THE_RUN = ("train.trackers",)
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
 _LAST_OF = dict.fromkeys(
@@ -46,7 +46,7 @@ _LAST_OF = dict.fromkeys(
 
 
 def former_key_error(key: str) -> str | None:
-    """What to say of a key that configs no longer have; None of any other."""
+    """The message for a key that configs no longer have; None for any other."""
     if key in _RENAMED:
         return f"config key {key!r} is called {_RENAMED[key]!r} now"
     if key in _REMOVED:
@@ -55,13 +55,13 @@ def former_key_error(key: str) -> str | None:
 
 
 def former_name_error(said: str) -> str | None:
-    """What to say instead of a ConfigDict, which refuses a key that a config file sets.
+    """The message instead of a ConfigDict's, when a config file sets a removed key.
 
     Args:
       said: the ConfigDict's error, which has the name of the key without its section.
 
     Returns:
-      None if it is no former key.
+      None if it isn't a former key.
     """
     name = re.search(r'Key "(\w+)" does not exist', said)
     keys = (key for key in (*_RENAMED, *_REMOVED) if name and key.endswith(f".{name[1]}"))
@@ -69,7 +69,7 @@ def former_name_error(said: str) -> str | None:
 
 
 def former_value_error(key: str, value: object) -> str | None:
-    """What to say of a value that a key no longer takes; None of any other."""
+    """The message for a value that a key no longer takes; None for any other."""
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
     if re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value)):

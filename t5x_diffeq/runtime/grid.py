@@ -14,7 +14,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import Values
 from t5x_diffeq.runtime.mistakes import check_keys
 
-VARIANT = "variant"  # the axis of the config file's variants, which is no key of the config
+VARIANT = "variant"  # the axis of the config file's variants, which isn't a key of the config
 Point = dict[str, Any]  # a value for each axis
 _SWITCHES = {"true": True, "false": False}
 

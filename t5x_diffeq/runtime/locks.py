@@ -107,7 +107,7 @@ def _take_lease(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
             holder = json.loads(before)
             say(
                 f"{what} is held by process {holder['process']} on {holder['host']}: waiting "
-                f"{seconds:.0f} s to see whether it still lives"
+                f"{seconds:.0f} s to see whether it is still alive"
             )
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:

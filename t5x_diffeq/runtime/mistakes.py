@@ -1,4 +1,4 @@
-"""What a mistake on the command line is answered with: one line that names it and the way out."""
+"""Messages for mistakes on the command line: one line that names the mistake and the way out."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     near = [f"--config.{key}" for key in keys]
     near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], verb_flags)]
     hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
-    return f"--{name} is no flag of this verb; {hint}"
+    return f"--{name} is not a flag of this verb; {hint}"
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
@@ -34,7 +34,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
-    """One line for an argument that is no flag."""
+    """One line for an argument that isn't a flag."""
     is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags
     argument = argument.replace(f"{CONFIGS}/", "configs/")
     hint = f"did you mean --config={argument}?" if is_file else "flags are --name=value"
@@ -77,7 +77,7 @@ def check_keys(argv: list[str]) -> None:
 
 
 def explain_parse_error(message: str) -> str:
-    """One line from what the flag and config libraries say."""
+    """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
     if said := former_name_error(message):
         return said
@@ -85,7 +85,7 @@ def explain_parse_error(message: str) -> str:
     if value:
         default = KEYS[value.group(1)].default
         wanted = f"a value like its default, {default!r}" if default is not None else "another type"
-        return f"config.{value.group(1)}={value.group(2)} can't be used; it takes {wanted}"
+        return f"config.{value.group(1)}={value.group(2)} is invalid; it takes {wanted}"
     if "positional argument" in message and "get_config() takes" in message:
         return "--config: this file has no variants; leave out the colon and what follows"
     if missing := re.search(r"No such file or directory: '(.*?)'", message):

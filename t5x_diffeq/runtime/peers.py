@@ -1,4 +1,4 @@
-"""Connections between the processes of a run, so that all end together and each says why.
+"""Connections between the processes of a run, so that all end together and for the same reason.
 
 Every process keeps a connection to process 0, from before JAX starts until the process ends. It
 carries heartbeats, the message that a process has finished, or the status and message with which it
@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 
 from t5x_diffeq.runtime.console import ERROR, write
 
-EXIT_PREEMPTED = 42  # saved: start me again
+EXIT_PREEMPTED = 42  # saved: run the same command again
 EXIT_INTERRUPTED = 130  # saved, stopped by a person
-EXIT_MACHINERY = 175  # a process, a link, a device or a bucket failed: start me again
+EXIT_MACHINERY = 175  # infrastructure failure: run the same command again
 _BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
 _SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process

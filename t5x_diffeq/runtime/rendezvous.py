@@ -96,7 +96,7 @@ def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
             if now >= deadline:
                 raise MachineryError(
                     f"of {rank.count} processes, {absent} did not arrive within {seconds:.0f} s; "
-                    f"see their logs, or whether they can reach {rank.coordinator}"
+                    f"check their logs, and whether they can reach {rank.coordinator}"
                 )
             if now >= next_line:
                 next_line = now + _SECONDS_BETWEEN_LINES
@@ -148,5 +148,5 @@ def _report_to(rank: Rank, seconds: float) -> socket.socket:
         time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
     raise MachineryError(
         f"process {rank.index} did not hear from process 0 at {rank.coordinator} within "
-        f"{seconds:.0f} s; see its log, or whether that address can be reached from here"
+        f"{seconds:.0f} s; check its log, and whether that address can be reached from here"
     )

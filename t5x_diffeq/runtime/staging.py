@@ -148,7 +148,7 @@ def _fetch(copy: Copy) -> None:
         with bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
             bucket_files().get_file(str(copy.source), str(partial))
         if _crc32c_of(partial) != copy.crc32c:
-            raise MachineryError(f"{copy.source} was damaged on the way; start again")
+            raise MachineryError(f"{copy.source} was damaged in transit; start again")
         if copy.sha256 not in (None, file_digest(partial)):
             raise InputError(
                 f"{copy.source} is damaged: its content is not what was written; make it again"

@@ -1,7 +1,7 @@
 """The number of a TPU host among the hosts of its run, from GKE's variables or Cloud TPU metadata.
 
-JAX finds the same, but only on TPU machines. Because it is read here, a run can name the hosts that
-did not arrive, and the same variables start a run anywhere. Hosts are numbered across all slices:
+JAX finds it too, but only on TPU machines. Since it is read here, a run can name the hosts that did
+not arrive, and the same variables start a run anywhere. Hosts are numbered across all slices:
 the first slice's hosts, then the second's.
 
     GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and with several slices MEGASCALE_NUM_SLICES,

@@ -1,4 +1,4 @@
-"""Work in threads of their own, so that a slow or failing tracker costs the run nothing."""
+"""Work in background threads, so that a slow or failing tracker costs the run nothing."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ class Worker:
             self.tasks.put_nowait(task)
         except queue.Full:
             if not self.dropped:
-                say(f"warning: {self.name} is too slow; some of what it should show is left out")
+                say(f"warning: {self.name} is too slow; some of its output is left out")
             self.dropped = True
 
     def _work(self) -> None:
@@ -52,10 +52,10 @@ class Worker:
     def _warn(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {describe_error(error)}"
         self.failed = not self.tolerant
-        consequence = "" if self.tolerant else " and gets nothing more"
+        consequence = "" if self.tolerant else " and is disabled"
         if reason not in self.said:
             self.said.add(reason)
-            say(f"warning: {self.name} failed ({reason}){consequence}; training goes on")
+            say(f"warning: {self.name} failed ({reason}){consequence}; training continues")
 
     def stop(self, deadline: float) -> None:
         """Waits for queued tasks until `deadline` (`time.monotonic`); warns if some remain."""
@@ -65,7 +65,7 @@ class Worker:
         except queue.Full:
             pass
         if self.thread.is_alive():
-            say(f"warning: {self.name} was not done in time; some of what it should show is lost")
+            say(f"warning: {self.name} was not done in time; some of its output is lost")
 
 
 class BackgroundTracker(Worker):

@@ -32,4 +32,4 @@ class Tracker:
         """Prepares for the steps after `step` being written again."""
 
     def close(self) -> None:
-        """Stores everything; the tracker can't be used afterwards."""
+        """Stores everything; the tracker is unusable afterwards."""

@@ -48,8 +48,8 @@ def check_trackers(trackers: Sequence[str]) -> None:
 class RunWriter:
     """Writes to the files of the workdir at once, and to the trackers in threads of their own.
 
-    Only process 0 has anything to write to. A file that can't be written ends the run; a tracker
-    never does: it warns once, and gets nothing more.
+    Only process 0 has anything to write to. A file that can't be written ends the run; a failing
+    tracker is disabled, with a warning.
 
     Args:
       files: the files of the workdir; None on the other processes.
@@ -98,7 +98,7 @@ class RunWriter:
         self._each(lambda writer: writer.write_hparams(hparams))
 
     def rewind(self, step: int) -> None:
-        """Goes back to `step`: the files lose later lines, and trackers get them once more."""
+        """Goes back to `step`: files lose the later lines, and trackers get them again."""
         self._each(lambda writer: writer.rewind(step))
 
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:

@@ -28,7 +28,7 @@ def check_login() -> None:
     if wandb.setup().settings.mode in _OFFLINE or wandb.login(prompt=False):
         return
     raise InputError(
-        "train.trackers has wandb, which knows no account here; run `wandb login`, set "
+        "train.trackers has wandb, which has no account here; run `wandb login`, set "
         "WANDB_API_KEY, or set WANDB_MODE=offline"
     )
 

@@ -1,1 +1,1 @@
-"""What the verbs do once their flags are checked; each file belongs to the verb of its name."""
+"""The work of each verb, after its flags are checked, in a file of its name."""

@@ -136,7 +136,7 @@ def _write_page(
 
 
 def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
-    """What a page says of the run that it shows; the loss is that which training recorded last."""
+    """The description of a run on its page; the loss is the last that training recorded."""
     c = run.placed.model.config
     facts: dict[str, object] = {
         "run": str(absolute_path(workdir)),
@@ -156,7 +156,7 @@ def facts_of(workdir: AnyPath, run: Run) -> dict[str, object]:
 
 
 def facts_today() -> dict[str, object]:
-    """When and by what a page was made."""
+    """When a page was made, and by which versions."""
     return {
         "made": f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
     }

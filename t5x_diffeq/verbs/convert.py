@@ -40,7 +40,7 @@ def load_folder(config: Config, folder: Path, flags: FlagValues) -> tuple[Config
     """The config with the folder's model, the tokenizer and the parameters.
 
     Raises:
-      InputError: if the folder can't be used.
+      InputError: if the folder is invalid.
     """
     found = read_config_json(folder)
     config, tables = with_model(config, found, flags.sequence_length)
@@ -62,7 +62,7 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
       workdir: the folder, new or empty.
 
     Raises:
-      InputError: if the config, the data or the folder can't be used.
+      InputError: if the config, the data or the folder is invalid.
       RunError: if the workdir can't be written.
     """
     one_device = jax.devices()[:1]
@@ -74,7 +74,7 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
                 f"data.path={config.data.path}: its shards were made with another tokenizer than "
                 "the model's; prepare them again with --config.data.tokenizer"
             )
-        eval_examples(config.data, corpus)  # refuses a text that is too short to validate on
+        eval_examples(config.data, corpus)  # raises if the text is too short to validate on
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
             places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
@@ -99,7 +99,7 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
       flags: the verb's flags.
 
     Raises:
-      InputError: if the folder can't be used, or the workdir can't be made.
+      InputError: if the folder is invalid, or the workdir can't be made.
     """
     folder, workdir = local_path(source, "input"), local_path(to, "workdir")
     need_packages("convert")

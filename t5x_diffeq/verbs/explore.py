@@ -52,7 +52,7 @@ def explore(workdirs: Sequence[AnyPath], flags: FlagValues) -> int:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket at the address; found out before the runs are loaded."""
+    """A socket at the address, opened before the runs are loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)

@@ -33,7 +33,7 @@ def export(
       form: "layers" or "hypernetwork".
 
     Raises:
-      InputError: if the run can't be exported, or the folder can't be used.
+      InputError: if the run can't be exported, or the folder is invalid.
     """
     output = local_path(to, "output")
     need_packages("export")

@@ -39,16 +39,16 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
         if key.finetune is True and not from_run:
             continue
         if key.finetune != "if set" or given[name] == key.default:
-            _refuse_other(name, given[name], own[name], key.default)
+            _check_same(name, given[name], own[name], key.default)
             values[name] = own[name]
     return pretrained.with_values(values)
 
 
-def _refuse_other(key: str, given: object, own: object, untouched: object) -> None:
+def _check_same(key: str, given: object, own: object, untouched: object) -> None:
     """Checks that a key that the pretrained run determines is untouched or has the run's value."""
     if given is not None and given not in (own, untouched):
         raise InputError(
-            f"{key}={given} can't be chosen: model and tokenizer come from init_from, where it is "
+            f"{key}={given} can't be set: model and tokenizer come from init_from, where it is "
             f"{own}; leave it out (model.num_steps, model.scheme and adapters may differ)"
         )
 
@@ -98,14 +98,14 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         state, step = init_from_pretrained(
             setup, PretrainedRun(source, vocab_size, config.init_step)
         )
-        say(f"begins with the weights of {source} at its step {step}")
+        say(f"starts from the weights of {source} at step {step}")
         without = [
             "/".join(path)
             for path, leaf in declared_leaves(setup.model.config).items()
             if leaf.role == "kernel" and not leaf.takes_adapter
         ]
         if config.model.adapter_rank and without:
-            say(f"these kernels have no adapters, and are not tuned: {', '.join(without)}")
+            say(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
         return state
 
     def keep_adapters(setup: Setup, state: TrainState) -> None:

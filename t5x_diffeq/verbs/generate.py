@@ -92,7 +92,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
     ]
     room = limit - max(len(row.prompt) for row in rows)
     if flags.max_tokens > room:
-        say(f"--max_tokens={flags.max_tokens} is more than fits: {room} follow the prompt")
+        say(f"--max_tokens={flags.max_tokens} is too large: {room} fit after the prompt")
     with run.placed.context():
         _continue_rows(rows, run, min(flags.max_tokens, room), flags)
     for row in rows:

@@ -43,10 +43,10 @@ def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
             alone = " or ".join(WITHOUT_PATH)
             raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or {alone} alone")
         if name in keys_by_text:
-            raise InputError(f"--text={given}: there is a text of the name {name} already")
+            raise InputError(f"--text={given}: the name {name} is used twice")
         if source not in (*SOURCES, "tokens"):
             raise InputError(
-                f"--text={given}: {source!r} is no source; there are {', '.join(SOURCES)}, tokens"
+                f"--text={given}: {source!r} is unknown; there are {', '.join(SOURCES)}, tokens"
             )
         keys_by_text[name] = {"data.source": source, **({"data.path": path} if path else {})}
         if flags.scale == "paper" and source != "tokens" and flags.tokenizers != OWN:

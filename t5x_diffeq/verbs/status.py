@@ -61,7 +61,7 @@ class RunStatus:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Of its last evaluation; None if that doesn't have them."""
+        """Its bits per byte at the last evaluation, if that has them."""
         last = list(self.evaluations.values())[-1:]
         return last[0].get(_BITS) if last else None
 
@@ -87,18 +87,18 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will still run; None if it doesn't run, or has no pace yet."""
+        """The estimated time left; None if it isn't running, or has no pace yet."""
         return seconds_left(self.attempts[-1]) if self.state == "running" else None
 
     @property
     def spikes(self) -> int:
-        """How many spikes it has had; one that was met again after a restart counts once."""
+        """The number of spikes; one that recurs after a restart counts once."""
         counts = [each["count"] for each in self.events if each["event"] == "spike"]
         return counts[-1] if counts else 0
 
     @property
     def rollbacks(self) -> int:
-        """How many of them sent it back."""
+        """How many rollbacks they caused."""
         return len({each["count"] for each in self.events if each["event"] == "rollback"})
 
     def facts(self) -> dict[str, object]:
@@ -165,7 +165,7 @@ def _lines_of_run(run: RunStatus) -> list[str]:
     lines = [f"{title} of {run.attempts[-1].total_steps}{_end_of(run)}", _losses_of(run)]
     lines += _table_of_attempts(run)
     if run.spikes:
-        lines.append(f"spikes: {run.spikes}; the run went back {run.rollbacks} times")
+        lines.append(f"spikes: {run.spikes}, rollbacks: {run.rollbacks}")
     wall = wall_seconds(run.attempts)
     return [*lines, f"goodput {goodput(run.attempts):.1%} of {format_duration(wall)}"]
 

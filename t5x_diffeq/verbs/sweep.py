@@ -1,4 +1,4 @@
-"""Trains every point of a grid with several seeds, and shows what came out."""
+"""Trains every point of a grid with several seeds, and shows the results."""
 
 import shlex
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def sweep(plan: GridSweep, output: AnyPath, part: tuple[int, int], flags: FlagVa
     if missing:
         say(
             f"this part is done; {len(missing)} runs of other parts are not; once they are, the "
-            "same command makes the table (--table_only: now)"
+            "same command makes the table (--table_only makes it now)"
         )
     else:
         _present(plan, output)

@@ -76,9 +76,9 @@ class _Inputs:
 
 
 def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
-    """Refuses what can't be used, and prepares the data."""
+    """Checks the config, and prepares the data."""
     new = check_config(config, workdir)
-    setup = make_setup(config, expected_vocab_size(config))  # refuses what it can without data
+    setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
     check_fits(setup, config.train.batch_size)
     if new:
         check_new(config)
@@ -123,7 +123,7 @@ def train(
       The exit status: 0 if done, 42 or 130 if stopped and saved.
 
     Raises:
-      InputError: if the config or data can't be used, before anything long starts.
+      InputError: if the config or data is invalid; detected before training starts.
       RunError: if the run fails.
     """
     stopwatch, keys = Stopwatch(), config.train

@@ -19,7 +19,7 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> TrainedRun:
       workdir: a new folder, or one whose run is resumed, on this machine or in a bucket.
 
     Raises:
-      InputError: if the config or the data can't be used, or the workdir belongs to another run.
+      InputError: if the config or the data is invalid, or the workdir belongs to another run.
       RunError: if the run fails.
       SystemExit: if training was stopped and saved, with the verb's exit status: 42 after SIGTERM,
         130 after Ctrl-C. The same call continues.
