@@ -160,7 +160,10 @@ def test_records_in_the_formats_that_people_have():
         ({"messages": "hello"}, "its 'messages' is 'hello', not a list of messages"),
         ({"messages": []}, r"its 'messages' is \[\], not a list"),
         ({"messages": ["a"]}, "message 0 of its 'messages' is 'a', not an object with role"),
-        ({"messages": [TWO_TURNS[0], {"content": "a"}]}, "message 1 .* has no role, but content"),
+        (
+            {"messages": [TWO_TURNS[0], {"content": "a"}]},
+            "message 1 .* has no role, but only content",
+        ),
         ({"messages": [{"role": "u", "content": [{}]}]}, "message 0 .* content .*, not text"),
     ],
     ids=str,

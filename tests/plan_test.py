@@ -113,8 +113,8 @@ def test_a_topology_that_is_not():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5p", "it is written like v5p:4x4x4"),
-        ("8 CPUs", "it is written like v5p:4x4x4"),
+        ("v5p", "it must have the form v5p:4x4x4"),
+        ("8 CPUs", "it must have the form v5p:4x4x4"),
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),

@@ -189,7 +189,7 @@ def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
     """Removes tokens of other data, left by a run that failed its checks."""
     shards = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
     if any(facts and facts["fingerprint"] != fingerprint for facts in shards):
-        say(f"replacing {folder}: it is left over from a run on other data that never started")
+        say(f"replacing {folder}: left over from a run that never started, on other data")
         remove_folder(folder)
 
 

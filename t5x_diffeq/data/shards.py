@@ -176,7 +176,7 @@ def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
     hashes = {"array_record": shard["sha256"], "lengths.npy": shard["lengths_sha256"]}
     if any(file_digest(folder / f"{name}.{end}") != hash for end, hash in hashes.items()):
         raise InputError(
-            f"shard {name} of {folder} is damaged: its content has changed since it was written; delete "
+            f"shard {name} of {folder} is damaged: its content isn't what was written; delete "
             f"{name}.json and prepare it again"
         )
     return shard

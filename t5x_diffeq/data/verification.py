@@ -45,8 +45,8 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     for name, token in zip(manifest[split]["names"], manifest[split]["largest_token"], strict=True):
         if token >= vocab_size:
             raise InputError(
-                f"shard {name} of {folder} holds token {token}, but its tokenizer has only "
-                f"{vocab_size}; prepare the shards again with the right tokenizer"
+                f"shard {name} of {folder} holds token {token}, but its tokenizer has "
+                f"{vocab_size} tokens; prepare the shards again with the right tokenizer"
             )
     if is_in_bucket(folder):
         return
