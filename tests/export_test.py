@@ -281,7 +281,7 @@ def test_half_written_never_replaces(tmp_path, monkeypatch):
     save_pretrained(run, as_run, its_tokenizer, [], out)
     before = sorted(out.iterdir())
     assert {path.stat().st_mode & 0o777 for path in before} == {0o644}
-    with pytest.raises(InputError, match=r"--output=.*out is not empty; remove what is there"):
+    with pytest.raises(InputError, match=r"--output=.*out is not empty; empty it"):
         save_pretrained(run, as_run, its_tokenizer, [], out)
     assert sorted(out.iterdir()) == before
     assert list(tmp_path.iterdir()) == [out]

@@ -234,7 +234,7 @@ def test_a_sweep_finds_microbatches_where_nothing_else_fits(monkeypatch):
     plans, _ = fake_sweep(monkeypatch, seconds)
     changes, _ = plans[0]
     assert changes["train.microbatches"] == 2
-    with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
+    with pytest.raises(InputError, match="no plan fits h100:8; take a larger topology"):
         fake_sweep(monkeypatch, {"else": None})
 
 

@@ -1,4 +1,4 @@
-"""A train step compiled but not run: whether it fits, what it moves, how long it may take."""
+"""A train step compiled but not run: its memory, its communication, its estimated time."""
 
 import re
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known about a train step; None for what is known only if the program fits.
+    """The plan of a train step; what is known only if the program fits may be None.
 
     Attributes:
       setup: the setup that was compiled.

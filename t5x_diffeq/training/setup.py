@@ -1,4 +1,4 @@
-"""What training needs beside a model on a mesh: optimizer, schedule, shapes of the train state."""
+"""What training needs besides a model on a mesh: optimizer, schedule, shapes of the state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
