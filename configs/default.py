@@ -1,7 +1,7 @@
 """The config that has every key, at its default; other config files change some of them.
 
-docs/keys.md says what each key means, what it can be and what may change it. It is
-made from t5x_diffeq/runtime/keys/, where a default is changed.
+docs/keys.md gives each key's meaning, values and where it may differ. It is generated from
+t5x_diffeq/runtime/keys/, where defaults are set.
 """
 
 from ml_collections import ConfigDict
@@ -43,8 +43,8 @@ ODES = tuple(name for name, keys in VARIANTS.items() if keys["weights"] == "time
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
     """Sets weights, scheme and step size together; returns the config.
 
-    `compact` and `smooth` also set what the functions below say; their sizes of the time embeddings
-    follow from the `model.num_steps` that the config has here.
+    `compact` and `smooth` also set the keys of the functions below; the sizes of their time
+    embeddings follow from `model.num_steps` as it is when this is called.
 
     Raises:
       ValueError: if there is no such variant.
@@ -60,7 +60,7 @@ def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
 
 
 def _set_compact(config: ConfigDict) -> None:
-    """Fewer functions of time than steps, in tables that learn fast: an ODE of a baseline's size.
+    """Fewer functions of time than steps, trained at 30 times the learning rate.
 
     docs/lab/compact.md has what was measured.
     """

@@ -5,8 +5,8 @@
 The paper's run on OpenWebText: 40k steps of 256 sequences of 1024 tokens, learning rate 3e-4,
 beta2 0.95 (figure 7: better for the ODE than 0.999; for GPT it is the other way round). Epsilon is
 1e-6, as in the official code's config. T = 96; 144 is better (figure 14):
-`--config.model.time_embed_dim=144`. Its perplexity is in its table 2; our copy of the paper has
-lost the number.
+`--config.model.time_embed_dim=144`. Its perplexity is in the paper's table 2; our copy
+lacks the number.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

@@ -4,7 +4,7 @@
 
 The paper's run: 40k steps of 256 sequences of 1024 tokens, learning rate 3e-4; T = 96 on
 OpenWebText, 48 on WikiText-103 (`--config.model.time_embed_dim=48`). Its perplexities are in its
-tables 1 and 2; our copy of the paper has lost the numbers.
+tables 1 and 2; our copy of the paper lacks the numbers.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

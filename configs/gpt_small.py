@@ -2,8 +2,8 @@
 
     launch/local.sh configs/gpt_small.py:ode --config.data.path=...     (a baseline: `:baseline`)
 
-The paper's run on OpenWebText: 20k steps of 512 sequences of 1024 tokens, learning rate 6e-4. It
-reads off the paper's plots as perplexity 22.1 for the ODE and 22.6 for the baseline. On
+The paper's run on OpenWebText: 20k steps of 512 sequences of 1024 tokens, learning rate 6e-4. Read
+off the paper's plots, the perplexity is 22.1 for the ODE and 22.6 for the baseline. On
 WikiText-103: `--config.train.batch_size=256 --config.train.total_steps=10000`.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.

@@ -2,8 +2,8 @@
 
     launch/local.sh configs/laptop.py:ode [--config.model.num_steps=18 ...]
 
-What `launch/reproduce/` runs unless it is told the paper's own sizes; on the standard library
-of the running Python, if no other text is named. Learning rates are the best of a sweep on it.
+`launch/reproduce/` runs it unless the paper's own sizes are asked for; the text is the standard
+library of the running Python by default. Learning rates are the best of a sweep on that text.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

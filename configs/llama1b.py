@@ -2,10 +2,10 @@
 
     launch/local.sh configs/llama1b.py:ode --config.data.path=...    (a baseline: `:baseline`)
 
-The paper's run on OpenWebText: 40k steps of 256 sequences of 2048 tokens. It reads off the paper's
-plots as perplexity 9.7 for the ODE and 10.2 for the baseline. The ODE has the official code's
-particulars, with which that figure was made: the MLP reads the attention's normed input, block
-norms have a shift and epsilon 1e-6, and everything decays, by 1e-5.
+The paper's run on OpenWebText: 40k steps of 256 sequences of 2048 tokens. Read off the paper's
+plots, the perplexity is 9.7 for the ODE and 10.2 for the baseline. The ODE follows the official
+code, with which that figure was made: the MLP reads the attention's normed input, block norms have
+a shift and epsilon 1e-6, and weight decay of 1e-5 applies to all parameters.
 
 On a TPU pod these flags are faster than the defaults, which work on any number of devices
 (docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices):

@@ -1,10 +1,10 @@
-"""The known small benchmark: characters of Shakespeare, 4 steps or layers, 128 wide.
+"""The tiny Shakespeare benchmark: characters, 4 steps or layers, 128 wide.
 
     python -m t5x_diffeq.train --config=configs/shakespeare.py:ode --workdir=DIR \\
         --config.data.path=tinyshakespeare.txt
 
-The text is not part of the project: it is the 1.1 MB file that this benchmark is known by. The
-first 90% train and the rest validates. The well-known validation loss of the per-layer baseline is
+The text, the benchmark's 1.1 MB file, is not part of the project. The first 90% are for training,
+the rest for validation. The well-known validation loss of the per-layer baseline is
 1.88 nats per character, at learning rate 1e-3; here each variant has its best of several learning
 rates, ODE and baseline also of several decays (docs/lab/settings.md), the ODE of several T: T = 48
 takes 0.65 of the time, and its loss is 0.007 higher (docs/lab/budgets.md).

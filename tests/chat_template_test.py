@@ -169,7 +169,7 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
         read_chat_format(tmp_path)
     with pytest.raises(InputError, match=r"the chat template .*none.jinja can't be read as text"):
         read_template(tmp_path / "none.jinja", {})
-    with pytest.raises(InputError, match=r"template of here is not one: .*; mend it, or name"):
+    with pytest.raises(InputError, match=r"template of here is invalid: .*; fix it, or name"):
         template_of("{% if %}")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError, match=r"the package jinja2; pip install 't5x_diffeq\[data\]'"):

@@ -212,7 +212,7 @@ def test_the_gradient_does_not_depend_on_targets_that_do_not_count():
 
 def test_an_evaluation_without_a_token_that_counts_is_refused():
     nothing = EvalMetrics(clu_metrics.Average(jnp.zeros(()), jnp.zeros(())), None)
-    with pytest.raises(InputError, match=r"no token of the batches .* raise train.eval_batches"):
+    with pytest.raises(InputError, match=r"no token of the evaluated .* raise train.eval_batches"):
         evaluate_loss(lambda params, batch: nothing, {}, iter([{}]))
 
 

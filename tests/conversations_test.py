@@ -160,7 +160,10 @@ def test_records_in_the_formats_that_people_have():
         ({"messages": "hello"}, "its 'messages' is 'hello', not a list of messages"),
         ({"messages": []}, r"its 'messages' is \[\], not a list"),
         ({"messages": ["a"]}, "message 0 of its 'messages' is 'a', not an object with role"),
-        ({"messages": [TWO_TURNS[0], {"content": "a"}]}, "message 1 .* has no role, but content"),
+        (
+            {"messages": [TWO_TURNS[0], {"content": "a"}]},
+            "message 1 .* has no role, but only content",
+        ),
         ({"messages": [{"role": "u", "content": [{}]}]}, "message 0 .* content .*, not text"),
     ],
     ids=str,
@@ -182,10 +185,10 @@ def source_of(path, **keys):
 def test_files_that_hold_no_conversations(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "completion": "y"}\n{"prompt": "x", "comp')
-    with pytest.raises(InputError, match=r"a.jsonl, line at byte 35 is not JSON: .*; mend or del"):
+    with pytest.raises(InputError, match=r"a.jsonl, line at byte 35 is not JSON: .*; fix or del"):
         source_of(path)
     path.write_text('["x", "y"]\n')
-    with pytest.raises(InputError, match=r"byte 0 is no JSON object, but list; mend"):
+    with pytest.raises(InputError, match=r"byte 0 is not a JSON object but list; fix"):
         source_of(path)
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(
@@ -231,7 +234,7 @@ def test_parquet_and_datasets_hold_conversations_too(tmp_path):
             {"messages": [*TWO_TURNS, {"role": "assistant", "content": "\n"}]},
             "with an empty message of the assistant",
         ),
-        ({"messages": TWO_TURNS[2:]}, "refused by the chat template (the user speaks first)"),
+        ({"messages": TWO_TURNS[2:]}, "rejected by the chat template (the user speaks first)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -88,7 +88,7 @@ def test_a_shorter_length_and_padding(tmp_path, capsys):
 
 
 BAD = {
-    "another architecture": ({"model_type": "bert"}, "model_type is 'bert'; what can be"),
+    "another architecture": ({"model_type": "bert"}, "model_type is 'bert'; supported types"),
     "a window": (
         {"model_type": "mistral", "sliding_window": 16},
         "sliding_window is 16, less than sequences of 24 tokens; give --sequence_length=16",
@@ -185,7 +185,7 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
         ([folder], "convert needs --workdir=DIR"),
         ([new], "convert needs --input=DIR"),
         ([f"--input={tmp_path}", new], "holds no config.json"),
-        ([folder, f"--workdir={tmp_path / 'full'}"], "is not empty; remove what is there"),
+        ([folder, f"--workdir={tmp_path / 'full'}"], "is not empty; empty it"),
         ([folder, new, "--sequence_length=99"], "must be from 1 to the folder's 24"),
     ):
         with pytest.raises(InputError, match=message):

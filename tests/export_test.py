@@ -262,7 +262,7 @@ def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
 @pytest.mark.parametrize("scheme", ["strang", "midpoint", "heun", "rk4"])
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
-    with pytest.raises(InputError, match=f"model.scheme={scheme}: a step of it is no layer"):
+    with pytest.raises(InputError, match=f"model.scheme={scheme}: its step isn't a layer"):
         check_form(run.placed.model.config)
 
 
@@ -281,7 +281,7 @@ def test_half_written_never_replaces(tmp_path, monkeypatch):
     save_pretrained(run, as_run, its_tokenizer, [], out)
     before = sorted(out.iterdir())
     assert {path.stat().st_mode & 0o777 for path in before} == {0o644}
-    with pytest.raises(InputError, match=r"--output=.*out is not empty; remove what is there"):
+    with pytest.raises(InputError, match=r"--output=.*out is not empty; empty it"):
         save_pretrained(run, as_run, its_tokenizer, [], out)
     assert sorted(out.iterdir()) == before
     assert list(tmp_path.iterdir()) == [out]
@@ -335,7 +335,7 @@ def test_the_verb(workdir, tmp_path, capsys):
     assert "not compared with PyTorch's: No module named 'torch'" in told
     for arguments, message in (
         (["--num_steps=0"], "--num_steps=0 must be at least 1"),
-        (["--num_steps=5"], "exist at their own times alone"),
+        (["--num_steps=5"], "exist only at their own times"),
         (["--checkpoint=3"], "checkpoint 3 of .* does not exist; there are 0"),
         ([f"--output={tmp_path / 'out'}"], "is not empty"),
         ([f"--output={tmp_path / 'out' / 'config.json'}"], "is a file; name a folder"),
@@ -348,7 +348,7 @@ def test_the_verb(workdir, tmp_path, capsys):
 
 def test_another_grid_is_refused_before_the_checkpoint_is_read(workdir, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "restore_params", None)
-    with pytest.raises(InputError, match="exist at their own times alone"):
+    with pytest.raises(InputError, match="exist only at their own times"):
         call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--num_steps=5")
 
 

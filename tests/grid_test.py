@@ -186,7 +186,7 @@ def test_runs_that_were_done_otherwise_are_refused():
     done = outcomes_of(plan, OUTCOMES)
     check_same(plan.runs(), done)
     changed = plan_of(RATES, **{"train.batch_size": 8})
-    with pytest.raises(InputError, match=r"differ in --config.train.batch_size=8; choose another"):
+    with pytest.raises(InputError, match=r"settings: --config.train.batch_size=8; choose another"):
         check_same(changed.runs(), done)
 
 

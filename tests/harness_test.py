@@ -174,7 +174,7 @@ def test_a_task_whose_data_is_gone(tasks, tmp_path):
     (tmp_path / "gone.yaml").write_text(text.replace("local_choice", "gone"))
     with pytest.raises(InputError, match="--tasks: gone can't be loaded"):
         harness.load_tasks(["gone"], None, str(tmp_path))
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         harness.load_tasks(["gone"], None, str(tmp_path / "none"))
 
 

@@ -113,8 +113,8 @@ def test_a_topology_that_is_not():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5p", "it is written like v5p:4x4x4"),
-        ("8 CPUs", "it is written like v5p:4x4x4"),
+        ("v5p", "it must have the form v5p:4x4x4"),
+        ("8 CPUs", "it must have the form v5p:4x4x4"),
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),
@@ -234,7 +234,7 @@ def test_a_sweep_finds_microbatches_where_nothing_else_fits(monkeypatch):
     plans, _ = fake_sweep(monkeypatch, seconds)
     changes, _ = plans[0]
     assert changes["train.microbatches"] == 2
-    with pytest.raises(InputError, match="nothing fits h100:8; take a larger topology"):
+    with pytest.raises(InputError, match="no plan fits h100:8; take a larger topology"):
         fake_sweep(monkeypatch, {"else": None})
 
 

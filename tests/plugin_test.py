@@ -159,8 +159,8 @@ def test_the_packages_documents():
     assert (len(source.train), len(source.validation)) == (80, 20)
     assert source.fingerprint == load_source(data).fingerprint
     for name, loss_on, message in (
-        ("splits_by_name", "all", "returns a dict; it must return .* two sequences of texts"),
-        ("two_texts", "all", "returns a tuple; it must return .* two sequences of texts"),
+        ("splits_by_name", "all", "returns a dict; it must return .* two nonempty sequences"),
+        ("two_texts", "all", "returns a tuple; it must return .* two nonempty sequences"),
         ("numbers", "all", "its documents are of type int, not str"),
         ("documents", "completion", "data.loss_on=completion with .*, which returns texts"),
     ):

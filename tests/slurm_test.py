@@ -271,7 +271,7 @@ def test_prepare_data(cluster, tmp_path):
     cluster.wait_until("the shards", lambda: cluster.state(last)["JobState"] in ENDED)
     logs = {path.name: path.read_text() for path in run.folder.glob("data*.log")}
     assert cluster.state(last)["JobState"] == "COMPLETED", logs
-    assert all("this part is made" in logs[f"data-{first}-{part}.log"] for part in (0, 1))
+    assert all("this part is complete" in logs[f"data-{first}-{part}.log"] for part in (0, 1))
     assert "8 of 8 shards are there already" in logs[f"data-finish-{last}.log"]
     alone = [run.folder / "venv" / "bin" / "python", "-m", "t5x_diffeq.prepare_data"]
     alone += [f"--config={config}", "--output=alone", data, "--shards=4", "--workers=1"]

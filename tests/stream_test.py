@@ -182,7 +182,7 @@ def test_too_little_text_ends(tmp_path):
     """All documents validate, or none can be trained on."""
     (tmp_path / "0.jsonl").write_text('{"text": "short"}\n' * HELD_OUT)
     lane = Lane(stream_of(tmp_path), ENCODER, LENGTH, 0, 1, 3, LanePosition())
-    with pytest.raises(InputError, match=r"no document to train on, beside 3 that validate"):
+    with pytest.raises(InputError, match=r"no document to train on besides 3 for validation"):
         lane.window()
 
 

@@ -129,5 +129,5 @@ def test_again_nothing_is_repeated_and_other_settings_are_refused(swept):
     other = start(folder, "--config.optimizer.beta2=0.9")
     _, words = other.communicate(timeout=patience(120))
     assert other.returncode == 2
-    assert words.startswith(f"error: --output: run {RUNS[0]} is done there with other settings")
-    assert "differ in --config.optimizer.beta2=0.9;" in words
+    assert words.startswith(f"error: --output: run {RUNS[0]} exists there with different settings")
+    assert "settings: --config.optimizer.beta2=0.9;" in words

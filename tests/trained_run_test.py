@@ -189,8 +189,8 @@ def test_what_is_known_of_a_run(run, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda run: run.weights([0, 2]), r"t=\[0, 2\]: times run from 0 to 1"),
-        (lambda run: run.weights(float("nan")), "t=nan: times run from 0 to 1"),
+        (lambda run: run.weights([0, 2]), r"t=\[0, 2\]: times must be in"),
+        (lambda run: run.weights(float("nan")), "t=nan: times must be in"),
         (lambda run: run.weights(np.ones((1, 1))), r"has the shape \(1, 1\); give a number"),
         (lambda run: run.generate([]), r"prompts=\[\]: there is no text"),
         (lambda run: run.generate(["line", ""]), "the text '' has no tokens"),
@@ -243,7 +243,7 @@ def test_off_the_trained_grid_it_warns_once(run):
         run.at_depth(4).evaluate(limit=1)
         run.at_depth(2, scheme="heun").evaluate(limit=1)
     (warning,) = caught
-    assert "trained with 2 steps of euler alone" in str(warning.message)
+    assert "trained only with 2 steps of euler" in str(warning.message)
     assert ":smooth" in str(warning.message)
 
 

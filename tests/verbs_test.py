@@ -88,7 +88,7 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     assert [line.endswith("trained grid") for line in lines] == [False, True, False, False]
     table = [line.removesuffix("trained grid").split() for line in lines]
     (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert "trained with 2 steps of euler alone" in warning and ":smooth" in warning
+    assert "trained only with 2 steps of euler" in warning and ":smooth" in warning
     for column, key in ((-1, "eval/perplexity"), (-2, "eval/bits_per_byte")):
         shown = [float(line[column]) for line in table]
         assert shown == pytest.approx([row[key] for row in rows], abs=0.01)

@@ -153,7 +153,7 @@ def test_a_refused_run_leaves_nothing_that_matters(tmp_path, capsys, tokenizer):
     corpus_of(data, run, new=True)
     data.path = str(text_of(tmp_path, "b.txt", "something else:"))
     corpus = corpus_of(data, run, new=True)
-    assert "of a run that never started" in capsys.readouterr().err
+    assert "left over from a run that never started" in capsys.readouterr().err
     tokens = corpus.parts[0].train[0]
     assert corpus.tokenizer.decode(tokens[:-1]).startswith("something else: 0")
     fresh = corpus_of(data, tmp_path / "fresh", new=True)

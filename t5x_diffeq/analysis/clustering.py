@@ -3,9 +3,9 @@
     dx_i/dt = sum_j softmax_j(x_i^T Q(t)^T K(t) x_j / sqrt(d)) V(t) x_j,   W(t) = a(t) W
 
 for W in {Q, K, V} with standard normal entries. Weights are constant, a(t) = 1, or grow as c t^p.
-The paper takes 200 steps of dt = 1/200 over the depth t in [0, 1]: a horizon of 1. Its sampling
-range, its law of the weights and its c are missing from our copy of the text. Ours are choices, and
-`outcomes` shows how the result depends on them and on a longer horizon. The choices of c:
+The paper takes 200 steps of dt = 1/200 over the depth t in [0, 1]: a horizon of 1. Our copy of it
+lacks the sampling range, the distribution of the weights and c. Ours are choices, and `outcomes`
+shows how the result depends on them and on a longer horizon. The choices of c:
 
     peak   a = 1 at the end: growing weights never exceed constant ones, and do 1 / (p + 1) of
            their work, which is the integral of a

@@ -24,7 +24,7 @@ _METHOD = (
     "square of |x|, a cluster what is linked.",
 )
 _LONG = 10.0  # the horizon of the figure in which constant weights form clusters
-_CHANCE = 0.01  # probability by chance below which a difference of counts is spoken of
+_CHANCE = 0.01  # p-value below which a difference of counts is reported
 
 
 def clustering_section(seeds: int) -> Section:
@@ -68,14 +68,14 @@ def _conclude(rows: Sequence[dict[str, Any]], seeds: int) -> str:
     few = {r["power"]: r["few"] for r in rows if all(r[key] == chosen[key] for key in chosen)}
     constant, growing = few[0], few[max(few)]
     chance = fisher_exact([[constant, seeds - constant], [growing, seeds - growing]]).pvalue
-    verdict = "no difference that chance would not make"
+    verdict = "no significant difference"
     if chance < _CHANCE:
         verdict = "weights that grow " + ("do cluster" if growing > constant else "stay apart")
     return (
         f"At horizon {chosen['horizon']:g} (scale={chosen['scale']}, half range "
         f"{chosen['half_range']:g}), {constant} of {seeds} draws end in 5 clusters or fewer with "
         f"constant weights and {growing} with t^{max(few)}: {verdict} (Fisher's exact test: "
-        f"{chance:.2g}). It is about random weights, not about this run."
+        f"{chance:.2g}). This concerns random weights, not this run."
     )
 
 

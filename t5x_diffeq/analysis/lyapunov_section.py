@@ -96,7 +96,7 @@ def lyapunov_section(
         title="Sensitivity to tokens",
         conclusion=sentences[0],
         advice="Repeat it with prompts of your own (`--prompt=TEXT`, several times) and with "
-        f"`--convention={_OTHER[convention]}, before you speak of the model.",
+        f"`--convention={_OTHER[convention]}, before you draw conclusions about the model.",
         findings=sentences[1:],
         method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
         tables=[Table(f"Finite-time exponents ({convention}) of each input token", columns, rows)],

@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and its caption, which says what is seen.
+    """A figure and its caption, which describes it.
 
     Attributes:
       caption: the caption, as plain text.
@@ -122,7 +122,7 @@ class Section:
       tables: tables of numbers.
       drawings: figures by name.
       arrays: results by name: the array, with its axes and unit in words.
-      findings: what else was found: paragraphs.
+      findings: further findings: paragraphs.
       markup: additional HTML, shown before the figures.
       numbers: its main results by name, which `analyze` prints.
     """
@@ -209,7 +209,7 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
 
 
 def _section_markup(section: Section) -> str:
-    """A section in HTML: what to conclude and to try, figures, numbers, how it was computed."""
+    """A section in HTML: conclusion, advice, figures, numbers and method."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(

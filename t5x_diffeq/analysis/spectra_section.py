@@ -85,7 +85,7 @@ def conclude(own: spectra.Spectra, nodes: str) -> str:
     if count < spectra.LEAST_TIMES:
         return (
             f"{count} {nodes} are too few to say whether eigenvalues grow or shrink with depth: "
-            f"any order of fewer than {spectra.LEAST_TIMES} comes about by chance."
+            f"any order of fewer than {spectra.LEAST_TIMES} can arise by chance."
         )
     by_trend: dict[str, list[str]] = {}
     for kind, values in own.items():
@@ -113,17 +113,17 @@ def _advise(config: ModelConfig, count: int, rough: float) -> str:
     if count < spectra.LEAST_TIMES:
         return "Take more solver steps by `--num_steps`, as W(t) is smooth between the nodes."
     return (
-        "Train the same config with other seeds (the verb `sweep`) before you speak of more than "
+        "Train the same config with other seeds (the verb `sweep`) before you generalise from "
         "this run: seeds of one setting differ in the sign of the rank correlation."
     )
 
 
 def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
-    """Whether W(t) is smooth between the nodes, and what the model is worth there."""
+    """Whether W(t) is smooth between the nodes, and the model's perplexity there."""
     told = (
         "so curves show it between the dots, which are the nodes"
         if rough < _SMOOTH
-        else "so only the nodes mean something, and dotted lines do no more than join them"
+        else "so only the nodes are meaningful, and dotted lines merely join them"
     )
     measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
     return (
@@ -139,7 +139,7 @@ def _describe_method(config: ModelConfig) -> list[str]:
         "of a head from the product of the size of a head, which has the same nonzero ones. "
         "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
         "magnitudes are shown.",
-        f"A trend is spoken of if there are at least {spectra.LEAST_TIMES} nodes, the rank "
+        f"A trend is reported if there are at least {spectra.LEAST_TIMES} nodes, the rank "
         f"correlation with depth is at least {spectra.STRONG:g} in size, and the last third is a "
         "tenth larger or smaller than the first. Neighbouring nodes are alike, so this describes "
         "one run; docs/lab/spectra.md compares seeds of small models.",

@@ -18,7 +18,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
 _START, _STOP = "\0(", "\0)"  # around what {% generation %} holds; no conversation contains NUL
-_DAY_OF_DATA = datetime(2024, 7, 26)  # what `strftime_now` tells: data is the same on any day
+_DAY_OF_DATA = datetime(2024, 7, 26)  # what `strftime_now` returns: data is the same on any day
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PLAIN = "plain"  # the value of `data.chat_template` that means this template
 _PLAIN_TEMPLATE = """\
@@ -136,7 +136,7 @@ class ChatTemplate:
       now: the time that the template can ask for; training data has the same one on any day.
 
     Raises:
-      InputError: if the template isn't one, or jinja2 isn't installed.
+      InputError: if the template is invalid, or jinja2 isn't installed.
     """
 
     def __init__(self, chat: ChatFormat, tokens: Mapping[str, str], now: datetime = _DAY_OF_DATA):
@@ -158,7 +158,7 @@ class ChatTemplate:
           marked: whether marks stand around what `{% generation %}` blocks hold.
 
         Raises:
-          TemplateError: if the template refuses the conversation.
+          TemplateError: if the template rejects the conversation.
         """
         try:
             return (self._marked if marked else self._plain).render(
@@ -189,8 +189,8 @@ class ChatTemplate:
         each of the answerer's messages adds to the earlier ones with the generation prompt.
 
         Raises:
-          TemplateError: if the template refuses the conversation.
-          InputError: if the text of the first messages doesn't begin the text of all.
+          TemplateError: if the template rejects the conversation.
+          InputError: if the text of the first messages isn't a prefix of the text of all.
         """
         text = self.render(messages, tools=tools)
         if self.has_generation:
@@ -202,8 +202,8 @@ class ChatTemplate:
             if not (until.startswith(before) and text.startswith(until)):
                 raise InputError(
                     f"the chat template of {self.origin} writes message {number} of the "
-                    f"conversation that begins {text[:60]!r} in another way when others follow or "
-                    "precede it, so what the assistant wrote can't be told apart; mark it in the "
+                    f"conversation that begins {text[:60]!r} differently when others follow or "
+                    "precede it, so the assistant's text can't be located; mark it in the "
                     "template with {% generation %} and {% endgeneration %}, and set "
                     "--config.data.chat_template=FILE"
                 )
@@ -255,7 +255,7 @@ def _compile(chat: ChatFormat, now: datetime, mark: Callable[[str], str]) -> Any
         return environment.from_string(str(chat.template))
     except jinja2.TemplateError as error:
         raise InputError(
-            f"the chat template of {chat.origin} is not one: {error}; mend it, or name another "
+            f"the chat template of {chat.origin} is invalid: {error}; fix it, or name another "
             "with --config.data.chat_template=FILE"
         ) from error
 

@@ -18,7 +18,7 @@ _KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 
 
 def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
-    """The names of those fields of a record that `conversation_of` reads.
+    """The names of a record's fields that `conversation_of` reads.
 
     Raises:
       InputError: if they make no conversation.
@@ -94,7 +94,7 @@ def _fault_of(message: object) -> str | None:
     if not isinstance(message, dict):
         return f"is {message!r:.60}, not an object with role and content"
     if not isinstance(message.get("role"), str):
-        return f"has no role, but {', '.join(message)[:200] or 'nothing at all'}"
+        return f"has no role, but only {', '.join(message)[:200] or 'nothing'}"
     if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
         return f"has the content {message.get('content')!r:.60}, not text"
     return None
@@ -137,7 +137,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def text_of_conversation(document: str) -> str:
-    """What is said in a conversation's document, a paragraph for each message."""
+    """The messages of a conversation's document, a paragraph for each."""
     said = json.loads(document)
     texts = [each.get("content", "") for each in said.get("messages", [])]
     return "\n".join(texts or [said["prompt"], said["completion"]])

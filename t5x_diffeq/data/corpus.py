@@ -72,7 +72,7 @@ class Corpus:
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
-        """The bytes that each token stands for; None, with a line that says why, if unknown."""
+        """The bytes that each token stands for; if unknown, None and a line in the log."""
         try:
             return token_bytes(self.tokenizer)
         except NoByteLengthsError as error:
@@ -96,11 +96,11 @@ def prepare_corpus(
     Args:
       data: `config.data`.
       workdir: stores the tokenizer, the tokens (or where their shards are) and the fingerprint.
-      new: make all of these; else they must exist, and the data must be unchanged.
+      new: whether to make all of these; otherwise they must exist and match the data.
       vocab_size: the vocabulary size that the tokenizer must have; None: any.
 
     Raises:
-      InputError: if the data can't be used, or isn't what the workdir was started with.
+      InputError: if the data is invalid, or isn't what the workdir was started with.
       RunError: if the workdir can't be written to.
     """
     origins = [
@@ -186,10 +186,10 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
 
 
 def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
-    """Removes tokens left by a refused run, if they are from other data."""
+    """Removes tokens of other data, left by a run that failed its checks."""
     shards = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
     if any(facts and facts["fingerprint"] != fingerprint for facts in shards):
-        say(f"{folder} is left of a run that never started, on other data; it is made again")
+        say(f"replacing {folder}: left over from a run that never started, on other data")
         remove_folder(folder)
 
 
@@ -204,7 +204,7 @@ def _shard_folder(data: DataKeys) -> AnyPath:
 
 
 def _check_masks(folder: AnyPath, manifest: dict, loss_on: str) -> None:
-    """Checks that shards say which tokens are trained on where the config asks for it."""
+    """Checks that shards were prepared with the config's `data.loss_on`."""
     made_with = "completion" if manifest.get(MASKS) else "all"
     if made_with != loss_on:
         raise InputError(
@@ -267,7 +267,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
 
 
 def explain_no_run(workdir: AnyPath) -> str:
-    """One line for a workdir without a run, which names runs within it or beside it."""
+    """An error message for a workdir without a run; it names runs in or beside the workdir."""
     where = workdir if workdir.is_dir() else workdir.parent
     names = [path.parent.name for path in sorted(where.glob(f"*/{_CONFIG_FILE}"))]
     near = get_close_matches(workdir.name, names, n=1) or names[:3]

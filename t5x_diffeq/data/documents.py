@@ -185,10 +185,10 @@ def _text_of_line(line: bytes, field: str | None, where: str) -> str:
     try:
         record = json.loads(line.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"data.path: {where} is not JSON: {error}; mend or delete it") from error
+        raise InputError(f"data.path: {where} is not JSON: {error}; fix or delete it") from error
     if not isinstance(record, dict):
         kind = type(record).__name__
-        raise InputError(f"data.path: {where} is no JSON object, but {kind}; mend or delete it")
+        raise InputError(f"data.path: {where} is not a JSON object but {kind}; fix or delete it")
     if field is None:
         return conversation_of(record, f"data.path: {where}")
     if field not in record:

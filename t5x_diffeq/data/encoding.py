@@ -95,7 +95,7 @@ class ConversationEncoder(TextEncoder):
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokenizer and of its chat template."""
+        """A hash of the tokenizer and its chat template."""
         parts = (self.tokenizer.fingerprint, self.tokenizer.chat.fingerprint, "completion")
         return digest(map(str.encode, parts))
 
@@ -104,11 +104,11 @@ class ConversationEncoder(TextEncoder):
         """The compiled chat template, which only records with messages need.
 
         Raises:
-          InputError: if the tokenizer has none, or it can't be used.
+          InputError: if the tokenizer has none, or it is invalid.
         """
         if self.tokenizer.chat.template is None:
             raise InputError(
-                "data.loss_on=completion: the records have messages, and the tokenizer has no chat "
+                "data.loss_on=completion: the records have messages, but the tokenizer has no chat "
                 "template to write them with; set --config.data.chat_template=plain, or FILE.jinja"
             )
         return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
@@ -123,7 +123,7 @@ class ConversationEncoder(TextEncoder):
                     yield self._render(conversation), True
                     continue
                 except TemplateError as error:
-                    reason = f"refused by the chat template ({error})"[:_REASON_CHARACTERS]
+                    reason = f"rejected by the chat template ({error})"[:_REASON_CHARACTERS]
             skipped[reason] += 1
 
     def _render(self, conversation: dict) -> RenderedConversation:
@@ -133,7 +133,7 @@ class ConversationEncoder(TextEncoder):
         messages, tools = conversation["messages"], conversation.get("tools")
         text, spans = self.template.render_spans(messages, ANSWERER, tools)
         if not any(start < stop for start, stop in spans):
-            raise TemplateError(f"it writes nothing of the {ANSWERER}")
+            raise TemplateError(f"it leaves out the messages of the {ANSWERER}")
         return RenderedConversation(text, spans)
 
     def encode(self, pieces: Sequence[Any]) -> list[Codes]:

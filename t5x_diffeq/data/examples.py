@@ -32,17 +32,17 @@ class TrainingData(Protocol):
         Args:
           sharding: the batches' sharding.
           drawn: how many batches were drawn before.
-          position: what `position` returned after these, or after some of these; None: nothing.
+          position: what `position` returned after these or some of these; None: nothing.
         """
 
     def position(self) -> dict | None:
         """What a checkpoint keeps, as JSON; all processes must call it. None: nothing."""
 
     def size(self) -> str:
-        """How much there is, as in `1.23M tokens`."""
+        """The size as text, such as `1.23M tokens`."""
 
     def epochs(self, count: int) -> str:
-        """How many epochs so many examples are."""
+        """The number of epochs that `count` examples make, as text."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class ShuffledExamples:
         )
 
     def position(self) -> None:
-        """Nothing: the number of batches that were drawn says all."""
+        """None: the number of batches drawn is enough to resume."""
 
     def size(self) -> str:
         """The tokens of all parts."""
         return self.corpus.amount("train")
 
     def epochs(self, count: int) -> str:
-        """How many epochs of each part so many examples are: `1.25 epochs`, `0.80, 3.10 epochs`."""
+        """Epochs of each part in `count` examples: `1.25 epochs`, `0.80, 3.10 epochs`."""
         weights = sum(weight for weight, _ in self.mixture)
         each = (f"{count * weight / weights / len(part):.2f}" for weight, part in self.mixture)
         return f"{', '.join(each)} epochs"
@@ -93,11 +93,11 @@ def check_data(data: DataKeys) -> None:
     """
     parts = part_configs(data)
     if any(part.source == STREAM for part in parts) and data.source != STREAM:
-        raise InputError(f"data.mixture has a part with the source {STREAM}, which stands alone")
+        raise InputError(f"data.mixture has a part with the source {STREAM}, which can't be mixed")
     if data.source == STREAM and data.packing != "concat_then_split":
         raise InputError(
-            f"data.packing={data.packing} needs the lengths of all documents, which are not known "
-            f"with data.source={STREAM}; leave it out, or tokenise ahead with prepare_data"
+            f"data.packing={data.packing} needs the lengths of all documents, which are unknown "
+            f"with data.source={STREAM}; leave it out, or tokenise first with prepare_data"
         )
 
 
@@ -151,14 +151,14 @@ def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -
 
 
 def _say_longer(corpus: Corpus, length: int) -> None:
-    """Prints how many conversations are cut because they are longer than a sequence."""
+    """Logs how many conversations are cut because they are longer than a sequence."""
     lengths = [part.train.lengths for part in corpus.parts]
     longer = sum(int((each > length).sum()) for each in lengths)
     if longer:
         say(
             f"{longer} of {sum(map(len, lengths))} conversations are longer than "
-            f"data.sequence_length={length} and are cut: in the later parts the assistant doesn't "
-            "see what came before"
+            f"data.sequence_length={length} and are cut; the later parts are trained on without "
+            "their context"
         )
 
 

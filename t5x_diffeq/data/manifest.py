@@ -35,12 +35,12 @@ def read_manifest(folder: AnyPath) -> dict:
 
 
 def damage_error(folder: AnyPath, fault: str) -> str:
-    """The error message for a manifest that can't be used."""
+    """The error message for a damaged manifest."""
     return f"{folder / MANIFEST} is damaged: {fault}; restore it, or prepare the shards again"
 
 
 def _check(manifest: Any) -> None:
-    """Raises a ValueError that says what is missing, or has another type than it should."""
+    """Raises a ValueError that names what is missing or has the wrong type."""
     _check_types("it", manifest, {**_FACTS, **dict.fromkeys(SPLITS, dict)})
     masks = manifest.get(MASKS, False)
     if not isinstance(masks, bool):
@@ -51,7 +51,7 @@ def _check(manifest: Any) -> None:
         _check_types(split, facts, of_split)
         for key, kind in _OF_SHARDS.items():
             if any(type(value) is not kind for value in facts[key]):
-                raise ValueError(f"{key!r} of {split} is no list of {kind.__name__}")
+                raise ValueError(f"{key!r} of {split} is not a list of {kind.__name__}")
             if len(facts[key]) != len(facts["names"]):
                 raise ValueError(f"{key!r} of {split} has another length than 'names'")
 

@@ -1,7 +1,7 @@
 """Tokens with the characters that each stands for.
 
-In these texts the names of special tokens, such as `</s>`, are these tokens: a chat template writes
-them so.
+The name of a special token in a text, such as `</s>`, is encoded as that token, because chat
+templates write special tokens by name.
 """
 
 import re

@@ -187,7 +187,7 @@ class FirstFitRows:
         order = _shuffle(len(documents.lengths), seed)
         rows, self.pieces = first_fit(_cut_pieces(documents.lengths, order, length), length)
         if not len(rows):
-            raise InputError(f"the {split} split has no document; give text")
+            raise InputError(f"the {split} split has no documents; give more text")
         self.firsts = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
 
     def __len__(self) -> int:

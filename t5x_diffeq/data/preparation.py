@@ -30,7 +30,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest
 
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 _Job = tuple[str, int]  # the split and number of a shard
-_Tell = Callable[[int], None]  # called with the number of documents taken so far
+_Tell = Callable[[int], None]  # reports the number of documents taken so far
 
 
 def prepare_shards(
@@ -74,7 +74,7 @@ def prepare_shards(
         say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
     _make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
     if part[1] > 1:
-        say("this part is made; when all are, the command without --shard finishes")
+        say("this part is complete; when all parts are, run the command without --shard to finish")
         return None
     manifest = merge_shards(folder, shards, facts)
     if manifest["skipped"]:
@@ -102,7 +102,7 @@ def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
 def _make_shards(
     source: Source, folder: AnyPath, shards: int, missing: list[_Job], facts: dict, workers: int
 ) -> None:
-    """Makes the missing shards, several at a time, and shows progress."""
+    """Makes the missing shards in parallel, and shows progress."""
     total = sum(len(_documents_of(source, job, shards)) for job in missing)
     context = get_context("spawn")
     done, threads = context.Value("q", 0), max(1, (os.cpu_count() or 1) // workers)
@@ -125,7 +125,7 @@ def _make_shards(
                     if error:
                         raise RunError(
                             f"a worker failed: {type(error).__name__}: {error}; the finished "
-                            "shards are kept: start again, with fewer --workers if memory was short"
+                            "shards are kept: run again, with fewer --workers if memory ran out"
                         ) from error
 
 

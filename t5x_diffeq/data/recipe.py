@@ -31,7 +31,7 @@ def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> No
 
 
 def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
-    """Saves the tokenizer as the only one in `folder`; a refused run may have left another."""
+    """Saves the tokenizer as the only one in `folder`; a failed start may have left another."""
     there = load_tokenizer(folder)
     if there is not None and fingerprints(there) != fingerprints(tokenizer):
         remove_folder(folder)
@@ -76,7 +76,7 @@ def tokenizer_in(
       data: `config.data`.
       documents: the documents to train it on.
       text: their fingerprint.
-      discard: whether to remove one made by another config, which a refused run has left.
+      discard: whether to remove one made by another config, left over from a failed start.
 
     Raises:
       InputError: if `folder` holds one made by another config, or trained on other text.
@@ -90,7 +90,7 @@ def tokenizer_in(
             f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
         )
     if fault:
-        say(f"{folder} is left of a run that never started: it {fault}; it is made again")
+        say(f"replacing {folder}: it is left over from a run that never started, and {fault}")
         remove_folder(folder)
     tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
     write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())

@@ -50,7 +50,7 @@ def stem(split: str, index: int, count: int) -> str:
 def write_shard(
     folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Counter
 ) -> None:
-    """Writes one shard; if killed at any moment, the shard is either complete or made again.
+    """Writes one shard; if this is killed, the shard is either complete or will be made again.
 
     Args:
       folder: the folder of the shards.
@@ -68,8 +68,8 @@ def write_shard(
             sha256 = file_digest(partial)
     except (RuntimeError, OSError) as error:
         raise RunError(
-            f"shard {name} of {folder} can't be written: {error}; the finished ones are kept: make "
-            "room or mend this, and start again"
+            f"shard {name} of {folder} can't be written: {error}; the finished shards are kept: "
+            "free space or fix this, and run again"
         ) from error
     lengths_file = folder / f"{name}.lengths.npy"
     array = io.BytesIO()
@@ -166,7 +166,7 @@ def format_reasons(skipped: Mapping[str, int]) -> str:
 def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
     shard = read_shard_facts(folder, name)
     if shard is None:
-        raise InputError(f"shard {name} of {folder} is missing or not whole; prepare it again")
+        raise InputError(f"shard {name} of {folder} is missing or incomplete; prepare it again")
     for key, value in facts.items():
         if shard.get(key) != value:
             raise InputError(
@@ -176,7 +176,7 @@ def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
     hashes = {"array_record": shard["sha256"], "lengths.npy": shard["lengths_sha256"]}
     if any(file_digest(folder / f"{name}.{end}") != hash for end, hash in hashes.items()):
         raise InputError(
-            f"shard {name} of {folder} is damaged: its content is not what was written; delete "
+            f"shard {name} of {folder} is damaged: its content isn't what was written; delete "
             f"{name}.json and prepare it again"
         )
     return shard
@@ -256,7 +256,7 @@ class ShardedDocuments:
 def _stage_if_room(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
     """Local paths of the shards: those in a bucket are copied, if they fit into the cache.
 
-    Else ArrayRecord reads each record from the bucket, which is slower but takes no disk space.
+    Otherwise ArrayRecord reads each record from the bucket, which is slower but needs no disk.
     """
     try:
         return stage(paths, sha256)

@@ -113,7 +113,7 @@ def load_source(data: DataKeys) -> Source:
     """The source that `config.data` describes.
 
     Raises:
-      InputError: if there is no such source or its data can't be used.
+      InputError: if there is no such source, or its data is invalid.
     """
     if data.loss_on == "completion" and data.source in WITHOUT_PATH:
         raise InputError(
@@ -124,8 +124,8 @@ def load_source(data: DataKeys) -> Source:
         return _from_function(data)
     if data.source not in SOURCES:
         raise InputError(
-            f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, or in training also "
-            "tokens or mixture"
+            f"data.source is {data.source!r}; it can be {', '.join(SOURCES)}, and for training "
+            "also tokens or mixture"
         )
     if data.source in _NEED_PATH and not data.path:
         raise InputError(f"data.path is not set; data.source={data.source} needs it")
@@ -140,8 +140,8 @@ def _from_function(data: DataKeys) -> Source:
         if not pair or any(isinstance(split, str | bytes) or not len(split) for split in source):
             raise InputError(
                 f"data.source={data.source} returns a {type(source).__name__}; it must return a "
-                "t5x_diffeq.data.sources.Source, or two sequences of texts that aren't empty: for "
-                "training and for validation"
+                "t5x_diffeq.data.sources.Source, or two nonempty sequences of texts, for training "
+                "and for validation"
             )
         kinds = {type(text) for split in source for text in split}
         if kinds != {str}:
@@ -239,7 +239,7 @@ def find_text_files(key: str, path: str) -> list[Path]:
 def tfds_source(data: DataKeys) -> Source:
     """A dataset of TensorFlow Datasets, by name or folder; read without TensorFlow.
 
-    If it isn't in `data.data_dir`, it is built there first, if its builder works without too.
+    If it isn't in `data.data_dir`, it is built there first; its builder must not need TensorFlow.
     """
     import tensorflow_datasets as tfds
 
@@ -310,7 +310,7 @@ def wikitext103(data: DataKeys) -> Source:
 
 
 def stream(data: DataKeys) -> Source:
-    """What is known ahead of a dataset that training streams: a sample, and what validates."""
+    """A sample of a dataset that training streams, and its validation documents."""
     opened = open_stream(data)
     chat = data.loss_on == "completion"
     return Source(str(data.path), *opened.documents, opened.fingerprint, conversations=chat)

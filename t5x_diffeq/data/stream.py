@@ -1,8 +1,8 @@
 """Batches of a stream of documents, whose position a checkpoint keeps.
 
-Reading is divided into lanes. A lane reads files of its own, or every so many documents of a file,
+Reading is divided into lanes. A lane reads files of its own, or every k-th document of a file,
 in an order that depends on the seed. Each row of the global batch belongs to one lane, and each
-process reads the lanes of its rows. So a run goes on with the same batches on any number of
+process reads the lanes of its rows. So a run continues with the same batches on any number of
 processes, and its position is a few numbers for each lane.
 """
 
@@ -30,7 +30,7 @@ from t5x_diffeq.runtime.processes import gather
 
 BLOCK_DOCUMENTS = 1000  # shuffled together
 _ENCODED_AT_ONCE = 64  # documents
-_LANES = 4  # if there are so many files, and at least one for each process
+_LANES = 4  # if there are as many files; at least one for each process
 _PREFETCHED_BATCHES = 8
 
 
@@ -160,13 +160,13 @@ class Lane:
                 place, row, library = place + 1, 0, None
             if whole and usable == self.usable:
                 raise InputError(
-                    f"data.path={self.stream.train.path}: its files have no document to train on, "
-                    f"beside {self.stream.held_out} that validate; give more text"
+                    f"data.path={self.stream.train.path}: its files have no document to train on "
+                    f"besides {self.stream.held_out} for validation; give more text"
                 )
             epoch, place = epoch + 1, 0
 
     def _takes(self, file: int, row: int) -> bool:
-        """Whether the lane reads this row, which others may do that share the file."""
+        """Whether the lane reads this row; other lanes may share the file."""
         held_out = file == 0 and row < self.stream.held_out
         return not held_out and row % self.sharers == self.share
 
@@ -307,10 +307,10 @@ class Stream:
         return min(self.batch_size, processes * each)
 
     def size(self) -> str:
-        """`a stream of 12 files`: how much they hold is not known."""
+        """`a stream of 12 files`: their number of tokens is unknown."""
         held_out = f", less {self.stream.held_out} documents" if self.stream.held_out else ""
         return f"a stream of {len(self.stream.train)} files{held_out}"
 
     def epochs(self, count: int) -> str:
-        """How the stream ends."""
-        return "and the stream begins again where it ends"
+        """What happens at the end of the stream."""
+        return "and the stream restarts when it ends"

@@ -1,8 +1,7 @@
 """Files of documents that are read by Hugging Face's `datasets` while a model trains.
 
 They belong to a dataset of the Hub, or are parquet and JSON files anywhere that fsspec reaches.
-Nothing is downloaded as a whole, counted or tokenised ahead, so a corpus of any size opens in
-seconds.
+Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in seconds.
 """
 
 import re
@@ -131,7 +130,7 @@ class OpenStream:
 
     @property
     def documents(self) -> tuple["_FirstDocuments", "_FirstDocuments"]:
-        """A sample of the train split, and the documents that validate."""
+        """A sample of the train split, and the validation documents."""
         sample = _FirstDocuments(self.train, SAMPLE_DOCUMENTS, self.held_out)
         return sample, _FirstDocuments(self.validation or self.train, VALIDATION_DOCUMENTS)
 

@@ -1,11 +1,11 @@
 """How many bytes of text each token stands for, from which bits per byte are computed.
 
 Losses per token can be compared only for one tokenizer; bits per byte of text can be compared
-across tokenizers. The number of bytes must be exact. So a table is tried on texts that show whether
-the tokenizer changes text before it splits it (lower case, compatibility characters, spaces left
-out), or has a token for what it doesn't know: then there is none.
+across tokenizers. The number of bytes must be exact. So the table is checked on texts that show
+whether the tokenizer changes text before it splits it (lower case, compatibility characters,
+dropped spaces), or has an unknown token; in either case there is no table.
 
-Two changes of the text are allowed for. Some tokenizers put a space before every text
+Two changes of the text are allowed. Some tokenizers put a space before every text
 (sentencepiece's dummy prefix): that space has no bytes. Others compose characters (NFC, such as
 Qwen's): their bytes are those of the composed text.
 """
@@ -28,7 +28,7 @@ from t5x_diffeq.data.tokenizer import (
 
 _SPACE = "\u2581"  # sentencepiece's sign for a space
 _Lengths = Integer[np.ndarray, " vocabulary"]
-# Of UTF-8 every byte, in characters that normalization, lower case and the like would change.
+# Every byte of UTF-8, in characters that normalization, lower case and the like would change.
 _CHARACTERS = (*range(1, 0x800), *range(0x800, 0xD800, 0x400), *range(0xE000, 0x110000, 0x1000))
 _TEXTS = (
     *(
@@ -50,7 +50,7 @@ _TEXTS = (
 
 
 class NoByteLengthsError(Exception):
-    """The tokens don't tell how many bytes of text they stand for; its message says why."""
+    """The bytes that a token stands for can't be determined; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class TokenBytes:
 
 
 class _Vocabulary(NamedTuple):
-    """What is known of a tokenizer's tokens.
+    """A tokenizer's tokens.
 
     Attributes:
       pieces: the texts of the tokens, as the tokenizer writes them.
@@ -111,7 +111,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """The table of a tokenizer.
 
     Raises:
-      NoByteLengthsError: if the number of bytes can't be told from the tokens.
+      NoByteLengthsError: if the number of bytes can't be determined from the tokens.
     """
     vocabulary = _vocabulary(tokenizer)
     texts = [*_TEXTS, *(f"a {name} b{name}" for name in vocabulary.added)]

@@ -40,5 +40,5 @@ def is_trained(codes: Codes) -> Bool[np.ndarray, "..."]:
 def tokens_of(codes: Codes) -> Codes:
     """The token of each code."""
     if codes.dtype.kind == "u":
-        return codes  # tokens of a document that is all trained on
+        return codes  # all tokens of the document are trained on
     return np.where(codes < 0, ~codes, codes) & (_WITHIN - 1)

@@ -32,14 +32,14 @@ _BYTES_FILE = "bytes"
 _JSON_FILE = "tokenizer.json"
 _END_FILE = "end_of_text.json"
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_TRAINING_DOCUMENTS = 1_000_000  # at most so many, evenly spaced, train a tokenizer
-_TRAINING_CHARACTERS = 100_000  # the first so many of each
+_TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
+_TRAINING_CHARACTERS = 100_000  # of each, from its beginning
 _LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
 TokenSequence = list[int] | Integer[np.ndarray, " length"]
 
 
 class Tokenizer(ABC):
-    """What all tokenizers have.
+    """The base class of tokenizers.
 
     Args:
       model: the content of its file.
@@ -258,7 +258,7 @@ def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
 
 
 def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
-    """The tokenizer that `config.data` describes, trained on `documents` where it says so.
+    """The tokenizer that `config.data` describes, trained on `documents` if it says so.
 
     Raises:
       InputError: if there is no such tokenizer, or it or its chat template can't be read or made.

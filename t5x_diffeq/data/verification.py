@@ -45,8 +45,8 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     for name, token in zip(manifest[split]["names"], manifest[split]["largest_token"], strict=True):
         if token >= vocab_size:
             raise InputError(
-                f"shard {name} of {folder} holds token {token}, and its tokenizer has "
-                f"{vocab_size}; prepare the shards again with the tokenizer that they are to have"
+                f"shard {name} of {folder} holds token {token}, but its tokenizer has "
+                f"{vocab_size} tokens; prepare the shards again with the right tokenizer"
             )
     if is_in_bucket(folder):
         return
@@ -90,7 +90,7 @@ def _write_record(record: Path, checked: _CheckedFiles) -> None:
     except (OSError, RunError) as error:
         say(
             f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
-            "checked anew at the next start"
+            "checked again at the next start"
         )
 
 
@@ -168,5 +168,5 @@ def check_records(path: AnyPath, expected: int) -> None:
 
 
 def cause(error: Exception) -> str:
-    """What the library says is wrong, which may be just `;`."""
+    """The library's error message, which may be just `;`."""
     return describe_error(error).strip("; ") or "it is damaged or cut off"

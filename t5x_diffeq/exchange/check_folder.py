@@ -71,7 +71,7 @@ def compare_logits(
     difference = float(np.abs(theirs - ours).max() / np.abs(ours).max())
     if not difference <= TOLERANCE:
         raise RunError(
-            f"{model_class} computes other logits from the exported tensors than the run: they "
+            f"{model_class} computes different logits from the exported tensors than the run: they "
             f"differ by {difference:.1e} of the largest; nothing is exported, please report this"
         )
     return f"PyTorch's, to {difference:.1e} of the largest"

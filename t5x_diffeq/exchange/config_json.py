@@ -141,12 +141,12 @@ def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
     """The `model_type` and class of a folder.
 
     Raises:
-      InputError: if it is none that we have.
+      InputError: if the type isn't supported.
     """
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise InputError(
-            f"--input: model_type is {kind!r}; what can be converted is {', '.join(FAMILIES)}"
+            f"--input: model_type is {kind!r}; supported types are {', '.join(FAMILIES)}"
         )
     return kind, FAMILIES[kind]
 

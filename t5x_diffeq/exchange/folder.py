@@ -38,7 +38,7 @@ def local_path(path: object, flag: str) -> Path:
       InputError: if the path is in a bucket.
     """
     if not isinstance(path, Path):
-        raise InputError(f"--{flag}={path}: only a folder of this machine (or mounted) will do")
+        raise InputError(f"--{flag}={path}: it must be a folder on this machine (or mounted)")
     return path
 
 
@@ -51,9 +51,7 @@ def check_new_folder(path: Path, flag: str) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"--{flag}={path} is a file; name a folder")
     if path.exists() and any(path.iterdir()):
-        raise InputError(
-            f"--{flag}={path} is not empty; remove what is there, or name another folder"
-        )
+        raise InputError(f"--{flag}={path} is not empty; empty it, or name another folder")
 
 
 @contextmanager

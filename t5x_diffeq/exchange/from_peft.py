@@ -60,7 +60,7 @@ def adapted_run(folder: Path, base: PretrainedRun) -> tuple[Config, dict]:
       base: the run whose export was tuned.
 
     Raises:
-      InputError: if the folder holds something else than adapters of the base's layers.
+      InputError: if the folder holds anything but adapters of the base's layers.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -137,7 +137,7 @@ def _read_factors(tensors: Tensors, layout: Layout, config: ModelConfig) -> dict
     """`a` and `b` of each linear that has them, leaves `[layers, ...]`.
 
     Raises:
-      InputError: if one is missing or has another shape, or a tensor is none of them.
+      InputError: if one is missing or has another shape, or a tensor isn't an adapter's.
     """
     adapters, left = {}, dict(tensors)
     for path, kernel in declared_leaves(config).items():
@@ -162,8 +162,8 @@ def _read_factors(tensors: Tensors, layout: Layout, config: ModelConfig) -> dict
         }
     if left:
         raise InputError(
-            f"--input: {min(left)} ({len(left)} such) is no adapter of a linear of the base's "
-            "layers; tune these alone (target_modules)"
+            f"--input: {min(left)} ({len(left)} such) is not an adapter of a linear of the base's "
+            "layers; tune only these (target_modules)"
         )
     return adapters
 

@@ -29,7 +29,7 @@ def read_config_json(folder: Path) -> dict:
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         return values
     except FileNotFoundError as error:
         raise InputError(

@@ -15,12 +15,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of a model in huggingface_hub's cache; what isn't there yet is fetched.
+    """The folder of a model in huggingface_hub's cache, downloaded if it isn't there.
 
     The library shows its progress.
 
     Raises:
-      InputError: if huggingface_hub isn't installed, or the Hub doesn't give the model.
+      InputError: if huggingface_hub isn't installed, or the Hub doesn't provide the model.
     """
     by_hand = f"where the Hub can be reached: hf download {name} --local-dir=DIR, then --input=DIR"
     try:

@@ -60,8 +60,8 @@ def check_form(config: ModelConfig) -> None:
     """
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
-            f"model.scheme={config.scheme}: a step of it is no layer, which evaluates attention "
-            f"and MLP once; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
+            f"model.scheme={config.scheme}: its step isn't a layer, with attention and MLP "
+            f"evaluated once; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
         )
 
 
@@ -116,8 +116,8 @@ def save_pretrained(
       kept_form: "layers" of the grid, or "hypernetwork" (see `hypernetwork_form`).
 
     Raises:
-      InputError: if the model or the folder can't be used.
-      RunError: if the folder can't be written, or doesn't compute what the run does.
+      InputError: if the model can't be exported, or the folder is invalid.
+      RunError: if the folder can't be written, or its model differs from the run.
     """
     config = run.placed.model.config
     check_form(config)

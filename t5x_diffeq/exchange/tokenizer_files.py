@@ -30,7 +30,7 @@ class _TokenizerFiles(NamedTuple):
       json: content of `tokenizer.json`, if there can be one.
       model: content of `tokenizer.model`, if it is a sentencepiece model.
       settings: keys of `tokenizer_config.json` besides those that every tokenizer has.
-      lacking: what these files can't express, for the user.
+      lacking: a note for the user on what these files can't express.
     """
 
     json: bytes | None = None

@@ -1,4 +1,4 @@
-"""Commands run one after the other, which stop in good order when this process is told to stop."""
+"""Commands run one after the other, which stop cleanly when this process receives a signal."""
 
 import signal
 import subprocess

@@ -173,4 +173,4 @@ def need_text(texts: Texts) -> None:
       InputError: if there is none.
     """
     if not texts:
-        raise InputError("this experiment needs a text: --text=NAME=PATH, or --text=stdlib")
+        raise InputError("this experiment needs a text; set --text=NAME=PATH or --text=stdlib")

@@ -58,7 +58,7 @@ class Figure5(Experiment):
         """
         texts = texts if len(texts) == 2 else {"stdlib": {"data.source": "stdlib"}, **texts}
         if len(texts) != 2:
-            raise InputError("figure5 needs two texts: --text=NAME=PATH, the other one is stdlib")
+            raise InputError("figure5 needs two texts: set --text=NAME=PATH; the other is stdlib")
         architecture = values_of(self.config, "ode")["model.architecture"]
         texts = {name: fill_in_tokenizer(keys, architecture) for name, keys in texts.items()}
         return [

@@ -158,6 +158,6 @@ def check_same(runs: Sequence[ExperimentRun], done: Mapping[str, dict[str, Any]]
         then = set(done.get(run.name, {}).get("arguments", run.arguments))
         if differing := sorted(then ^ set(run.arguments)):
             raise InputError(
-                f"--output: run {run.name} is done there with other settings, which differ in "
+                f"--output: run {run.name} exists there with different settings: "
                 f"{' '.join(differing)}; choose another --output"
             )

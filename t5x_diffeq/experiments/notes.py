@@ -1,4 +1,4 @@
-"""What an experiment shows beside its tables: pages of analyses, and a paired test of answers.
+"""Additions to an experiment's tables: pages of analyses, and a paired test of answers.
 
 The test is over the documents of a task: two models answer the same questions. A hard question is
 hard for both models, so the difference of their answers varies less than the answers do, and the

@@ -103,12 +103,12 @@ def carry_out(
       runs: the runs, in order.
       output: the experiment's folder, which holds workdirs, a log of each run, and results.
       results: name of the file to which outcomes are appended.
-      go_on: whether to go on when a run fails otherwise. Its outcome is then `failed`, and the same
-        command tries it again.
+      go_on: whether to continue when a run fails otherwise. Its outcome is then `failed`, and the
+        same command retries it.
 
     Raises:
       RunError: if a run fails, naming it and its log, unless `go_on`.
-      MachineryError: if the machinery failed under a run: the same command continues with it.
+      MachineryError: if a run had an infrastructure failure; the same command continues with it.
       StoppedError: if a run was stopped and saved.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def carry_out(
 
 
 def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
-    """The outcomes of runs that are not to be tried again."""
+    """The outcomes of runs that need no retry."""
     return {name: outcome for name, outcome in outcomes.items() if "failed" not in outcome}
 
 

@@ -49,7 +49,7 @@ def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
         file = parse_path(path, "--tokenizers")
         if not file.is_file():
             raise InputError(
-                f"{path}, the paper's tokenizer, is not there; download it from "
+                f"{path}, the paper's tokenizer, is missing; download it from "
                 f"{_SOURCES[file.name]}, or train tokenizers on the text with --tokenizers={OWN}, "
                 "whose numbers can't be compared with the paper's"
             )
@@ -76,6 +76,6 @@ def remark(runs: Sequence[ExperimentRun], output: AnyPath) -> list[str]:
         return []
     return [
         "**Not comparable with the paper's numbers.** Losses and perplexities are per token, and "
-        "these runs have other tokenizers than the paper's (GPT-2's, Llama 2's): "
+        "these runs use different tokenizers than the paper's (GPT-2's, Llama 2's): "
         f"{', '.join(others)}."
     ]

@@ -1,4 +1,4 @@
-"""What the page shows of one run: each method is the answer of an endpoint, ready for JSON."""
+"""The answers that the page shows of a run: one method per endpoint, ready for JSON."""
 
 from collections import OrderedDict
 from math import isfinite

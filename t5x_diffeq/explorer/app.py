@@ -63,7 +63,7 @@ class _Server:
         self.readings, self.analyses = Worker("readings"), Worker("analyses")
 
     def guarded(self, handler: _Handler) -> _Handler:
-        """The handler, for those who show the token."""
+        """The handler, for requests with the token."""
 
         async def guarded(request: Request) -> Response:
             _, _, shown = request.headers.get("authorization", "").partition(" ")
@@ -78,7 +78,7 @@ class _Server:
         return guarded
 
     async def runs(self, request: Request) -> Response:
-        """What there is to explore."""
+        """The runs."""
         return JSONResponse({"runs": [each.about() for each in self.explorers.values()]})
 
     async def read(self, request: Request) -> Response:
@@ -227,7 +227,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """An error of the program, whose words are for the terminal alone: they may name paths."""
+    """A bug in the program. Its message goes only to the terminal, since it may name paths."""
     body = _error_body("the server could not answer; its terminal says why")
     return JSONResponse(body, 500)
 

@@ -97,7 +97,7 @@ class Completions:
         """Checks a request's body.
 
         Raises:
-          InputError: if a field can't be used.
+          InputError: if a field is invalid.
         """
         fields, prompts, stops = _check_body(body)
         explorer, grid = find_model(fields["model"], explorers)

@@ -18,7 +18,7 @@ def check_fields(body: object, allowed: Mapping[str, Values], needed: tuple[str,
       needed: fields that can't be left out.
 
     Raises:
-      InputError: if the body isn't an object, or one of its fields can't be used.
+      InputError: if the body isn't an object, or one of its fields is invalid.
     """
     if not isinstance(body, dict):
         raise InputError(f"the body is {shorten(body)}; it must be a JSON object")

@@ -1,4 +1,4 @@
-"""Which grids a run was trained on, and what its numbers mean on others."""
+"""The grids that a run was trained on, and what its numbers mean on others."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """A trained model one solver step at a time, by programs that don't depend on the number of steps.
 
-A forward pass as one program is compiled again for every number of steps, which takes seconds; a
-slider can't wait so long. Here the programs are those of one step: its weights at the times that it
-reads, and the state after it. Each is compiled once for a scheme and a length of text.
+A forward pass as one program is compiled again for every number of steps, which takes seconds: too
+slow for a slider. Here the programs are those of one step: its weights at the times that it reads,
+and the state after it. Each is compiled once for a scheme and a length of text.
 """
 
 from collections.abc import Iterator

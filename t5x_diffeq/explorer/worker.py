@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class Worker:
-    """One thread. What waits for it is given up once its client has gone."""
+    """One thread. A waiting computation is cancelled when its client disconnects."""
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)

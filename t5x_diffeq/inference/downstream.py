@@ -37,7 +37,7 @@ class DownstreamTasks(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Loads the tasks; refuses those that the model's block can't do."""
+        """Loads the tasks; checks that the model's block supports them."""
         if config.tasks.names:
             need_package("lm_eval", "tasks.names", "leave it out")
             need_methods(setup.model.config, _load(config.tasks).methods)

@@ -1,4 +1,4 @@
-"""Results that say what their axes are: states over time, and weights over time."""
+"""Results with labelled axes: states over time, and weights over time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _MOST = 6  # times or tokens that are printed
 class Trajectory(np.ndarray):
     """The states y(t) of a text's tokens: an array `[states, tokens, width]`.
 
-    What is computed of it, or is a part of it, is an array without these attributes.
+    Slices of it, and results computed from it, are plain arrays without these attributes.
 
     Attributes:
       t: the times: 0, 1/N, ..., 1.

@@ -40,7 +40,7 @@ class Samples(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Refuses samples without prompts, or of a block that can't generate."""
+        """Checks that there are prompts and that the block can generate."""
         if config.train.sample_every is None:
             return
         need_methods(setup.model.config, ("extend", "empty_cache"))
@@ -49,7 +49,7 @@ class Samples(Hook):
 
     @classmethod
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
-        """Refuses prompts that are too long."""
+        """Checks that no prompt is too long."""
         if config.train.sample_every is not None:
             _encode_prompts(
                 config.train.sample_prompts, setup.model.config.max_length, corpus.tokenizer

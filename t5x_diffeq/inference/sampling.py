@@ -27,7 +27,7 @@ class Sampling:
       top_p: draw among the likeliest that together have this probability (Holtzman et al. 2020).
 
     Raises:
-      InputError: if one of them can't be used.
+      InputError: if one of them is invalid.
     """
 
     temperature: float = 1.0

@@ -1,7 +1,7 @@
 """The grids that a run was trained on, and what its loss on another one means.
 
-W(t) is learned at the nodes of the trained grids. Between them it is what P e(t) happens to be:
-noise with the features of 1000 t, and nearly the same with a few polynomials of t.
+W(t) is trained only at the nodes of the trained grids. Between them it is P e(t) untrained: noise
+with the features of 1000 t, and close to the values at the nodes with a few polynomials of t.
 """
 
 from t5x_diffeq.runtime.config import Config
@@ -24,7 +24,7 @@ def describe_trained_grids(config: Config) -> str:
 
 
 def is_smooth(config: Config) -> bool:
-    """Whether the run has what makes the variant `:smooth` work on other grids.
+    """Whether the run has the settings with which the variant `:smooth` works on other grids.
 
     W(t) is made of at most as many polynomials as there are steps, and y(0) is large.
     """
@@ -35,10 +35,10 @@ def is_smooth(config: Config) -> bool:
 
 
 def off_grid_warning(config: Config) -> str:
-    """One line that says what a loss on another grid than the trained ones means."""
+    """A warning about losses on grids that the model wasn't trained on."""
     return (
-        f"the model was trained with {describe_trained_grids(config)} alone, and W(t) was learned "
-        "at the times of that grid: a loss on another grid says little about the model; for a "
+        f"the model was trained only with {describe_trained_grids(config)}, so W(t) is learned "
+        "only at the times of that grid: a loss on another grid says little about the model; for a "
         "model that works on many grids, train the variant :smooth (configs/tiny.py:smooth), or "
         "with several train.depths (docs/depth.md)"
     )

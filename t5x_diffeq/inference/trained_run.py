@@ -78,7 +78,7 @@ class TrainedRun:
         return f"<table>{''.join(rows)}</table>"
 
     def _facts(self) -> dict[str, str]:
-        """What a line each says of the run."""
+        """Facts of the run by name, a line each."""
         c = self._model
         leaves = jax.tree.leaves(self.run.params)
         trained = "as trained" if self.on_trained_grid else "not a grid that it was trained on"
@@ -158,12 +158,12 @@ class TrainedRun:
                 f"t={t!r} has the shape {times.shape}; give a number or a list of numbers"
             )
         if not ((times >= 0) & (times <= 1)).all():
-            raise InputError(f"t={t!r}: times run from 0 to 1, and W(t) was learned there alone")
+            raise InputError(f"t={t!r}: times must be in [0, 1], where W(t) was trained")
         if self._model.weights == "per_layer" and not (
             self.nodes.shape == times.shape and np.allclose(self.nodes, times)
         ):
             raise InputError(
-                f"per-layer weights exist at their own {len(self.nodes)} nodes alone, "
+                f"per-layer weights exist only at their own {len(self.nodes)} nodes, "
                 f"{self.nodes.tolist()}, and {times.tolist()} were asked for; time-dependent and "
                 "shared weights have others"
             )
@@ -248,7 +248,7 @@ class TrainedRun:
 
         Raises:
           InputError: if there is no prompt, one is empty or longer than the model's length, or
-            another argument can't be used.
+            another argument is invalid.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
         if not texts:

@@ -41,7 +41,7 @@ class AttentionBlock(Block):
     ) -> tuple[State, Cache]:
         """The attention of new tokens to the cached ones and to themselves.
 
-        Padding is cached too, but no real token sees it before a later one has replaced it.
+        Padding is cached too, but later tokens replace it before any real token attends to it.
         """
         output, cache = self._attend(y, places, cache)
         return output.astype(self.config.state_dtype), cache

@@ -4,7 +4,7 @@ A block is an ordinary Linen module that knows nothing of time, step size or res
 linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
 a weight source can make them for any t. `docs/extending.md` shows how to write one; a config names
 it by `model.block`. f and g are required. The other methods are optional. Each serves some verbs,
-which refuse a block that lacks theirs.
+which raise an error if a block lacks it.
 """
 
 from collections.abc import Mapping

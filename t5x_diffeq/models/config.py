@@ -68,7 +68,7 @@ class ModelConfig(ModelKeys):
           capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
 
         Raises:
-          InputError: if the kernel that the config names can't be used there.
+          InputError: if the kernel that the config names isn't available there.
         """
         shapes = (
             platform,
@@ -108,7 +108,7 @@ class ModelConfig(ModelKeys):
             raise InputError(
                 f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
                 f"times than num_steps={self.num_steps} with scheme {self.scheme}, and per_layer "
-                "weights exist at their own times alone; leave both out, or take a run of "
+                "weights exist only at their own times; leave both out, or take a run of "
                 "time_dependent or shared weights"
             )
         return other

@@ -37,13 +37,13 @@ def make_block(config: ModelConfig) -> Block:
         raise InputError(f"model.block={config.block} can't be made: {error}") from error
     if not isinstance(block, Block):
         raise InputError(
-            f"model.block={config.block} is no block; it must be a subclass of t5x_diffeq.Block"
+            f"model.block={config.block} is not a block; it must be a subclass of t5x_diffeq.Block"
         )
     for key, value in block.needs.items():
         if getattr(config, key) != value:
             raise InputError(
-                f"model.{key}={getattr(config, key)}: the block {config.block} works with "
-                f"{value} alone; set model.{key} to that"
+                f"model.{key}={getattr(config, key)}: the block {config.block} needs "
+                f"{value}; set model.{key} to that"
             )
     return block
 

@@ -256,7 +256,7 @@ class LayerWeights(nn.Module):
         """
         if len(times) != self.num_nodes:
             raise InputError(
-                f"per-layer weights exist at their own {self.num_nodes} nodes alone, and "
+                f"per-layer weights exist only at their own {self.num_nodes} nodes, and "
                 f"{len(times)} were asked for; time-dependent and shared weights can change grid"
             )
         stacked = self.param("weights", self._init_stacked)

@@ -45,7 +45,7 @@ from t5x_diffeq.optimizers.block_codes import (
 
 
 class Step(NamedTuple):
-    """What an optimizer step knows besides the gradient of a parameter.
+    """What an optimizer step uses besides the gradient of a parameter.
 
     Attributes:
       beta1: decay of the mean of gradients.

@@ -10,8 +10,8 @@ Time-dependent weights are linear in their parameters. For one kernel at N nodes
 
     W = Phi theta,   row n of Phi: (e(t_n), 1),   theta = (P, W0),   gradient: dtheta = Phi^T dW.
 
-Orthogonal directions for the T + 1 matrices of theta would mean nothing, since no token ever meets
-one of them. The matrices that tokens meet are the W(t_n), so these get Muon's direction:
+Orthogonal directions for the T + 1 matrices of theta would be meaningless, since no token is
+multiplied by one of them. Tokens are multiplied by the W(t_n), so these get Muon's direction:
 
     M <- beta M + (1 - beta) Phi^T dW    momentum, of the shape and sharding of theta
     F  = (Phi^+)^T M                     the momentum of dW: the smallest F with Phi^T F = M

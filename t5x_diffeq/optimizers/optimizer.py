@@ -102,8 +102,8 @@ def make_optimizer(
       schedule: the learning rate schedule.
 
     Raises:
-      InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` can't be
-        used.
+      InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
+        invalid.
     """
     decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
     factors = _role_factors(optimizer.role_multipliers)

@@ -1,1 +1,1 @@
-"""What compiled programs tell about a step: cost, memory, collectives; and topologies."""
+"""Cost, memory and collectives of a step, from its compiled program; and topologies."""

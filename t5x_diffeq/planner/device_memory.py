@@ -19,7 +19,7 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     residual stream. An optimizer step needs more: `plan` says how much.
 
     Raises:
-      InputError: if it hasn't; gives both numbers.
+      InputError: if it doesn't; gives both numbers.
     """
     c, devices = setup.model.config, setup.mesh.local_devices
     needed = least_memory(setup, batch_size, of_host=devices[0].platform == "cpu")

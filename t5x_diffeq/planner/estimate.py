@@ -15,7 +15,7 @@ _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
-    "step, low: the compiler's cycles; attention at the peak; synchronous collectives over all "
+    "step, low: the compiler's cycles; attention at peak FLOP/s; synchronous collectives over all "
     "links that their devices span, with their latency; asynchronous ones hidden",
     f"step, high: attention at {_KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as XLA's compiler is told about them where there is none.
+"""Descriptions of NVIDIA GPUs from which XLA compiles for them on a machine without one.
 
 The figures are those of NVIDIA's data sheets and of the CUDA C++ Programming Guide (technical
 specifications per compute capability). The text is a `GpuTargetConfigProto` of OpenXLA

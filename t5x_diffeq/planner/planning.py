@@ -1,4 +1,4 @@
-"""A train step compiled but not run: whether it fits, what it moves, how long it may take."""
+"""A train step compiled but not run: its memory, its communication, its estimated time."""
 
 import re
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known about a train step; None for what is known only if the program fits.
+    """The plan of a train step; what is known only if the program fits may be None.
 
     Attributes:
       setup: the setup that was compiled.
@@ -106,7 +106,7 @@ def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
     """The setup of a config on a topology.
 
     Raises:
-      InputError: if the config can't be used there, or needs a package that isn't installed.
+      InputError: if the config is invalid there, or needs a package that isn't installed.
     """
     slices = topology.slices * topology.nodes
     with topology.as_target():
@@ -114,7 +114,7 @@ def plan_setup(config: Config, vocab_size: int, topology: Topology) -> Setup:
 
 
 def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
-    """Compiles the train step and reads what the compiler and the program tell about it."""
+    """Compiles the train step, and reads its memory, cost and traffic."""
     flops = step_flops(setup.model.config, batch_size)
     try:
         with setup.context(), topology.as_target():
@@ -170,7 +170,7 @@ def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> D
 
 
 def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemory:
-    """The memory of a step that the compiler refused, from its error message.
+    """The memory of a step that was too large to compile, from the compiler's error message.
 
     Raises:
       JaxRuntimeError: `error` itself, if it isn't about memory.

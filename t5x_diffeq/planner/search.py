@@ -69,7 +69,7 @@ def search(
             break
     else:
         raise InputError(
-            f"--sweep: nothing fits {topology.name}; take a larger topology, or a smaller model or "
+            f"--sweep: no plan fits {topology.name}; take a larger topology, or a smaller model or "
             "batch (plan without --sweep says how much is needed)"
         )
     best, _ = fitting[0]

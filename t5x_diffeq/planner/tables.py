@@ -122,7 +122,7 @@ def verdict(plan: Plan) -> str:
     """Whether it fits, and how fast it may be."""
     m = plan.memory
     if m.available is None:
-        return f"needs {m.needed / GIB:.2f} GiB per device; what this kind has isn't known"
+        return f"needs {m.needed / GIB:.2f} GiB per device; this kind's memory is unknown"
     of_all = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
     if not m.fits:
         return f"does not fit: {of_all}; --sweep looks for flags with which it does"
@@ -160,16 +160,16 @@ def _describe_collectives(kind: str, moved: Traffic) -> str | None:
     if not moved.padded:
         return line
     return (
-        f"{line}; {moved.padded} are no sums: the compiler gathers with them, through buffers of "
-        f"which {_cell(moved.padding, 'bytes')} are zeros; a smaller mesh.fsdp may gather at once"
+        f"{line}; {moved.padded} are gathers that the compiler made of all-reduces, in buffers "
+        f"with {_cell(moved.padding, 'bytes')} of zeros; a smaller mesh.fsdp may avoid them"
     )
 
 
 def _describe_offload(plan: Plan) -> str | None:
-    """What isn't known about the copies between host and device; None if there is nothing."""
+    """A note if the time of copies between host and device is unknown; else None."""
     if plan.memory.offloaded and plan.times and not plan.times.crossing:
         kind = plan.topology.kind
-        return f"the times lack the copies from and to the host, whose link to a {kind} isn't known"
+        return f"the times leave out copies from and to the host: the link of a {kind} is unknown"
     return None
 
 

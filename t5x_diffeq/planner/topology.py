@@ -1,6 +1,6 @@
-"""Devices that aren't there, to compile for: TPU slices, nodes of GPUs, virtual CPU devices.
+"""Devices to compile for, which need not be attached: TPU slices, GPU nodes, virtual CPU devices.
 
-XLA's compilers for TPUs and GPUs run without either.
+XLA's compilers for TPUs and GPUs run without the hardware.
 """
 
 import importlib.util
@@ -110,7 +110,7 @@ def make_topology(name: str, slices: int = 1) -> Topology:
     """
     if not re.fullmatch(r"\w+:\d+(x\d+)*", name):
         raise InputError(
-            f"--topology={name}: it is written like v5p:4x4x4, v6e:16x16, h100:8x8 or cpu:8"
+            f"--topology={name}: it must have the form v5p:4x4x4, v6e:16x16, h100:8x8 or cpu:8"
         )
     if slices < 1:
         raise InputError(f"--slices={slices}: it must be at least 1")
@@ -147,7 +147,7 @@ def _nodes(name: str, size: str) -> tuple[int, int]:
 
 
 def _gpu_devices(name: str, kind: str, nodes: int, per_node: int) -> list[jax.Device]:
-    """GPUs that aren't there, node by node; a process for each node."""
+    """Virtual GPUs to compile for, node by node; a process for each node."""
     _need_compiler(name, "GPU", "gpu_compiler", *_PLUGINS)
     described = topologies.get_topology_desc(
         platform="cuda",

@@ -1,4 +1,4 @@
-"""Checks that the values of a config go together, which need no mesh and no model."""
+"""Checks that the values of a config are compatible; they need no mesh and no model."""
 
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -28,7 +28,7 @@ def check_new(config: Config) -> None:
 
 
 def _check_moments(config: Config) -> None:
-    """Checks that there are parameters whose moments `optimizer.moments` is for."""
+    """Checks that `optimizer.moments` applies to parameters that train."""
     trainable = config.train.trainable
     if config.optimizer.moments != "int8" or is_plugin(config.optimizer.name):
         return

@@ -74,8 +74,8 @@ def check_depths(config: Config) -> None:
         )
     if depths and config.model.weights == "per_layer":
         raise InputError(
-            f"train.depths={depths} draws other numbers of steps, and per-layer weights exist at "
-            "their own layers alone; set model.weights to time_dependent or shared"
+            f"train.depths={depths} draws other numbers of steps, but per-layer weights exist only "
+            "at their own layers; set model.weights to time_dependent or shared"
         )
 
 

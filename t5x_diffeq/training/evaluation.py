@@ -84,7 +84,7 @@ def evaluate_loss(
 
     Sums over batches are taken in float64 on the host, so that the result does not depend on how
     the split was divided into batches. Only tokens that the masks count are in them. Bits per byte
-    are there if the batches tell the bytes of their tokens (see `data.token_bytes`).
+    are included if the batches hold the bytes of their tokens (see `data.token_bytes`).
 
     Raises:
       InputError: if the masks count none.
@@ -98,8 +98,8 @@ def evaluate_loss(
     total, tokens, size = _add(sums, pending)
     if not tokens:
         raise InputError(
-            "no token of the batches that were evaluated has a loss: with data.loss_on=completion "
-            "they can hold prompts alone; raise train.eval_batches or give more validation text"
+            "no token of the evaluated batches has a loss: with data.loss_on=completion they may "
+            "hold only prompts; raise train.eval_batches or give more validation text"
         )
     loss = total / tokens
     per_byte = {"bits_per_byte": total / log(2) / size} if size else {}

@@ -1,4 +1,4 @@
-"""What a step's gradient is made with: W(t) made once, sums over microbatches, norm, teacher.
+"""The parts of a step's gradient: W(t) made once, sums over microbatches, norm, teacher.
 
 W(t) is made once per optimizer step, and its gradient is pulled back to P once. Between the two,
 sequences may go through the model in several microbatches, whose gradients with respect to the made

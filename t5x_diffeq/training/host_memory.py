@@ -1,4 +1,4 @@
-"""The host's memory, for what only the update of an optimizer needs: `optimizer.offload`.
+"""Host memory for arrays that only the optimizer's update needs: `optimizer.offload`.
 
 The moments of the optimizer and the averages of the parameters are read and written once in a
 step, after the gradient is known. With the key they lie in the host's memory for the rest of it, so
@@ -19,7 +19,7 @@ from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
 HOST = "pinned_host"  # JAX's name for the memory of a host from which its devices copy themselves
-# On GPUs, their XLA reads wrong places of an array on the host that a loop runs through backward:
+# On GPUs, their XLA reads wrong offsets of a host array that a loop traverses backward:
 # github.com/openxla/xla/pull/46231 (found) and 46308 (mended).
 _WRONG_ON_GPU = ("0.11.0",)
 
@@ -48,7 +48,7 @@ def check_host_memory(device: Any, version: str = metadata.version("jaxlib")) ->
 
 
 def is_on_host(array: Any) -> bool:
-    """Whether an array, or what says its shape and sharding, lies in the host's memory."""
+    """Whether an array, or its abstract shape with a sharding, is in the host's memory."""
     return array.sharding.memory_kind == HOST
 
 

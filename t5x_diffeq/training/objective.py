@@ -39,7 +39,7 @@ class Pass(NamedTuple):
       model: the model on the pass's grid.
       rows: the rows of a batch, or of each microbatch, that it reads.
       share: its share in what is minimised.
-      learns: the share of the largest depth's predictions in what it learns; 0: nothing of them.
+      learns: the weight of distilling the largest depth's predictions; 0: no distillation.
     """
 
     model: LanguageModel
@@ -98,7 +98,7 @@ def objective(
     key: Array | None,
     teacher: StateAndHead | None = None,
 ) -> tuple[Float[Array, ""], Means]:
-    """What is minimised, and the means that are reported; of a microbatch, its part of them.
+    """The minimised loss and the reported means; for a microbatch, its part of them.
 
     Args:
       passes: the passes of the step.

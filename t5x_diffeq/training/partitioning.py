@@ -158,7 +158,7 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
     """
     others = prod(size for size in sizes.values() if size != -1)
     size = len(devices) // others
-    if others > len(devices):  # refused as if this axis were 1
+    if others > len(devices):  # the same error as if this axis were 1
         _check_mesh({**sizes, axis: 1}, batch_size, devices)
     if len(devices) % others:
         raise InputError(

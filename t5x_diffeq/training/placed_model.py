@@ -105,7 +105,7 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
     """The model of `config` on a mesh, for a tokenizer with `vocab_size` tokens.
 
     Raises:
-      InputError: if the values of `config.model` can't be used, alone, together or on the mesh.
+      InputError: if `config.model` is invalid, by itself or on the mesh.
     """
     device = mesh.devices.flat[0]
     model_config, attention_reason = ModelConfig.of(

@@ -1,4 +1,4 @@
-"""What training needs beside a model on a mesh: optimizer, schedule, shapes of the train state."""
+"""What training needs besides a model on a mesh: optimizer, schedule, shapes of the state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -110,7 +110,7 @@ def make_setup(
       slices: the number of TPU slices or GPU nodes; None: what the devices say.
 
     Raises:
-      InputError: if any values of the config can't be used, alone or together.
+      InputError: if values of the config are invalid or contradict each other.
     """
     mesh = partitioning.make_mesh(config.mesh, config.train.batch_size, devices, slices)
     setup = _setup_on(mesh, config, vocab_size)

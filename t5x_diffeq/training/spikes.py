@@ -7,7 +7,7 @@ A value x is a spike if it is more than k robust deviations above the median m o
 For normal noise, 1.4826 MAD is the standard deviation. Unlike mean and variance, neither median
 moves much because of the spikes themselves, so spikes enter the window like all values. If the loss
 rises for good, the new level is accepted after half a window, and training goes on. The second term
-is for windows in which hardly anything varies. A value that isn't finite is always a spike.
+is for windows that hardly vary. A value that isn't finite is always a spike.
 """
 
 from typing import Any

@@ -29,8 +29,8 @@ class TrainState:
       params: the model's parameters, float32.
       opt_state: the optimizer's state for the parts that train.
       averages: the exponential moving averages of the parts that train; None: there are none.
-      recent: the last steps, with which a step is compared to find spikes; None: no spikes are
-        looked for.
+      recent: the last steps, with which a step is compared to find spikes; None: spikes aren't
+        detected.
     """
 
     step: Any

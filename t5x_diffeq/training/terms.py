@@ -20,7 +20,7 @@ from t5x_diffeq.training.losses import TokenLosses
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a forward pass has computed of a batch, or of one of its microbatches.
+    """The results of a forward pass over a batch or one of its microbatches.
 
     Attributes:
       of_tokens: what the logits of each token give.
