@@ -26,7 +26,7 @@ from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.errors import InputError, MachineryError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError
 from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
@@ -176,7 +176,7 @@ def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str
     def collect(check: Callable[[], object]) -> None:
         try:
             check()
-        except (InputError, MachineryError) as error:
+        except (InputError, InfrastructureError) as error:
             problems.append(" ".join(str(error).split()))
 
     file, workdir, *overrides = arguments

@@ -119,7 +119,7 @@ def lease(path):
     ],
     ids=["place", "write", "look", "copy", "lease", "read"],
 )
-def test_a_bucket_that_does_not_answer_is_machinery(store, no_waiting, status, use, what):
+def test_a_bucket_that_does_not_answer_is_infrastructure(store, no_waiting, status, use, what):
     """Status 175, so that launchers start the run again. A refusal is 1 or 2 (see above)."""
     path = parse_path("gs://bucket/text/a", "it")
     files.write_whole(path, b"text")

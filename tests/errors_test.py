@@ -3,7 +3,7 @@
 import pytest
 from jax.errors import JaxRuntimeError
 
-from t5x_diffeq.runtime.errors import is_of_machinery, platform_error
+from t5x_diffeq.runtime.errors import is_infrastructure_failure, platform_error
 
 BUSY = (
     "TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
@@ -22,7 +22,7 @@ def of_backend(platform, message):
     return RuntimeError(f"Unable to initialize backend '{platform}': {message} ({hint})")
 
 
-OF_MACHINERY = {
+OF_INFRASTRUCTURE = {
     # github.com/vllm-project/tpu-inference/pull/2257 and 1687: one text, two codes
     "TPU busy": of_backend("tpu", f"FAILED_PRECONDITION: {BUSY}"),
     "TPU busy, UNKNOWN": of_backend("tpu", f"UNKNOWN: {BUSY}"),
@@ -106,15 +106,15 @@ OF_PROGRAM = {
 }
 
 
-@pytest.mark.parametrize("error", OF_MACHINERY.values(), ids=OF_MACHINERY)
-def test_of_machinery(error):
-    assert is_of_machinery(error)
+@pytest.mark.parametrize("error", OF_INFRASTRUCTURE.values(), ids=OF_INFRASTRUCTURE)
+def test_of_infrastructure(error):
+    assert is_infrastructure_failure(error)
     assert platform_error(error) is None
 
 
 @pytest.mark.parametrize("error", OF_PROGRAM.values(), ids=OF_PROGRAM)
 def test_of_the_program(error):
-    assert not is_of_machinery(error)
+    assert not is_infrastructure_failure(error)
 
 
 def test_of_the_platform():

@@ -17,7 +17,7 @@ from pathlib import Path
 from compilation import flags_of_processes
 from patience import patience
 
-from t5x_diffeq.runtime.peers import EXIT_MACHINERY
+from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE
 
 PHASES = ("start-up", "compile", "loop", "evaluate", "save")
 STEPS = 60
@@ -113,7 +113,7 @@ class FaultyRun:
         if status is None:
             self.kill()
         assert status is not None, f"process {index} hangs: {self.messages(index)}"
-        if status == EXIT_MACHINERY:
+        if status == EXIT_INFRASTRUCTURE:
             self.show_stacks()
         return status
 

@@ -27,7 +27,7 @@ from t5x_diffeq.experiments.runs import (
     steps_done,
 )
 from t5x_diffeq.runtime import console
-from t5x_diffeq.runtime.errors import InputError, MachineryError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError
 from t5x_diffeq.runtime.grid import Axis, parse_grid, points
 
 TINY = "--config=configs/tiny.py"
@@ -233,8 +233,8 @@ def test_the_steps_of_a_training_are_shown_while_it_runs(programs, tmp_path, mon
     assert steps_done(tmp_path / "trains.log") == (20, 300)
 
 
-def test_the_machinerys_failures_are_passed_on(programs, tmp_path):
-    with pytest.raises(MachineryError, match="run lost: a link"):
+def test_infrastructure_failures_are_passed_on(programs, tmp_path):
+    with pytest.raises(InfrastructureError, match="run lost: a link"):
         carry_out(
             [run_of("lost", "import sys; sys.stderr.write('error: a link\\n'); sys.exit(175)")],
             tmp_path,

@@ -8,7 +8,7 @@ import pytest
 from patience import patience
 
 from t5x_diffeq.runtime import peers
-from t5x_diffeq.runtime.peers import EXIT_MACHINERY, Peers, _LastWord
+from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE, Peers, _LastWord
 
 
 def test_a_last_line_that_cannot_be_printed(monkeypatch):
@@ -76,7 +76,7 @@ def test_an_error_waits_for_the_loss_that_it_may_come_from(who, lost, monkeypatc
         assert len(events) == 1 + lost
         if lost:
             index, failure = events[0]
-            assert (index, failure.status) == (0, EXIT_MACHINERY)
+            assert (index, failure.status) == (0, EXIT_INFRASTRUCTURE)
             assert failure.message.startswith("process 2 of 3 has not answered for 2 s")
     finally:
         for each in everyone:

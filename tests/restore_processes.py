@@ -25,7 +25,7 @@ from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runtime import processes
-from t5x_diffeq.runtime.errors import MachineryError
+from t5x_diffeq.runtime.errors import InfrastructureError
 from t5x_diffeq.training.host_memory import HOST
 from t5x_diffeq.training.state import TrainState
 
@@ -108,7 +108,7 @@ def restore(workdir, data, **options):
     with Checkpoints(workdir, keep=9, **options) as checkpoints:
         try:
             found = checkpoints.restore(shapes_of(data), FINGERPRINT)
-        except MachineryError as error:
+        except InfrastructureError as error:
             return {"error": str(error)}
     read = bytes_read() - before
     return {"step": found.step, "right": is_right(found.state), "read": read}

@@ -74,7 +74,7 @@ def host(tmp_path):
     return Host(home)
 
 
-def test_starts_again_when_the_machinery_fails(host):
+def test_starts_again_when_the_infrastructure_fails(host):
     """Without a word from outside; with the same arguments."""
     host.begin(175, 137, 0)
     assert host.wait() == "ended 0"

@@ -116,7 +116,7 @@ class Checkpoints:
 
         Raises:
           RunError: if this or the previous checkpoint can't be written.
-          MachineryError: if the reason is a bucket or a process that doesn't answer.
+          InfrastructureError: if the reason is a bucket or a process that doesn't answer.
         """
         started = time.perf_counter()
         data_state = facts.as_json(step)
@@ -192,7 +192,7 @@ class Checkpoints:
         """Returns when the last save has finished.
 
         Raises:
-          RunError, MachineryError: as `save` does.
+          RunError, InfrastructureError: as `save` does.
         """
         with self._explain():
             self.manager.wait_until_finished()
@@ -203,7 +203,7 @@ class Checkpoints:
         """Raises if the last save has failed; waits for nothing.
 
         Raises:
-          RunError, MachineryError: as `save` does.
+          RunError, InfrastructureError: as `save` does.
         """
         with self._explain():
             self.manager.check_for_errors()
@@ -228,7 +228,7 @@ class Checkpoints:
         """The checkpoint of `rollback_step`; later ones are deleted.
 
         Raises:
-          RunError, MachineryError, InputError: as `restore` does.
+          RunError, InfrastructureError, InputError: as `restore` does.
         """
         step = self.rollback_step()
         for later in [n for n in self.manager.all_steps() if step is None or n > step]:
@@ -252,7 +252,7 @@ class Checkpoints:
 
         Raises:
           RunError: if there are checkpoints and none can be read.
-          MachineryError: if the disk, bucket or a process doesn't answer.
+          InfrastructureError: if the disk, bucket or a process doesn't answer.
           InputError: if the checkpoint was made on other data.
         """
         # Those that process 0 sees, so that all look at the same ones.

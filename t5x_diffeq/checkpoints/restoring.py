@@ -19,7 +19,7 @@ from t5x_diffeq.checkpoints.replicas import replicas_of
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, MachineryError, is_of_machinery
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError, is_infrastructure_failure
 from t5x_diffeq.runtime.files import AnyPath, digest
 from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.training.state import TrainState
@@ -54,7 +54,7 @@ def read_newest(
       that is newer.
 
     Raises:
-      MachineryError: as `read_checkpoint` does.
+      InfrastructureError: as `read_checkpoint` does.
     """
     failures: dict[int, str] = {}
     local_steps = _agree_on_steps(local) if local else set()
@@ -88,7 +88,7 @@ def read_checkpoint(
 
     Raises:
       DamagedError: if it is damaged.
-      MachineryError: if a process can't reach it, or sees other files than the others.
+      InfrastructureError: if a process can't reach it, or sees other files than the others.
     """
     wanted = parts_of(abstract_state)
 
@@ -111,7 +111,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
       verify: compare checksums first, each process those of its part of the files.
 
     Raises:
-      DamagedError, MachineryError: as `read_checkpoint` does.
+      DamagedError, InfrastructureError: as `read_checkpoint` does.
       InputError: if `choose` does.
     """
 
@@ -184,7 +184,7 @@ def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
     """The result of `read()`, once it has succeeded on all processes.
 
     Raises:
-      DamagedError, MachineryError: as `read_checkpoint` does.
+      DamagedError, InfrastructureError: as `read_checkpoint` does.
       InputError, MemoryError: if `read` does.
     """
     fault = result = None
@@ -207,7 +207,7 @@ def _fault_of(error: BaseException) -> tuple[str, str]:
     """What failed: the "checkpoint", the "process" or the "infrastructure"; and the reason."""
     if "TensorStore details" in str(error) and error.__cause__:  # Orbax's error hides its cause
         error = error.__cause__
-    if is_of_machinery(error) and _DAMAGE not in str(error):
+    if is_infrastructure_failure(error) and _DAMAGE not in str(error):
         return "infrastructure", root_cause(error)
     missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
     denied = (isinstance(error, OSError) and not missing) or "PERMISSION_DENIED" in str(error)
@@ -220,11 +220,11 @@ def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoR
     for process, (at_fault, reason) in faults.items():
         if at_fault == "infrastructure":
             who = f"process {process}: " if count > 1 else ""
-            raise MachineryError(f"checkpoint {folder} can't be reached: {who}{reason}")
+            raise InfrastructureError(f"checkpoint {folder} can't be reached: {who}{reason}")
     same = count == 1 or _is_the_same_everywhere(folder)
     for process, (at_fault, reason) in faults.items():
         if count > 1 and (at_fault == "process" or not same):
-            raise MachineryError(
+            raise InfrastructureError(
                 f"process {process} of {count} can't read checkpoint {folder} as others can: "
                 f"{reason}; once every process can read it, the same command continues"
             )

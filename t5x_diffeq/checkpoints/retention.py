@@ -14,7 +14,7 @@ from typing import Any
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
-from t5x_diffeq.runtime.errors import InputError, is_of_machinery
+from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.runtime.files import AnyPath
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
@@ -94,7 +94,7 @@ def _read_eval_loss(checkpoint: AnyPath) -> float | None:
         data = json.loads((checkpoint / "data" / "metadata").read_text())
         loss = data.get("eval_loss")
     except Exception as error:
-        if is_of_machinery(error):
+        if is_infrastructure_failure(error):
             raise
         return None  # it is damaged, or not a checkpoint of ours: restoring it says so
     is_number = isinstance(loss, int | float) and not isinstance(loss, bool)

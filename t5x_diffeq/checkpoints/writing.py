@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.stored import parts_of
-from t5x_diffeq.runtime.errors import MachineryError, RunError, is_of_machinery
+from t5x_diffeq.runtime.errors import InfrastructureError, RunError, is_infrastructure_failure
 from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
 from t5x_diffeq.training.host_memory import shares_memory
 from t5x_diffeq.training.state import TrainState
@@ -95,12 +95,12 @@ def explain_failure(folder: AnyPath, step: int | None) -> Iterator[None]:
 
     Raises:
       RunError: if the checkpoint can't be written.
-      MachineryError: if the reason is a bucket or a process that doesn't answer.
+      InfrastructureError: if the reason is a bucket or a process that doesn't answer.
     """
     try:
         yield
     except Exception as error:
-        kind = MachineryError if is_of_machinery(error) else RunError
+        kind = InfrastructureError if is_infrastructure_failure(error) else RunError
         there = [other for other in whole_steps(folder) if other != step]
         raise kind(
             f"checkpoint {step} can't be written to {folder}: "

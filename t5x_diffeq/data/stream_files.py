@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError, is_of_machinery
+from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import describe_error, digest
 
@@ -50,7 +50,7 @@ class Rows:
             except StopIteration:
                 return
             except Exception as error:  # the library's file systems raise errors of any class
-                if is_of_machinery(error):
+                if is_infrastructure_failure(error):
                     raise
                 raise InputError(
                     f"data.path={self.files.path}: file {self.number} of its {self.files.split} "
@@ -169,7 +169,7 @@ def open_stream(data: DataKeys) -> OpenStream:
         splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
         opened = {s: builder.as_streaming_dataset(s) for s in splits if s in _splits_of(data)}
     except Exception as error:  # the library raises errors of any class
-        if is_of_machinery(error):
+        if is_infrastructure_failure(error):
             raise
         raise InputError(
             f"data.path={data.path} can't be opened as a stream: {describe_error(error)}"

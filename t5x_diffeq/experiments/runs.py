@@ -13,9 +13,9 @@ from typing import Any
 from t5x_diffeq.experiments.child import Commands
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import Progress, format_duration, say
-from t5x_diffeq.runtime.errors import MachineryError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, RunError
 from t5x_diffeq.runtime.files import write_whole
-from t5x_diffeq.runtime.peers import EXIT_MACHINERY
+from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE
 
 _RESULTS = "results.jsonl"
 _BITS = "eval/bits_per_byte"
@@ -108,7 +108,7 @@ def carry_out(
 
     Raises:
       RunError: if a run fails, naming it and its log, unless `go_on`.
-      MachineryError: if a run had an infrastructure failure; the same command continues with it.
+      InfrastructureError: if it failed under a run; the same command continues with that run.
       StoppedError: if a run was stopped and saved.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -152,8 +152,8 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
         lines = log.read_text(errors="replace").strip().splitlines()
         line = lines[-1] if lines else f"{log} is empty"
         reason = line.removeprefix("error: ")
-        if status == EXIT_MACHINERY:
-            raise MachineryError(f"run {run.name}: {reason}")
+        if status == EXIT_INFRASTRUCTURE:
+            raise InfrastructureError(f"run {run.name}: {reason}")
         diverged = _NOT_FINITE.search(line) is not None
         if not (diverged or go_on):
             raise RunError(

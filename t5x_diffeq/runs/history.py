@@ -25,7 +25,7 @@ import jax
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runs.goodput import COMPILE, STARTUP, Attempt, add_event, attempts_of, goodput
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import MachineryError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, RunError
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile
 
 FILE = "history.jsonl"
@@ -111,7 +111,7 @@ class History:
             whole_lines = content[: content.rfind(b"\n") + 1]  # a crash may have cut off the next
             try:
                 self.file = GrowingFile(path, whole_lines)
-            except (RunError, MachineryError) as error:
+            except (RunError, InfrastructureError) as error:
                 self._give_up(error)
         self.write("start", step, total_steps=total_steps, began=round(self.stopwatch.began, 3))
 
@@ -124,7 +124,7 @@ class History:
                 self.file.write(f"{json.dumps(line)}\n".encode())
                 if event == "end":
                     self.file.close()
-            except (RunError, MachineryError) as error:
+            except (RunError, InfrastructureError) as error:
                 self._give_up(error)
 
     def write_time(self, step: int, at_once: bool = False) -> None:

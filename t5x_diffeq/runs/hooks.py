@@ -24,7 +24,7 @@ from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.history import History, Stopwatch
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.runtime.plugins import load_plugin
 from t5x_diffeq.runtime.processes import gather
@@ -375,7 +375,7 @@ def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        foreseen = isinstance(error, InputError | RunError | MachineryError)
+        foreseen = isinstance(error, InputError | RunError | InfrastructureError)
         is_own = type(hook).__module__.startswith("t5x_diffeq.runs.")
         if not (isinstance(error, Interrupted) or (foreseen and is_own)):
             where = "" if step is None else f" at step {step}"

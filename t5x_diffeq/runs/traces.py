@@ -40,7 +40,7 @@ def store_trace(local: Path, folder: AnyPath, run: str) -> AnyPath:
     Raises:
       RunError: if a file can't be written.
       FileNotFoundError: if there is none.
-      MachineryError: if the bucket doesn't answer.
+      InfrastructureError: if the bucket doesn't answer.
     """
     target = folder / "plugins" / "profile" / run
     files = [(file, suffix) for suffix in _SUFFIXES for file in local.rglob(f"*{suffix}")]

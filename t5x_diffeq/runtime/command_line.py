@@ -36,10 +36,10 @@ from t5x_diffeq.runtime.allocator import keep_freed_memory
 from t5x_diffeq.runtime.config import check_complete, check_values
 from t5x_diffeq.runtime.config_files import config_file, flatten, offer_configs
 from t5x_diffeq.runtime.errors import (
+    InfrastructureError,
     InputError,
-    MachineryError,
     RunError,
-    is_of_machinery,
+    is_infrastructure_failure,
     is_of_server,
     platform_error,
 )
@@ -52,7 +52,13 @@ from t5x_diffeq.runtime.mistakes import (
     explain_range,
     explain_unknown_flag,
 )
-from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_MACHINERY, LAST_WORD, Failure, Peers
+from t5x_diffeq.runtime.peers import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPTED,
+    LAST_WORD,
+    Failure,
+    Peers,
+)
 from t5x_diffeq.runtime.version import __version__
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
@@ -94,7 +100,7 @@ def run(
     sys.stdout.flush()
     if others := _find_peers():
         others.leave()
-        if status in (1, 2, EXIT_MACHINERY):
+        if status in (1, 2, EXIT_INFRASTRUCTURE):
             os._exit(status)  # an orderly exit would wait for the others
     sys.exit(status)
 
@@ -162,22 +168,22 @@ def _fail_foreseen(error: InputError | RunError) -> int:
     """`_fail` for an error whose message this package wrote.
 
     If a file can't be read or written because its bucket or network disk does not answer, the
-    problem may be temporary, and the status is that of a `MachineryError`.
+    problem may be temporary, and the status is that of a `InfrastructureError`.
     """
-    if error.__cause__ is not None and is_of_machinery(error.__cause__):
-        return _fail(EXIT_MACHINERY, _with_notes(error))
+    if error.__cause__ is not None and is_infrastructure_failure(error.__cause__):
+        return _fail(EXIT_INFRASTRUCTURE, _with_notes(error))
     return _fail(2 if isinstance(error, InputError) else 1, _with_notes(error))
 
 
 def _fail_unforeseen(error: Exception) -> int:
     if _find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
-    if isinstance(error, MachineryError):
-        return _fail(EXIT_MACHINERY, error)
-    if is_of_machinery(error):
+    if isinstance(error, InfrastructureError):
+        return _fail(EXIT_INFRASTRUCTURE, error)
+    if is_infrastructure_failure(error):
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
         return _fail(
-            EXIT_MACHINERY, f"{who}{describe_error(error)}; the same command continues the run"
+            EXIT_INFRASTRUCTURE, f"{who}{describe_error(error)}; the same command continues the run"
         )
     if refused := platform_error(error):
         return _fail(2, refused)

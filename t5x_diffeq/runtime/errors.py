@@ -16,7 +16,7 @@ class RunError(RuntimeError):
     """The run failed after it had started well: exit status 1."""
 
 
-class MachineryError(RuntimeError):
+class InfrastructureError(RuntimeError):
     """Infrastructure failure (a process, link, device or bucket): exit status 175.
 
     The same command continues the run.
@@ -49,7 +49,7 @@ _CLIENTS = ("aiohttp", "requests", "urllib3")
 _NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
 
 
-def is_of_machinery(error: BaseException) -> bool:
+def is_infrastructure_failure(error: BaseException) -> bool:
     """Whether a process, a link, a device or a bucket failed, so that a retry may succeed.
 
     The libraries raise these as JaxRuntimeError, ValueError, OSError or TimeoutError: only their
@@ -57,7 +57,7 @@ def is_of_machinery(error: BaseException) -> bool:
     """
     if isinstance(error, InputError | RunError):
         return False
-    if isinstance(error, MachineryError | ConnectionError | TimeoutError):
+    if isinstance(error, InfrastructureError | ConnectionError | TimeoutError):
         return True
     status = _http_status(error)
     if status is not None:
@@ -81,7 +81,7 @@ def platform_error(error: BaseException) -> InputError | None:
     wordless = isinstance(error, AssertionError) and any(
         frame.filename.endswith("jax/_src/xla_bridge.py") for frame in frames[-1:]
     )
-    if not wordless and (not str(error).startswith(_BACKEND) or is_of_machinery(error)):
+    if not wordless and (not str(error).startswith(_BACKEND) or is_infrastructure_failure(error)):
         return None
     reason = "" if wordless else f" ({error})"
     platforms = os.environ.get("JAX_PLATFORMS", "")

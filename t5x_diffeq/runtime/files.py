@@ -20,7 +20,12 @@ import fsspec
 from etils import epath
 
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError, is_of_machinery
+from t5x_diffeq.runtime.errors import (
+    InfrastructureError,
+    InputError,
+    RunError,
+    is_infrastructure_failure,
+)
 from t5x_diffeq.runtime.extras import install_command
 
 BUCKETS = "gs://"
@@ -42,7 +47,7 @@ def parse_path(text: str, name: str) -> AnyPath:
 
     Raises:
       InputError: if it is any other kind of path, invalid here, or the bucket denies access.
-      MachineryError: if the bucket does not answer.
+      InfrastructureError: if the bucket does not answer.
     """
     scheme, is_url, _ = text.partition("://")
     if not is_url:
@@ -184,15 +189,15 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
       way_out: the end of that message.
 
     Raises:
-      MachineryError: if the bucket did not answer, which may be temporary.
+      InfrastructureError: if the bucket did not answer, which may be temporary.
     """
     try:
         yield
-    except (InputError, RunError, MachineryError):
+    except (InputError, RunError, InfrastructureError):
         raise
     except Exception as error:  # from any library below
-        if is_of_machinery(error):
-            raise MachineryError(
+        if is_infrastructure_failure(error):
+            raise InfrastructureError(
                 f"{what}: the bucket does not answer: {describe_error(error)}"
             ) from error
         raise refused(f"{what}: {describe_error(error)}{way_out}") from error
@@ -246,7 +251,7 @@ class GrowingFile:
         """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
         try:
             GrowingFile.flush(self)
-        except (RunError, MachineryError) as error:
+        except (RunError, InfrastructureError) as error:
             say(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
@@ -271,7 +276,7 @@ def copy_folder(source: AnyPath, target: AnyPath) -> None:
 
     Raises:
       RunError: if it can't be copied.
-      MachineryError: if a bucket doesn't answer.
+      InfrastructureError: if a bucket doesn't answer.
     """
     with bucket_errors(f"{source} can't be copied to {target}", RunError):
         if is_in_bucket(source) and is_in_bucket(target):

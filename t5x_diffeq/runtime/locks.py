@@ -33,7 +33,7 @@ def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
 
     Raises:
       InputError: if the file can't be created or locked, or another process holds it.
-      MachineryError: if the bucket does not answer.
+      InfrastructureError: if the bucket does not answer.
     """
     with _hold_lease(lock, what) if is_in_bucket(lock) else hold_local_lock(lock, what):
         yield

@@ -27,7 +27,7 @@ from t5x_diffeq.runtime.console import ERROR, write
 
 EXIT_PREEMPTED = 42  # saved: run the same command again
 EXIT_INTERRUPTED = 130  # saved, stopped by a person
-EXIT_MACHINERY = 175  # infrastructure failure: run the same command again
+EXIT_INFRASTRUCTURE = 175  # infrastructure failure: run the same command again
 _BEAT_SECONDS = 5
 SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
 _SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process
@@ -227,7 +227,9 @@ class Peers:
     def _lose(self, other: int, how: str) -> None:
         """Ends the run, because a process was lost."""
         message = f"process {other} of {self.count} {how}; the same command continues the run"
-        self.end(Failure(0, EXIT_MACHINERY, message))  # which returns if this process is leaving
+        self.end(
+            Failure(0, EXIT_INFRASTRUCTURE, message)
+        )  # which returns if this process is leaving
         self.done.add(other)
 
     def end(self, failure: Failure) -> None:

@@ -18,7 +18,7 @@ from jax._src.clusters import ClusterEnv
 
 from t5x_diffeq.runtime import tpu_hosts
 from t5x_diffeq.runtime.agreement import Agreement
-from t5x_diffeq.runtime.errors import InputError, MachineryError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError
 from t5x_diffeq.runtime.peers import Peers, start_relay
 from t5x_diffeq.runtime.rendezvous import Rank, bind_address, meet
 
@@ -34,7 +34,7 @@ def initialise() -> None:
 
     Raises:
       InputError: if the environment gives only part of what is needed.
-      MachineryError: if processes did not arrive in time; names them.
+      InfrastructureError: if processes did not arrive in time; names them.
     """
     global peers, agreement
     rank = _find_rank(os.environ)
@@ -56,7 +56,7 @@ def initialise() -> None:
             heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
     except (ValueError, RuntimeError) as error:
-        raise MachineryError(
+        raise InfrastructureError(
             f"the processes found through {cluster_in(os.environ) or rank} could not join: "
             f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from t5x_diffeq.runtime.console import format_duration, write
-from t5x_diffeq.runtime.errors import MachineryError
+from t5x_diffeq.runtime.errors import InfrastructureError
 
 _ALL_HERE = b"all are here"
 _SECONDS_BETWEEN_LINES = 60  # while processes are waited for
@@ -54,7 +54,7 @@ def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
       seconds: how long the others may take.
 
     Raises:
-      MachineryError: if some did not arrive in time; names them.
+      InfrastructureError: if some did not arrive in time; names them.
     """
     return _receive_ranks(rank, seconds) if rank.index == 0 else {0: _report_to(rank, seconds)}
 
@@ -94,7 +94,7 @@ def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
             now = time.monotonic()
             absent = ", ".join(str(n) for n in range(1, rank.count) if n not in arrived)
             if now >= deadline:
-                raise MachineryError(
+                raise InfrastructureError(
                     f"of {rank.count} processes, {absent} did not arrive within {seconds:.0f} s; "
                     f"check their logs, and whether they can reach {rank.coordinator}"
                 )
@@ -126,7 +126,7 @@ def _listen(rank: Rank, deadline: float) -> socket.socket:
             if time.monotonic() < deadline:
                 time.sleep(0.5)
                 continue
-            raise MachineryError(
+            raise InfrastructureError(
                 f"process 0 can't listen on port {rank.port}: {error.strerror}; set "
                 "JAX_COORDINATOR_PORT (or the port in JAX_COORDINATOR_ADDRESS) to a free one, for "
                 "all processes"
@@ -146,7 +146,7 @@ def _report_to(rank: Rank, seconds: float) -> socket.socket:
         except OSError:
             pass
         time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
-    raise MachineryError(
+    raise InfrastructureError(
         f"process {rank.index} did not hear from process 0 at {rank.coordinator} within "
         f"{seconds:.0f} s; check its log, and whether that address can be reached from here"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import google_crc32c
 
 from t5x_diffeq.runtime.console import format_count, say
-from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
     atomic_file,
@@ -68,7 +68,7 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
       NoRoomError: if they don't fit into the cache.
       InputError: if one does not exist, or doesn't match its hash.
       RunError: if one can't be copied.
-      MachineryError: if the bucket does not answer.
+      InfrastructureError: if the bucket does not answer.
     """
     hashes: Sequence[str | None] = sha256 or [None] * len(paths)
     copies = [
@@ -148,7 +148,7 @@ def _fetch(copy: Copy) -> None:
         with bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
             bucket_files().get_file(str(copy.source), str(partial))
         if _crc32c_of(partial) != copy.crc32c:
-            raise MachineryError(f"{copy.source} was damaged in transit; start again")
+            raise InfrastructureError(f"{copy.source} was damaged in transit; start again")
         if copy.sha256 not in (None, file_digest(partial)):
             raise InputError(
                 f"{copy.source} is damaged: its content is not what was written; make it again"

@@ -12,7 +12,7 @@ import jax
 
 from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
-from t5x_diffeq.runtime.peers import EXIT_MACHINERY, LAST_WORD, Failure
+from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE, LAST_WORD, Failure
 
 _SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what hangs
 
@@ -83,7 +83,7 @@ def _end_hanging(file: AnyPath, what: str) -> None:
     """Ends all processes after each has written its stacks."""
     failure = Failure(
         jax.process_index(),
-        EXIT_MACHINERY,
+        EXIT_INFRASTRUCTURE,
         f"{what}: a process, a link or a device hangs; the stacks of all threads are in "
         f"{file.parent}; the same command continues the run",
         hang=True,

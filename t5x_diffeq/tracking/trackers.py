@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, MachineryError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 from t5x_diffeq.tracking.background import BackgroundTracker, Worker
@@ -128,7 +128,7 @@ class RunWriter:
         """Flushes; if a bucket doesn't take the files, that is a warning, and they are kept."""
         try:
             self.flush()
-        except (RunError, MachineryError) as error:
+        except (RunError, InfrastructureError) as error:
             say(f"warning: {error}; the run goes on, and tries again later")
 
     def close(self) -> None:
