@@ -31,8 +31,8 @@ def restore_params(
 
     Raises:
       InputError: if there is none, it can't be read, or it has no averages.
-      InfrastructureError: if the bucket or a process doesn't answer, or only some processes can read
-        it.
+      InfrastructureError: if the bucket or a process doesn't answer, or only some processes can
+        read it.
     """
     folder = absolute_path(workdir) / "checkpoints"
     step = find_step(workdir, step)
