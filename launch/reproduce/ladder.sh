@@ -7,8 +7,7 @@
 #   timeout 8h launch/reproduce/ladder.sh --text=stdlib
 #
 # It begins with the smallest size. When it is stopped, it saves the run, and shows and writes the tables
-# of what is done; the same command continues. On two CPU cores the first size takes about an hour, the
-# second a night.
+# of what is done; the same command continues.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
