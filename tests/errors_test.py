@@ -22,6 +22,13 @@ def of_backend(platform, message):
     return RuntimeError(f"Unable to initialize backend '{platform}': {message} ({hint})")
 
 
+def of_hub(status):
+    """As huggingface_hub raises it."""
+    errors, httpx = pytest.importorskip("huggingface_hub.errors"), pytest.importorskip("httpx2")
+    request = httpx.Request("GET", "https://localhost")
+    return errors.HfHubHTTPError("no", response=httpx.Response(status, request=request))
+
+
 OF_INFRASTRUCTURE = {
     # github.com/vllm-project/tpu-inference/pull/2257 and 1687: one text, two codes
     "TPU busy": of_backend("tpu", f"FAILED_PRECONDITION: {BUSY}"),
@@ -121,3 +128,8 @@ def test_of_the_platform():
     """A backend that this machine will never have; `bad_input_test.py` has JAX say it."""
     assert "cannot open shared object" in str(platform_error(of_backend("tpu", NO_LIBTPU)))
     assert platform_error(AssertionError("of the program")) is None
+
+
+@pytest.mark.parametrize(("status", "retried"), [(503, True), (429, True), (404, False)])
+def test_what_the_hub_answers(status, retried):
+    assert is_infrastructure_failure(of_hub(status)) == retried

@@ -174,7 +174,7 @@ def test_mistakes(tmp_path, keys, message):
 def test_a_damaged_file_is_named(tmp_path):
     write(tmp_path)
     (tmp_path / "1.jsonl").write_text('{"text": "whole"}\nno JSON\n')
-    with pytest.raises(InputError, match=r"file 1 of its train split can't be read"):
+    with pytest.raises(InputError, match=r"train, file 1 can't be read"):
         stream_of(f"{tmp_path}/*.jsonl").train.first(100)
 
 

@@ -149,7 +149,7 @@ class Lane:
             mine = order[self.group :: self.groups].tolist()
             usable, whole = self.usable, place == row == 0
             while place < len(mine):
-                rows = Rows(self.stream.train, mine[place], library)
+                rows = Rows(self.stream.train, mine[place], row, library)
                 documents = iter(rows)
                 while texts := list(islice(documents, BLOCK_DOCUMENTS)):
                     ours = [t for n, t in enumerate(texts, row) if self._takes(mine[place], n)]

@@ -33,18 +33,20 @@ class Rows:
     Args:
       files: the files.
       number: the number of the file.
-      state: the state of the library's iterator; None: the beginning.
+      row: how many of its records were taken before.
+      state: the state of the library's iterator after these; None: the beginning.
     """
 
-    def __init__(self, files: "StreamFiles", number: int, state: dict | None = None):
-        self.files, self.number = files, number
+    def __init__(self, files: "StreamFiles", number: int, row: int = 0, state: dict | None = None):
+        self.files, self.number, self.row = files, number, row
         self.dataset = files.dataset.shard(num_shards=len(files), index=number)
         if state is not None:
             self.dataset.load_state_dict(state)
         self.records = iter(self.dataset)
 
     def __iter__(self) -> Iterator[str]:
-        for place in count():
+        for row in count(self.row):
+            place = f"data.path={self.files.path}: {self.files.split}, file {self.number}"
             try:
                 record = next(self.records)
             except StopIteration:
@@ -52,11 +54,8 @@ class Rows:
             except Exception as error:  # the library's file systems raise errors of any class
                 if is_infrastructure_failure(error):
                     raise
-                raise InputError(
-                    f"data.path={self.files.path}: file {self.number} of its {self.files.split} "
-                    f"split can't be read: {describe_error(error)}"
-                ) from error
-            yield self.files.text_of(record, f"file {self.number}, {place} records after the last")
+                raise InputError(f"{place} can't be read: {describe_error(error)}") from error
+            yield self.files.text_of(record, f"{place}, record {row}")
 
     @property
     def state(self) -> dict:
@@ -91,7 +90,6 @@ class StreamFiles:
         Raises:
           InputError: if the record has none.
         """
-        where = f"data.path={self.path}, {self.split} split, {where}"
         if self.field is None:
             return conversation_of(record, where)
         text = record.get(self.field)
@@ -172,7 +170,8 @@ def open_stream(data: DataKeys) -> OpenStream:
         if is_infrastructure_failure(error):
             raise
         raise InputError(
-            f"data.path={data.path} can't be opened as a stream: {describe_error(error)}"
+            f"data.path={data.path} can't be opened as a stream: {describe_error(error)}; give NAME, "
+            "NAME@REVISION:CONFIG, a folder, or a glob such as hf://datasets/NAME/**/*.parquet"
         ) from error
     if data.train_split not in opened:
         raise InputError(

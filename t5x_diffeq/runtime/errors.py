@@ -45,7 +45,7 @@ _OF_PROGRAM = re.compile(
 
 
 # HTTP libraries whose errors mean that no server answered, but for ValueErrors (a bad address).
-_CLIENTS = ("aiohttp", "requests", "urllib3")
+_CLIENTS = ("aiohttp", "httpx", "httpx2", "requests", "urllib3")
 _NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
 
 
@@ -94,7 +94,8 @@ def platform_error(error: BaseException) -> InputError | None:
 
 def _http_status(error: BaseException) -> int | None:
     """The HTTP status of a server's error, from 400 to 599; None if the error has none."""
-    numbers = (getattr(error, name, None) for name in ("code", "status"))
+    numbers = [getattr(error, name, None) for name in ("code", "status")]
+    numbers.append(getattr(getattr(error, "response", None), "status_code", None))
     return next((n for n in numbers if isinstance(n, int) and 400 <= n < 600), None)
 
 
