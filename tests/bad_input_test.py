@@ -257,7 +257,7 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb,
         try_flags(f"--{name}")
         if not isinstance(module.FLAGS[name], flags.MultiFlag):
             assert "is given 2 times" in try_flags(f"--{name}=a", f"--{name}=b")
-    assert "no flag of this verb" in try_flags("--nope=1")
+    assert "not a flag of this verb" in try_flags("--nope=1")
     assert "not understood" in try_flags("more")
 
 

@@ -52,7 +52,7 @@ def test_rounds_go_from_the_smallest_size():
         (8e-3, 0),
     ]
     rates = [e["learning_rate"] for e in largest if e["model"] == "baseline"]
-    assert rates == [pytest.approx(4e-3 * 12 ** (np.log(0.5) / np.log(1.5)), rel=0.01)]
+    assert rates == [pytest.approx(2e-3 * 96 / 768, rel=0.01)]  # no faster than 1 / width
 
 
 def test_leads_are_paired_and_phi_needs_enough_runs(tmp_path):
@@ -65,19 +65,24 @@ def test_leads_are_paired_and_phi_needs_enough_runs(tmp_path):
     assert "too few runs" in LADDER.notes(few, tmp_path)[1]
 
 
-@pytest.mark.parametrize("phi", [0.0, 0.46, 0.9])
+@pytest.mark.parametrize("phi", [0.1, 0.46, 0.9])
 def test_phi_of_losses_that_follow_the_law(phi):
-    rng, sizes, shares, losses = np.random.default_rng(0), [], [], []
-    for width, steps in ((64, 6), (96, 8), (144, 10), (192, 12)):
-        for share in (0.0, 1.0):
-            size = Size(0.0, 12.0 * width**2, steps, 1e6)
-            effective = size.of_layer * steps ** (phi if share else 1)
-            sizes.append(size)
-            shares.append(share)
-            losses.append(1.2 + 60 * effective**-0.4 + 1e-4 * rng.normal())
-    value, error = fit_phi(sizes, shares, losses)
+    rng, runs = np.random.default_rng(0), ([], [])
+    for width, steps in ((64, 6), (96, 8), (144, 10), (192, 12), (384, 12)):
+        for number, exponent in enumerate((1, phi)):
+            size = Size(12.0 * width**2, steps, 240.0 * width**2 * steps)
+            law = 60 * (size.layer * steps**exponent) ** -0.4 + 90 * size.tokens**-0.4
+            runs[number].append((size, 1.2 + law + 1e-4 * rng.normal()))
+    value, error = map(float, fit_phi(*runs).split(" ± "))
     assert abs(value - phi) < max(3 * error, 0.02)
-    assert error < 0.05
+    assert error < 0.1
+    assert fit_phi(runs[0][:2], runs[1]) == "too few runs"
+
+
+def test_a_model_ahead_of_any_number_of_layers_has_no_phi():
+    sizes = [Size(12.0 * w**2, 6, 2e3 * w**2) for w in (64, 96, 144, 192)]
+    unique = [(size, 1 + 40 * (6 * size.layer) ** -0.4) for size in sizes]
+    assert fit_phi(unique, [(size, loss - 0.3) for size, loss in unique]).startswith("beyond 2")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -39,6 +39,7 @@ ENCODER = TextEncoder(ByteTokenizer())
 def small_blocks(monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_DOCUMENTS", BLOCK)
     monkeypatch.setattr(stream_files, "VALIDATION_DOCUMENTS", HELD_OUT)
+    monkeypatch.setattr(stream_files, "_VALIDATION_EVERY", 3)
 
 
 def texts_of(file):
@@ -91,7 +92,7 @@ def test_goes_on_at_every_batch_with_any_number_of_processes(files, lanes):
     for _ in range(60):
         positions.append(json.loads(json.dumps(whole.get_state())))
         batches.append(next(whole))
-    assert max(at[0] for at in positions[-1].values()) >= 2
+    assert max(at[0] for at in positions[-1].values()) >= 6  # of three files
     for step in range(0, 56, 5):
         kept = [positions[step][str(n)] for n in range(lanes)]
         for rows in (np.arange(BATCH), np.arange(4), np.array([1, 2, 6]), np.arange(4, 8)):
@@ -103,18 +104,32 @@ def test_goes_on_at_every_batch_with_any_number_of_processes(files, lanes):
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8])
 def test_an_epoch_has_each_document_once_and_none_that_validates(files, lanes):
-    opened = stream_of(files)
-    texts = []
+    """Lanes take turns with the files of all epochs."""
+    opened, texts = stream_of(files), []
     for number in range(lanes):
         lane = Lane(opened, ENCODER, LENGTH, number, lanes, 3, LanePosition())
         for at, codes in lane.coming:
-            if at.epoch:
+            if at.place >= 3:
                 break
             texts.append(bytes(codes[:-1].astype(np.uint8)).decode())
     every = [text for file in range(3) for text in texts_of(file)]
-    assert sorted(texts) == sorted(every[HELD_OUT:])
-    assert list(opened.documents[1]) == every[:HELD_OUT]
-    assert texts != every[HELD_OUT:]
+    validating = texts_of(0)[0:9:3]
+    assert list(opened.documents[1]) == validating
+    assert sorted(texts) == sorted(set(every) - set(validating))
+    assert texts != sorted(texts)
+    assert set(opened.documents[0]) == set(texts)
+
+
+def test_small_and_empty_files(tmp_path):
+    """A lane whose file has nothing for it goes on to the next."""
+    for file, count in enumerate((1, 0, 2, 30)):
+        lines = [json.dumps({"text": f"<{file}.{n}>"}) + "\n" for n in range(count)]
+        (tmp_path / f"{file}.jsonl").write_text("".join(lines))
+    opened = stream_of(f"{tmp_path}/*.jsonl")
+    assert list(opened.documents[1]) == ["<0.0>"]
+    for number in range(4):
+        lane = Lane(opened, ENCODER, LENGTH, number, 4, 3, LanePosition())
+        assert len(lane.window()) == LENGTH + 1
 
 
 def test_windows_are_the_documents_one_after_the_other(files):
@@ -132,7 +147,7 @@ def test_splits_of_a_folder(tmp_path):
     write(tmp_path / "train")
     write(tmp_path / "validation", texts=lambda file: [f"v{file}.{n}" for n in range(17)], count=1)
     opened = stream_of(tmp_path)
-    assert opened.held_out == 0
+    assert not any(opened.is_held_out(0, row) for row in range(20))
     assert list(opened.documents[1]) == ["v0.0", "v0.1", "v0.2"]
     assert opened.fingerprint == stream_of(tmp_path).fingerprint
     moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
@@ -147,7 +162,7 @@ def test_conversations(tmp_path):
     record = {"prompt": "question", "completion": " answer"}
     (tmp_path / "chat.jsonl").write_text((json.dumps(record) + "\n") * 9)
     opened = stream_of(tmp_path / "chat.jsonl", loss_on="completion")
-    assert json.loads(opened.train.first(1)[0]) == record
+    assert json.loads(opened.documents[0][0]) == record
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,12 @@ def test_conversations(tmp_path):
         ({"path": "nosuch/*.parquet"}, "data.path=nosuch"),
         ({"train_split": "rest", "path": "FILES/*.jsonl"}, None),
         ({"text_field": "body"}, "data.text_field=body: the train split .* has text, number"),
-        ({"text_field": "number"}, "its 'number' is 0, not text"),
+        ({"text_field": "number"}, r"0.jsonl, record 0: its 'number' is 0, not text"),
+        ({"path": "gs://bucket/folder"}, "data.path=gs://bucket/folder names no files of a known"),
+        (
+            {"path": "FILES", "validation_path": "x"},
+            "data.validation_path=x: .* is a whole dataset",
+        ),
         ({"loss_on": "completion"}, "needs messages"),
         ({"path": "FILES", "train_split": "rest"}, "data.train_split=rest: .* has train"),
     ],
@@ -174,15 +194,18 @@ def test_mistakes(tmp_path, keys, message):
 def test_a_damaged_file_is_named(tmp_path):
     write(tmp_path)
     (tmp_path / "1.jsonl").write_text('{"text": "whole"}\nno JSON\n')
-    with pytest.raises(InputError, match=r"train, file 1 can't be read"):
-        stream_of(f"{tmp_path}/*.jsonl").train.first(100)
+    with pytest.raises(InputError, match=r"1\.jsonl can't be read"):
+        list(stream_of(f"{tmp_path}/*.jsonl").train.documents())
+    (tmp_path / "0.jsonl").write_text("no JSON\n")
+    with pytest.raises(InputError, match="can't be opened as a stream"):
+        stream_of(f"{tmp_path}/*.jsonl")
 
 
 def test_too_little_text_ends(tmp_path):
-    """All documents validate, or none can be trained on."""
-    (tmp_path / "0.jsonl").write_text('{"text": "short"}\n' * HELD_OUT)
+    """Its only document validates."""
+    (tmp_path / "0.jsonl").write_text('{"text": "short"}\n')
     lane = Lane(stream_of(tmp_path), ENCODER, LENGTH, 0, 1, 3, LanePosition())
-    with pytest.raises(InputError, match=r"no document to train on besides 3 for validation"):
+    with pytest.raises(InputError, match=r"a reader found no document to train on in 2 passes"):
         lane.window()
 
 
@@ -224,7 +247,7 @@ def params_of(workdir):
 
 def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, capfd):
     assert train(streamed, tmp_path / "whole") == 0
-    assert "a stream of 3 files, less 3 documents train" in capfd.readouterr().err
+    assert "a stream of 3 files train" in capfd.readouterr().err
     assert stop_after(5, streamed, tmp_path / "run") == 42
     assert train(streamed, tmp_path / "run") == 0
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
@@ -258,11 +281,13 @@ def test_the_hub(tmp_path):
     files = {f"data/train-{n}.parquet": (tmp_path / f"{n}.parquet").read_bytes() for n in range(3)}
     program = """if True:
         import sys
+        from itertools import islice
         from t5x_diffeq.data.stream_files import open_stream
         from t5x_diffeq.runtime.config import DataKeys
         for path in sys.argv[1:]:
-            stream = open_stream(DataKeys(source="stream", path=path)).train
-            print(len(stream), *stream.first(2))"""
+            stream = open_stream(DataKeys(source="stream", path=path))
+            documents = islice(stream.train.documents(), 2)
+            print(len(stream.train), *(text for _, _, text in documents))"""
     paths = [
         "owner/corpus",
         "owner/corpus@main:default",

@@ -20,6 +20,6 @@ reproduce() {
   done
   setup "${EXTRAS[@]}"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-  "$VENV/bin/python" -m t5x_diffeq.reproduce --experiment="$experiment" --output="$output" \
+  exec "$VENV/bin/python" -m t5x_diffeq.reproduce --experiment="$experiment" --output="$output" \
     ${arguments[@]+"${arguments[@]}"}
 }

@@ -6,6 +6,7 @@ process reads the lanes of its rows. So a run continues with the same batches on
 processes, and its position is a few numbers for each lane.
 """
 
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.processes import gather
 
 BLOCK_DOCUMENTS = 1000  # shuffled together
+_FRUITLESS_EPOCHS = 2  # without a document for a lane, which then gives up
 _ENCODED_AT_ONCE = 64  # documents
 _LANES = 4  # if there are as many files; at least one for each process
 _PREFETCHED_BATCHES = 8
@@ -38,15 +40,13 @@ class LanePosition(NamedTuple):
     """Where a lane's next window begins.
 
     Attributes:
-      epoch: the pass over the data.
-      place: the file's place in the lane's order of that epoch.
+      place: the file's place in the endless sequence of all epochs' files.
       row: the row of the file at which the block of documents begins.
       library: the state of the library's iterator there; None: the beginning of the file.
       document: the document in the shuffled block.
       token: the token in the document.
     """
 
-    epoch: int = 0
     place: int = 0
     row: int = 0
     library: dict | None = None
@@ -142,33 +142,35 @@ class Lane:
         return documents[:-1]
 
     def _blocks(self, start: LanePosition) -> Iterator[tuple[LanePosition, list[str]]]:
-        """Shuffled blocks of the lane's documents, each with the position of its beginning."""
-        epoch, place, row, library = start[:4]
-        while True:
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.stream.train))
-            mine = order[self.group :: self.groups].tolist()
-            usable, whole = self.usable, place == row == 0
-            while place < len(mine):
-                rows = Rows(self.stream.train, mine[place], row, library)
-                documents = iter(rows)
-                while texts := list(islice(documents, BLOCK_DOCUMENTS)):
-                    ours = [t for n, t in enumerate(texts, row) if self._takes(mine[place], n)]
-                    shuffle = np.random.default_rng([self.seed, epoch, mine[place], row])
-                    at = LanePosition(epoch, place, row, library)
-                    yield at, [ours[n] for n in shuffle.permutation(len(ours))]
-                    row, library = row + len(texts), rows.state
-                place, row, library = place + 1, 0, None
-            if whole and usable == self.usable:
-                raise InputError(
-                    f"data.path={self.stream.train.path}: its files have no document to train on "
-                    f"besides {self.stream.held_out} for validation; give more text"
-                )
-            epoch, place = epoch + 1, 0
+        """Shuffled blocks of the lane's documents, each with the position of its beginning.
+
+        The files of each epoch are in an order of their own. Groups of lanes take turns with the
+        files of all epochs, so that all have been read before one is read again.
+        """
+        files, (place, row, library, *_) = self.stream.train, start
+        fruitless, usable = 0, self.usable
+        place = max(place, self.group)
+        while fruitless <= _FRUITLESS_EPOCHS * len(files):
+            epoch, number = divmod(place, len(files))
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(files))
+            rows = Rows(files, int(order[number]), row, library)
+            documents = iter(rows)
+            while texts := list(islice(documents, BLOCK_DOCUMENTS)):
+                ours = [text for n, text in enumerate(texts, row) if self._takes(rows.number, n)]
+                shuffle = np.random.default_rng([self.seed, place, row])
+                at = LanePosition(place, row, library)
+                yield at, [ours[n] for n in shuffle.permutation(len(ours))]
+                row, library = row + len(texts), rows.state
+            fruitless = 0 if self.usable > usable else fruitless + 1
+            usable, place, row, library = self.usable, place + self.groups, 0, None
+        raise InputError(
+            f"data.path={files.path}: a reader found no document to train on in "
+            f"{_FRUITLESS_EPOCHS} passes; give more text, or fewer processes"
+        )
 
     def _takes(self, file: int, row: int) -> bool:
-        """Whether the lane reads this row; other lanes may share the file."""
-        held_out = file == 0 and row < self.stream.held_out
-        return not held_out and row % self.sharers == self.share
+        """Whether the lane reads this record, which others may do that share the file."""
+        return not self.stream.is_held_out(file, row) and row % self.sharers == self.share
 
 
 class _LocalBatches(grain.IterDataset):
@@ -287,8 +289,8 @@ class Stream:
                 for batch, state, number in prefetch(read()):
                     self.at = number, state, lanes
                     yield batch
-            finally:
-                local.close()
+            finally:  # closing waits for what is being read, perhaps for a silent server
+                threading.Thread(target=local.close, daemon=True).start()
 
         return hand_out()
 
@@ -308,8 +310,7 @@ class Stream:
 
     def size(self) -> str:
         """`a stream of 12 files`: their number of tokens is unknown."""
-        held_out = f", less {self.stream.held_out} documents" if self.stream.held_out else ""
-        return f"a stream of {len(self.stream.train)} files{held_out}"
+        return f"a stream of {len(self.stream.train)} files"
 
     def epochs(self, count: int) -> str:
         """What happens at the end of the stream."""

@@ -5,7 +5,7 @@ Nothing is downloaded, counted or tokenised in advance, so a corpus of any size 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
@@ -22,8 +22,10 @@ from t5x_diffeq.runtime.files import describe_error, digest
 if TYPE_CHECKING:
     import datasets
 
-VALIDATION_DOCUMENTS = 1000  # at most; the train split's first ones if there is no other split
+VALIDATION_DOCUMENTS = 1000  # at most
+_VALIDATION_EVERY = 10  # one in so many documents of the first file, if there is no other split
 SAMPLE_DOCUMENTS = 1000  # on which a tokenizer is trained
+_NOT_DOCUMENTS = ("text", "imagefolder", "audiofolder", "videofolder")  # of the library's builders
 _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}
 
 
@@ -46,7 +48,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[str]:
         for row in count(self.row):
-            place = f"data.path={self.files.path}: {self.files.split}, file {self.number}"
+            place = f"data.path: {self.files.names[self.number]}"
             try:
                 record = next(self.records)
             except StopIteration:
@@ -71,6 +73,7 @@ class StreamFiles:
       path: `data.path`.
       split: the split's name.
       dataset: the library's dataset of all files; a shard of it is a file.
+      names: the files.
       fingerprint: a hash of the names and versions of the files.
       field: the field that holds the text; None: records are conversations.
     """
@@ -78,6 +81,7 @@ class StreamFiles:
     path: str
     split: str
     dataset: "datasets.IterableDataset"
+    names: tuple[str, ...]
     fingerprint: str
     field: str | None
 
@@ -97,10 +101,11 @@ class StreamFiles:
             raise InputError(f"{where}: its {self.field!r} is {text!r:.60}, not text")
         return text or ""
 
-    def first(self, number: int, skipped: int = 0) -> list[str]:
-        """The first documents of the first files, after those that are skipped."""
-        rows = (text for file in range(len(self)) for text in Rows(self, file))
-        return list(islice(rows, skipped, skipped + number))
+    def documents(self) -> Iterator[tuple[int, int, str]]:
+        """The number of the file, that of the record, and the document, in the files' order."""
+        for file in range(len(self)):
+            for row, text in enumerate(Rows(self, file)):
+                yield file, row, text
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,11 @@ class OpenStream:
     train: StreamFiles
     validation: StreamFiles | None
 
-    @property
-    def held_out(self) -> int:
-        """How many documents at the beginning of the train split are for validation."""
-        return 0 if self.validation else VALIDATION_DOCUMENTS
+    def is_held_out(self, file: int, row: int) -> bool:
+        """Whether a document of the train split is for validation, by its file and record."""
+        if self.validation or file > 0 or row >= VALIDATION_DOCUMENTS * _VALIDATION_EVERY:
+            return False
+        return row % _VALIDATION_EVERY == 0
 
     @property
     def fingerprint(self) -> str:
@@ -128,20 +134,32 @@ class OpenStream:
 
     @property
     def documents(self) -> tuple["_FirstDocuments", "_FirstDocuments"]:
-        """A sample of the train split, and the validation documents."""
-        sample = _FirstDocuments(self.train, SAMPLE_DOCUMENTS, self.held_out)
-        return sample, _FirstDocuments(self.validation or self.train, VALIDATION_DOCUMENTS)
+        """A sample of the documents to train on, and those that validate."""
+        return (
+            _FirstDocuments(self._to_train_on, SAMPLE_DOCUMENTS),
+            _FirstDocuments(self._to_validate_on, VALIDATION_DOCUMENTS),
+        )
+
+    def _to_train_on(self) -> Iterator[str]:
+        documents = self.train.documents()
+        return (text for file, row, text in documents if not self.is_held_out(file, row))
+
+    def _to_validate_on(self) -> Iterator[str]:
+        if self.validation:
+            return (text for _, _, text in self.validation.documents())
+        records = islice(Rows(self.train, 0), VALIDATION_DOCUMENTS * _VALIDATION_EVERY)
+        return (text for row, text in enumerate(records) if self.is_held_out(0, row))
 
 
 class _FirstDocuments(Documents):
-    """The first documents of a split, read when they are asked for."""
+    """The first of some documents, read when they are asked for."""
 
-    def __init__(self, files: StreamFiles, number: int, skipped: int = 0):
-        self.files, self.number, self.skipped = files, number, skipped
+    def __init__(self, documents: Callable[[], Iterator[str]], number: int):
+        self.documents, self.number = documents, number
 
     @cached_property
     def texts(self) -> list[str]:
-        return self.files.first(self.number, self.skipped)
+        return list(islice(self.documents(), self.number))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -162,28 +180,23 @@ def open_stream(data: DataKeys) -> OpenStream:
     need_package("datasets", "data.source=stream")
     try:
         builder = _builder(data)
-        if hasattr(builder.config, "fragment_scan_options"):  # of parquet files
-            _read_in_small_parts(builder.config)
         splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
-        opened = {s: builder.as_streaming_dataset(s) for s in splits if s in _splits_of(data)}
+        opened = [_files_of(data, s, builder) for s in _splits_of(data) if s in splits]
+    except InputError:
+        raise
     except Exception as error:  # the library raises errors of any class
         if is_infrastructure_failure(error):
             raise
         raise InputError(
-            f"data.path={data.path} can't be opened as a stream: {describe_error(error)}; give NAME, "
-            "NAME@REVISION:CONFIG, a folder, or a glob such as hf://datasets/NAME/**/*.parquet"
+            f"data.path={data.path} can't be opened as a stream: {describe_error(error)}; give "
+            "NAME, NAME@REVISION:CONFIG, a folder, or a glob such as PATH/*.parquet"
         ) from error
-    if data.train_split not in opened:
+    if data.train_split not in splits:
         raise InputError(
             f"data.train_split={data.train_split}: {data.path} has {', '.join(splits)}; a stream "
             "reads whole splits"
         )
-    train, *others = (
-        _files_of(data, split, builder, opened[split])
-        for split in _splits_of(data)
-        if split in opened
-    )
-    return OpenStream(train, others[0] if others else None)
+    return OpenStream(opened[0], opened[1] if opened[1:] else None)
 
 
 def _splits_of(data: DataKeys) -> tuple[str, ...]:
@@ -196,16 +209,43 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
     path = str(data.path)
     kind = next((kind for kind, ending in _KINDS.items() if re.search(ending, path)), None)
     if kind is None:
-        local = Path(path).expanduser()
-        name, _, config = path.partition(":") if not local.exists() else (str(local), "", "")
-        name, _, revision = name.partition("@") if not local.exists() else (name, "", "")
-        return datasets.load_dataset_builder(
-            name, config or None, revision=revision or None, cache_dir=data.data_dir
+        builder = _builder_of_dataset(data, path)
+    else:
+        files = {data.train_split: _absolute(path)}
+        if data.validation_path:
+            files[data.validation_split] = _absolute(data.validation_path)
+        builder = datasets.load_dataset_builder(kind, data_files=files, cache_dir=data.data_dir)
+    if builder.name in _NOT_DOCUMENTS:
+        raise InputError(
+            f"data.path={path} holds {builder.name} files; a stream reads .parquet and .jsonl files"
         )
-    files = {data.train_split: _absolute(path)}
+    if hasattr(builder.config, "fragment_scan_options"):  # of parquet files
+        _read_in_small_parts(builder.config)
+    return builder
+
+
+def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
+    """The builder of a folder, or of a dataset of the Hub."""
+    import datasets
+
+    if "://" in path or "*" in path:
+        raise InputError(
+            f"data.path={path} names no files of a known kind; let it end in .parquet, .jsonl or "
+            ".json, perhaps compressed, such as PATH/*.parquet"
+        )
     if data.validation_path:
-        files[data.validation_split] = _absolute(data.validation_path)
-    return datasets.load_dataset_builder(kind, data_files=files, cache_dir=data.data_dir)
+        raise InputError(
+            f"data.validation_path={data.validation_path}: data.path={path} is a whole dataset, "
+            "whose validation text is data.validation_split; leave it out"
+        )
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return datasets.load_dataset_builder(str(folder), cache_dir=data.data_dir)
+    name, _, config = path.partition(":")
+    name, _, revision = name.partition("@")
+    return datasets.load_dataset_builder(
+        name, config or None, revision=revision or None, cache_dir=data.data_dir
+    )
 
 
 def _read_in_small_parts(config: Any) -> None:
@@ -221,37 +261,30 @@ def _absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
-def _files_of(
-    data: DataKeys,
-    split: str,
-    builder: "datasets.DatasetBuilder",
-    dataset: "datasets.IterableDataset",
-) -> StreamFiles:
-    names = dataset.column_names or list(next(iter(dataset), {}))
+def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:
+    dataset = builder.as_streaming_dataset(split)
+    columns = dataset.column_names or list(next(iter(dataset), {}))
     if data.loss_on == "completion":
-        fields, field = keys_of_conversations(names, f"data.path={data.path}"), None
-    elif data.text_field in names:
+        fields, field = keys_of_conversations(columns, f"data.path={data.path}"), None
+    elif data.text_field in columns:
         fields, field = [data.text_field], data.text_field
     else:
         raise InputError(
             f"data.text_field={data.text_field}: the {split} split of {data.path} has "
-            f"{', '.join(names)}"
+            f"{', '.join(columns)}"
         )
     listed = (builder.config.data_files or {}).get(split)
-    files = listed or range(dataset.num_shards)
-    origins = [_size_or_version(*each) for each in zip(files, _versions(listed), strict=False)]
-    facts = [str(data.path), split, str(data.text_field), *origins]
+    names = [str(x) for x in listed or (f"file {n}" for n in range(dataset.num_shards))]
+    versions = {str(x) for x in getattr(listed, "origin_metadata", [])}  # commits of the Hub
+    here = Path(names[0]).is_file()
+    facts = [str(data.path), split, str(data.text_field), *map(_with_size, names)]
+    facts += [] if here else sorted(versions)  # of files here, that is the time of a copy
+    fingerprint = digest(map(str.encode, facts))
     return StreamFiles(
-        str(data.path), split, dataset.select_columns(fields), digest(map(str.encode, facts)), field
+        str(data.path), split, dataset.select_columns(fields), tuple(names), fingerprint, field
     )
 
 
-def _versions(listed: Any) -> list:
-    """What the library knows of the versions of the files: the commit of a dataset of the Hub."""
-    return list(getattr(listed, "origin_metadata", [])) or [()] * len(listed or ())
-
-
-def _size_or_version(file: Any, version: tuple) -> str:
-    """A name with the version; for a file of this machine with its size, as copies are alike."""
-    path = Path(str(file))
-    return f"{path.name} {path.stat().st_size}" if path.is_file() else f"{file} {version}"
+def _with_size(name: str) -> str:
+    path = Path(name)
+    return f"{path.name} {path.stat().st_size}" if path.is_file() else name

@@ -1,9 +1,9 @@
 """A ladder of sizes: does the lead over the baseline grow, stay or shrink with compute?
 
 Each rung is a width of configs/ladder.py. The first rung sweeps the learning rate of each model.
-The second tries half, the same and twice that rate. Further rungs follow the power of the width on
-which both best rates lie. The recurrence-equivalence exponent phi says how many unique layers the
-N steps of a model that shares weights are worth: N^phi (arXiv 2604.21106).
+The second tries half, the same and twice that rate, and further rungs follow from both. The
+recurrence-equivalence exponent phi says how many unique layers the N steps of a model that shares
+weights are worth: N^phi (arXiv 2604.21106).
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf, log
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -26,6 +27,7 @@ WIDTHS = (64, 96, 144, 192, 384, 768)  # of configs/ladder.py
 _CONFIG, _RATES = "ladder.py", (2e-3, 4e-3)
 _SEEDED_RUNGS = 2  # rungs on which all seeds run
 _STARTS = (0.2, 0.5, 0.8)  # of phi, from which the fit begins
+_UNKNOWNS = 5  # of the fit
 _Choice = tuple[str, str]  # text, model
 
 # By name: the variant, and the keys that it sets.
@@ -100,7 +102,8 @@ class Ladder(Sweep):
         sizes = {each["run"]: _size(output / each["run"]) for each in best}
         lines = [["text, model", "phi"], *_phi_lines(best, sizes)]
         return [
-            "Loss of the baseline less that of the model, seed by seed\n\n" + format_lines(leads),
+            "Loss of the baseline less that of the model; of one seed where there is no error\n\n"
+            + format_lines(leads),
             "The recurrence-equivalence exponent, with its standard error\n\n"
             + format_lines(lines),
         ]
@@ -112,15 +115,20 @@ def _labelled(run: ExperimentRun, width: int) -> ExperimentRun:
 
 
 def rate_by_rule(first: float, second: float, width: int) -> float:
-    """The learning rate at a width: the power of the width that both rungs' best rates lie on.
+    """The learning rate at a width, from the best rates of the first two rungs.
+
+    Beyond the second rung it falls with the power of the width that both suggest, but no faster
+    than 1 / width, and it never grows: a grid of factors of 2 over a factor of 1.5 says little.
 
     Args:
       first: the best rate of the first rung.
       second: that of the second rung.
       width: the width.
     """
-    power = log(second / first) / log(WIDTHS[1] / WIDTHS[0])
-    return float(f"{first * (width / WIDTHS[0]) ** power:.3g}")
+    if width == WIDTHS[0]:
+        return first
+    power = min(0.0, max(-1.0, log(second / first) / log(WIDTHS[1] / WIDTHS[0])))
+    return float(f"{second * (width / WIDTHS[1]) ** power:.3g}")
 
 
 def _at_best(outcomes: Sequence[dict]) -> Iterator[dict]:
@@ -153,71 +161,69 @@ def _lead_lines(outcomes: Sequence[dict]) -> Iterator[list[str]]:
         yield [f"{text}, {model}", *cells]
 
 
-@dataclass(frozen=True)
-class Size:
-    """What the fit reads of a run: kernels outside and inside the layers, steps, tokens."""
+class Size(NamedTuple):
+    """What the fit reads of a run: the kernels of a layer, the number of steps, and the tokens."""
 
-    once: float
-    of_layer: float
+    layer: float
     steps: int
     tokens: float
 
 
 def _size(workdir: AnyPath) -> Size:
-    """The size of a run's baseline: its layers' kernels, and how often they are applied."""
     facts = json.loads((workdir / "hyperparameters.json").read_text())
-    width, steps = facts["model.embed_dim"], facts["model.num_steps"]
     tokens = facts["train.total_steps"] * facts["train.batch_size"] * facts["data.sequence_length"]
-    return Size(0.0, 12.0 * width**2, steps, tokens)
+    return Size(12.0 * facts["model.embed_dim"] ** 2, facts["model.num_steps"], tokens)
 
 
 def _phi_lines(outcomes: Sequence[dict], sizes: Mapping[str, Size]) -> Iterator[list[str]]:
-    for text, model in dict.fromkeys((each["text"], each["model"]) for each in outcomes):
+    """phi of each text and model, from the mean losses over seeds."""
+    losses: dict[tuple, list[dict]] = {}
+    for each in outcomes:
+        losses.setdefault((each["text"], each["model"], each["width"]), []).append(each)
+    means = {
+        key: (sizes[found[0]["run"]], mean(each["loss"] for each in found))
+        for key, found in losses.items()
+    }
+    for text, model in dict.fromkeys(key[:2] for key in means):
         if model == "baseline":
             continue
-        chosen = [e for e in outcomes if e["text"] == text and e["model"] in ("baseline", model)]
-        shares = [0.0 if each["model"] == "baseline" else 1.0 for each in chosen]
-        fit = fit_phi([sizes[e["run"]] for e in chosen], shares, [e["loss"] for e in chosen])
-        yield [
-            f"{text}, {model}",
-            "too few runs" if fit is None else f"{fit[0]:.2f} ± {fit[1]:.2f}",
-        ]
+        unique = [x for (t, m, _), x in means.items() if (t, m) == (text, "baseline")]
+        shared = [x for (t, m, _), x in means.items() if (t, m) == (text, model)]
+        yield [f"{text}, {model}", fit_phi(unique, shared)]
 
 
-def fit_phi(
-    sizes: Sequence[Size], recurrent: Sequence[float], losses: Sequence[float]
-) -> tuple[float, float] | None:
-    """phi of the models that share weights, with its standard error by the fit's curvature.
+def fit_phi(unique: Sequence[tuple[Size, float]], shared: Sequence[tuple[Size, float]]) -> str:
+    """phi with its standard error by the fit's curvature, or why there is none.
 
-    The law is L = E + A n^-a, with n = once + of_layer N of the baseline and once + of_layer N^phi
-    of the others. Tokens are in proportion to the baseline's kernels on every rung, so that their
-    term has the same form as that of n, and is not fitted apart.
+    The law is that of arXiv 2604.21106, L = E + A n^-a + B D^-b, with a = b: n is the kernels of N
+    layers for the baseline, and of N^phi layers for the other; D is the tokens.
 
     Args:
-      sizes: of each run.
-      recurrent: 1 for a run whose steps share weights, 0 for one of the baseline.
-      losses: of each run.
-
-    Returns:
-      None if there are fewer runs than unknowns and one more, or fewer than three sizes.
+      unique: size and loss of the baseline's runs.
+      shared: those of the runs of a model whose steps share weights.
     """
-    if len(losses) < 6 or len({size.of_layer for size in sizes}) < 3:
-        return None
-    once, layer = (np.array([getattr(s, n) for s in sizes]) for n in ("once", "of_layer"))
-    steps, shares, loss = np.array([s.steps for s in sizes]), np.array(recurrent), np.array(losses)
-    scale = float(np.max(once + layer * steps))
+    runs = [*unique, *shared]
+    if len(runs) < _UNKNOWNS + 1 or min(len(unique), len(shared)) < 3:
+        return "too few runs"
+    layer, steps, tokens = np.array([size for size, _ in runs], float).T
+    loss, is_shared = np.array([loss for _, loss in runs]), np.arange(len(runs)) >= len(unique)
+    scale = float(np.max(layer * steps))
 
     def residuals(unknowns: np.ndarray) -> np.ndarray:
-        e, log_a, power, phi = unknowns
-        effective = once + layer * steps ** (1 - shares + shares * phi)
-        return e + np.exp(log_a) * (effective / scale) ** -power - loss
+        e, log_a, log_b, power, phi = unknowns
+        effective = layer * np.where(is_shared, steps**phi, steps) / scale
+        data = tokens / tokens.max()
+        return e + np.exp(log_a) * effective**-power + np.exp(log_b) * data**-power - loss
 
-    low, high = [0, -10, 0.01, -1], [loss.min(), 5, 3, 2]
+    low, high = [0, -10, -10, 0.01, -1], [loss.min(), 5, 5, 3, 2]
     fits = [
-        least_squares(residuals, [0.8 * loss.min(), -1, 0.3, start], bounds=(low, high))
+        least_squares(residuals, [0.8 * loss.min(), -1, -3, 0.3, start], bounds=(low, high))
         for start in _STARTS
     ]
     best = min(fits, key=lambda fit: fit.cost)
-    variance = 2 * best.cost / max(1, len(losses) - 4)
+    phi = float(best.x[-1])
+    if best.active_mask[-1] or not low[-1] + 0.01 < phi < high[-1] - 0.01:
+        return f"beyond {phi:.0f}"
+    variance = 2 * best.cost / (len(runs) - _UNKNOWNS)
     covariance = variance * np.linalg.pinv(best.jac.T @ best.jac)
-    return float(best.x[3]), float(np.sqrt(covariance[3, 3]))
+    return f"{phi:.2f} ± {np.sqrt(covariance[-1, -1]):.2f}"

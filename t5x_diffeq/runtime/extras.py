@@ -5,10 +5,10 @@ import importlib.util
 from t5x_diffeq.runtime.errors import InputError
 
 EXTRAS = {
-    "datasets": "huggingface",
+    "datasets": "data",
     "diffrax": "adaptive",
     "gcsfs": "gcs",
-    "huggingface_hub": "huggingface",
+    "huggingface_hub": "data",
     "jinja2": "data",
     "lm_eval": "eval",
     "matplotlib": "analysis",
