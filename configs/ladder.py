@@ -2,7 +2,7 @@
 
     python -m t5x_diffeq.train --config=configs/ladder.py:compact-96 --workdir=DIR
 
-A variant is a model and a width of RUNGS. Each training sees 20 tokens for each parameter of the
+A variant is a model and a width of RUNGS; without a width, the smallest. Each training sees 20 tokens for each parameter of the
 baseline's kernels, 12 N width^2, whatever the model, in optimizer steps of 8192 tokens. So at a
 width all models see the same tokens and do the same FLOPs, within some percent.
 """
@@ -16,15 +16,16 @@ _TOKENS_PER_PARAMETER = 20
 _TOKENS_PER_STEP = 8192
 
 
-def get_config(variant: str = "ode-64") -> ConfigDict:
+def get_config(variant: str = "ode") -> ConfigDict:
     """The model and its training.
 
     Raises:
       ValueError: if there is no such model or width.
     """
     model, _, width = variant.partition("-")
+    width = width or str(min(RUNGS))
     if not width.isdigit() or int(width) not in RUNGS:
-        raise ValueError(f"variant {variant!r} is not MODEL-WIDTH, with a width of {list(RUNGS)}")
+        raise ValueError(f"variant {variant!r} has another width than {list(RUNGS)}")
     config = default.get_config()
     config.model.embed_dim = int(width)
     config.model.num_heads = max(2, int(width) // 32)
