@@ -2,9 +2,9 @@
 
     python -m t5x_diffeq.train --config=configs/ladder.py:compact-96 --workdir=DIR
 
-A variant is a model and a width of RUNGS; without a width, the smallest. Each training sees 20 tokens for each parameter of the
-baseline's kernels, 12 N width^2, whatever the model, in optimizer steps of 8192 tokens. So at a
-width all models see the same tokens and do the same FLOPs, within some percent.
+A variant is a model and a width of RUNGS; without a width, the smallest. Each training sees 20
+tokens for each parameter of the baseline's kernels, 12 N width^2, whatever the model, in optimizer
+steps of 8192 tokens. So at a width all models see the same tokens and do nearly the same FLOPs.
 """
 
 from ml_collections import ConfigDict
