@@ -245,6 +245,7 @@ def params_of(workdir):
     return load_run(workdir, 256, batch_size=1).params
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, capfd):
     assert train(streamed, tmp_path / "whole") == 0
     assert "a stream of 3 files train" in capfd.readouterr().err
