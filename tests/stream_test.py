@@ -298,6 +298,7 @@ def test_the_hub(tmp_path):
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
         environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
+        environment |= {"HF_DATASETS_OFFLINE": "0"}
         command = [sys.executable, "-c", program]
         done = subprocess.run([*command, *paths], env=environment, capture_output=True, text=True)
         assert done.stdout.splitlines() == ["3 <0.0> <0.1>abcdefg "] * 3, done.stderr

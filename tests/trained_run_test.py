@@ -99,9 +99,9 @@ def test_evaluate_is_what_training_reported(run, run_on_lines):
 def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     """They run as they stand, on this run."""
     text = (ROOT / "README.md").read_text()
-    lines = re.findall(r"^    In \[\d\]: (.*)$", text, re.MULTILINE)
-    assert len(lines) == 5
-    code = "\n".join(lines).replace("workdirs/tiny-smooth", str(run_on_lines))
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert code.count("run.") == 4
+    code = code.replace("workdirs/tiny", str(run_on_lines))
     names = {}
     exec(code.replace("def main():", "line"), names)
     assert {len(leaf) for leaf in jax.tree.leaves(names["W"])} == {3}
