@@ -17,8 +17,10 @@ from patience import patience
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, whole_steps
 from t5x_diffeq.data import shards
+from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import command_line, files, locks, staging
+from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.tracking.jsonl import read_metrics
@@ -315,3 +317,19 @@ def test_an_interrupted_save_is_no_checkpoint(store):
     for name in ("2/state/x", f"2/{MARKER}", "4/state/x"):
         files.write_whole(folder / name, b"")
     assert whole_steps(folder) == [2]
+
+
+@pytest.mark.slow
+def test_a_stream(store):
+    """Hugging Face's library reads files of a bucket; one that is missing is named."""
+    pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
+    for file in range(2):
+        lines = "".join(json.dumps({"text": f"{file}.{n}"}) + "\n" for n in range(3))
+        store.put(f"web/{file}.jsonl", lines.encode())
+    stream = open_stream(DataKeys(source="stream", path="gs://bucket/web/*.jsonl"))
+    assert [text for *_, text in stream.train.documents()] == [
+        *("0.0", "0.1", "0.2"),
+        *("1.0", "1.1", "1.2"),
+    ]
+    with pytest.raises(InputError, match=r"data.path=gs://bucket/no/.*jsonl can't be opened"):
+        open_stream(DataKeys(source="stream", path="gs://bucket/no/*.jsonl"))

@@ -19,12 +19,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Integer
 
-from t5x_diffeq.data.batches import Rows as RowNumbers
-from t5x_diffeq.data.batches import own_rows, prefetch, put_on_devices, stack
+from t5x_diffeq.data.batches import Rows, own_rows, prefetch, put_on_devices, stack
 from t5x_diffeq.data.encoding import Codes, TextEncoder
 from t5x_diffeq.data.packing import Example, example_of
 from t5x_diffeq.data.shards import format_reasons
-from t5x_diffeq.data.stream_files import OpenStream, Rows
+from t5x_diffeq.data.stream_files import FileReader, OpenStream
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.processes import gather
@@ -153,14 +152,14 @@ class Lane:
         while fruitless <= _FRUITLESS_EPOCHS * len(files):
             epoch, number = divmod(place, len(files))
             order = np.random.default_rng([self.seed, epoch]).permutation(len(files))
-            rows = Rows(files, int(order[number]), row, library)
-            documents = iter(rows)
+            reader = FileReader(files, int(order[number]), row, library)
+            documents = iter(reader)
             while texts := list(islice(documents, BLOCK_DOCUMENTS)):
-                ours = [text for n, text in enumerate(texts, row) if self._takes(rows.number, n)]
+                ours = [text for n, text in enumerate(texts, row) if self._takes(reader.number, n)]
                 shuffle = np.random.default_rng([self.seed, place, row])
                 at = LanePosition(place, row, library)
                 yield at, [ours[n] for n in shuffle.permutation(len(ours))]
-                row, library = row + len(texts), rows.state
+                row, library = row + len(texts), reader.state
             fruitless = 0 if self.usable > usable else fruitless + 1
             usable, place, row, library = self.usable, place + self.groups, 0, None
         raise InputError(
@@ -186,7 +185,7 @@ class _LocalBatches(grain.IterDataset):
     def __init__(
         self,
         lanes: dict[int, Lane],
-        rows: RowNumbers,
+        rows: Rows,
         lane_of: Integer[np.ndarray, " B"],
         end_of_text: int | None,
     ):
@@ -246,13 +245,7 @@ class Stream:
     def batches(
         self, sharding: NamedSharding, drawn: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
-        """Global batches `drawn`, `drawn` + 1, ..., prefetched one ahead.
-
-        Args:
-          sharding: the batches' sharding.
-          drawn: how many batches were drawn before.
-          position: what `position` returned after these or some of these; None: at the beginning.
-        """
+        """Batches from a position, of which those before `drawn` are passed over."""
         before, kept = (position["drawn"], position["lanes"]) if position else (0, [])
         lanes = len(kept) or self._number_of_lanes()
         lane_of = np.arange(self.batch_size) * lanes // self.batch_size

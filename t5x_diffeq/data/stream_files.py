@@ -29,7 +29,7 @@ _NOT_DOCUMENTS = ("text", "imagefolder", "audiofolder", "videofolder")  # of the
 _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}
 
 
-class Rows:
+class FileReader:
     """The documents of one file, from its beginning or where `state` was taken.
 
     Args:
@@ -104,7 +104,7 @@ class StreamFiles:
     def documents(self) -> Iterator[tuple[int, int, str]]:
         """The number of the file, that of the record, and the document, in the files' order."""
         for file in range(len(self)):
-            for row, text in enumerate(Rows(self, file)):
+            for row, text in enumerate(FileReader(self, file)):
                 yield file, row, text
 
 
@@ -147,7 +147,7 @@ class OpenStream:
     def _to_validate_on(self) -> Iterator[str]:
         if self.validation:
             return (text for _, _, text in self.validation.documents())
-        records = islice(Rows(self.train, 0), VALIDATION_DOCUMENTS * _VALIDATION_EVERY)
+        records = islice(FileReader(self.train, 0), VALIDATION_DOCUMENTS * _VALIDATION_EVERY)
         return (text for row, text in enumerate(records) if self.is_held_out(0, row))
 
 

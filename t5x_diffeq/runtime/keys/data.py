@@ -96,6 +96,7 @@ class DataKeys(Section):
     )
     read_threads: Annotated[int, Values(int, 1, THREADS)] = _key(
         1,
-        "threads that read batches. The order of the examples does not depend on their number",
+        """threads that read batches; a `stream` has one. The order of the examples does not depend
+        on their number""",
         resume=True,
     )
