@@ -130,6 +130,11 @@ def test_of_the_platform():
     assert platform_error(AssertionError("of the program")) is None
 
 
+def test_a_hub_out_of_reach():
+    httpx = pytest.importorskip("httpx2")
+    assert is_infrastructure_failure(httpx.ConnectError("Name or service not known"))
+
+
 @pytest.mark.parametrize(("status", "retried"), [(503, True), (429, True), (404, False)])
 def test_what_the_hub_answers(status, retried):
     assert is_infrastructure_failure(of_hub(status)) == retried

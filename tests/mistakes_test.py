@@ -83,7 +83,7 @@ def said(capsys, monkeypatch, tmp_path):
         (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
         (f"benchmark {TINY} --generation --against=x", "which --generation doesn't take"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
-        (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "'train.sede' does not exist"),
+        (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "did you mean "),
         ("generate --workdir=w --temp=0.5", "--temp is not a flag of this verb; did you mean --te"),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         ("status --workdir=w", "--workdir=w: neither it nor a folder in it holds a run"),

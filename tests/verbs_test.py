@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import call, small_config
 
+from t5x_diffeq.cli import benchmark as benchmark_flags
 from t5x_diffeq.cli import evaluate, generate
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runs import load
@@ -178,6 +179,21 @@ def test_benchmark_compares_equal_work(small, tmp_path):
         low, high = each["step_ms_quartiles"]
         assert 0 < low <= high
     assert baseline["step_ms_quartiles"][0] <= baseline["step_ms"]
+
+
+@pytest.mark.slow
+def test_benchmark_against_other_configs(small, monkeypatch, capsys):
+    small.mesh.fsdp = 1
+    config = Config.of(small)
+    asked = {}
+    monkeypatch.setattr(benchmark, "show_comparison", lambda *given: asked.update(given[1]))
+    given = "configs/tiny.py:baseline,train.batch_size=4,train.depths=(2,3)"
+    call(benchmark_flags, "--config=configs/tiny.py", f"--against={given}")
+    assert (asked[given].train.batch_size, asked[given].train.depths) == (4, (2, 3))
+    wider = config.with_values({"model.mlp_dim": 64})
+    model, other, ratio = benchmark.compare_models(config, {"wider": wider}, 2)
+    assert (other["name"], ratio["name"]) == ("wider", "model / wider")
+    assert model["parameters"] < other["parameters"]
 
 
 @pytest.mark.slow

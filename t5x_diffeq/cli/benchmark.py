@@ -6,8 +6,6 @@ with other configs instead. --generation times token generation instead, with a 
 one. --profile=DIR also traces a few steps of each model into DIR, for TensorBoard (XProf).
 """
 
-import ast
-
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -16,7 +14,9 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import load_config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.runtime.grid import parse_value, split_values
 from t5x_diffeq.runtime.keys.values import INT32
+from t5x_diffeq.runtime.mistakes import check_keys
 
 FLAGS = flags.FlagValues()
 CONFIG = config_flags.DEFINE_config_file(
@@ -26,7 +26,7 @@ _AGAINST = flags.DEFINE_multi_string(
     "against",
     [],
     "Another config to compare with, such as configs/tiny.py:compact or, with other values, "
-    "configs/tiny.py:ode,train.velocity_penalty=0.1.",
+    "configs/tiny.py:ode,train.velocity_penalty=0.1; --config.KEY=VALUE doesn't change it.",
     flag_values=FLAGS,
 )
 _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
@@ -66,18 +66,14 @@ def main() -> None:
 
 def _config_of(given: str) -> Config:
     """The config of `FILE`, `FILE:VARIANT` or `FILE:VARIANT,KEY=VALUE,...`."""
-    file, *assignments = given.split(",")
-    pairs = [assignment.partition("=") for assignment in assignments]
-    if unset := next((key for key, equals, _ in pairs if not equals), None):
-        raise InputError(f"--against={given}: {unset!r} is not KEY=VALUE")
-    return load_config(file, {key: _parse(value) for key, _, value in pairs})
-
-
-def _parse(value: str) -> object:
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value  # a text without quotes
+    file, *assignments = split_values(given)
+    values = {}
+    for key, equals, text in (assignment.partition("=") for assignment in assignments):
+        if not equals:
+            raise InputError(f"--against={given}: {key!r} is not KEY=VALUE")
+        check_keys(["", f"--config.{key}="])
+        values[key] = parse_value(key, text)
+    return load_config(file, values)
 
 
 if __name__ == "__main__":

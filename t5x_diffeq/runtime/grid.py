@@ -84,22 +84,22 @@ def _parse_axis(given: str) -> Axis:
         check_keys(["", f"--config.{key}="])
         if key not in KEYS:
             raise InputError(f"--grid={given}: {key} is a group of keys; name one of them")
-    texts = [each.strip() for each in _split_values(text)]
+    texts = [each.strip() for each in split_values(text)]
     if "" in texts:
         raise InputError(f"--grid={given}: a value is empty; leave it out")
-    values = texts if key == VARIANT else [_parse_value(key, each) for each in texts]
+    values = texts if key == VARIANT else [parse_value(key, each) for each in texts]
     for number, value in enumerate(values):
         if value in values[:number]:
             raise InputError(f"--grid={given}: the value {value!r} is given twice")
     return Axis(key, tuple(values))
 
 
-def _split_values(text: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """The values: separated by semicolons if there are any, else by commas outside parentheses."""
     return re.split(";" if ";" in text else r",(?![^(]*\))", text)
 
 
-def _parse_value(key: str, text: str) -> Any:
+def parse_value(key: str, text: str) -> Any:
     """The value that a text means for a key.
 
     Raises:
