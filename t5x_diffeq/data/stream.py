@@ -230,8 +230,8 @@ class Stream:
       batch_size: B, rows of a global batch.
       seed: determines the order of files and documents.
       cross_documents: whether attention reaches into earlier documents.
-      at: the position after the batches that were drawn: their number, and each lane's of this
-        process; None if none was drawn.
+      at: after the batches that were drawn: their number, the positions of this process's lanes,
+        and the number of all lanes; None before `batches` is called.
     """
 
     stream: OpenStream
