@@ -3,17 +3,19 @@
     python -m t5x_diffeq.train --config=configs/ladder.py:compact-96 --workdir=DIR
 
 A variant is a model and a width of RUNGS; without a width, the smallest. Each training sees 20
-tokens for each parameter of the baseline's kernels, 12 N width^2, whatever the model, in optimizer
-steps of 8192 tokens. So at a width all models see the same tokens and do nearly the same FLOPs.
+tokens for each parameter of the baseline's kernels, 12 N width^2, whatever the model, and an
+optimizer step has width / 2 sequences of 128 tokens. So at a width all models see the same tokens
+and do nearly the same FLOPs.
 """
 
 from ml_collections import ConfigDict
 
 from configs import default
 
-RUNGS = {64: 6, 96: 8, 144: 10, 192: 12, 384: 12, 768: 12}  # N by width; the last is GPT-small's
+# N by width; the last is GPT-small's.
+RUNGS = {32: 6, 48: 6, 64: 6, 96: 8, 144: 10, 192: 12, 384: 12, 768: 12}
 _TOKENS_PER_PARAMETER = 20
-_TOKENS_PER_STEP = 8192
+_LARGEST_ON_CPU = 192
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -34,16 +36,18 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.model.remat = "none"
     config.data.tokenizer = "bytes"
     config.data.sequence_length = 128
+    config.train.batch_size = int(width) // 2
+    tokens_per_step = config.train.batch_size * config.data.sequence_length
     parameters = 12 * config.model.num_steps * int(width) ** 2
-    config.train.total_steps = _TOKENS_PER_PARAMETER * parameters // _TOKENS_PER_STEP
-    config.train.batch_size = 64
-    config.train.microbatches = 8  # for the caches of a CPU
+    config.train.total_steps = _TOKENS_PER_PARAMETER * parameters // tokens_per_step
+    if int(width) <= _LARGEST_ON_CPU:
+        config.train.microbatches = int(width) // 16  # 8 sequences, for the caches of a CPU
     config.train.eval_batch_size = 64
     config.train.eval_batches = 32
     config.train.eval_all_at_end = False
     config.train.log_every = 50
-    config.train.eval_every = 500
-    config.train.checkpoint_every = 500
+    config.train.eval_every = config.train.total_steps // 2
+    config.train.checkpoint_every = config.train.total_steps // 2
     config.train.velocity_penalty = 0.1
     config.optimizer.learning_rate = 4e-3
     config.optimizer.beta2 = 0.99

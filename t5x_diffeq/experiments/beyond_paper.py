@@ -47,40 +47,69 @@ def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
     )
 
 
-def sweep_controls(
-    baseline: tuple[float, ...],
-    ode: tuple[float, ...],
-    config: str | None = None,
-    seeds: int = 3,
-) -> Sweep:
-    """Where the ODE's lead over the per-layer baseline comes from: models between the two.
+def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds: int = 3) -> Sweep:
+    """Where the lead over the per-layer baseline comes from: models between it and `:compact`.
 
-        frozen e        the baseline as W0 + P e_n with a free table e, which stays as it is
-        constant e      the ODE with one W, W0 + P e, for all times
-        table           the ODE with a free table e_n in place of sinusoids and their MLP
-        frozen table    the same, which stays as it is
+    The baseline with what `:compact` has beside its weights:
+
+        decay 0.5             weight decay of the ODEs
+        large embeddings      embeddings of tokens and positions of three times the size
+        slow kernels          half the learning rate for kernels, as for W0 and P together
+        fast vectors          30 times the learning rate for the biases and the norms
+        Euler                 Euler's scheme instead of Lie-Trotter's
+        all but fast vectors  the four others together
+
+    `:compact` without it, and the models between it and the paper's ODE:
+
+        common rate           e(t) at the common learning rate
+        decay 0.1             weight decay of the baseline
+        Lie-Trotter           the baseline's scheme and step size
+        frozen e              the baseline as W0 + P e_n with a free table e, which stays as it is
+        constant e            the ODE with one W, W0 + P e, for all times
+        table, frozen table   the ODE with a free table e_n in place of sinusoids and their MLP
 
     Args:
-      baseline: the learning rates to begin with for the variants of the baseline.
-      ode: the same for those of the ODE.
-      config: the config's file; None: the text's own for a laptop.
+      config: the config's file.
+      rates: the learning rates to begin with.
+      size: what follows a variant's name in the config, such as "-32".
       seeds: the default of --seeds.
     """
+    decay, factors = "optimizer.weight_decay", "optimizer.role_multipliers"
+    euler: Keys = {"model.scheme": "euler", "model.step_size": "1/N"}
+    large: Keys = {"model.embedding_scale": 3.0, "model.position_scale": 3.0}
+    slow: Keys = {factors: (("kernel", 0.5),)}
+    vectors = tuple((role, 30.0) for role in ("bias", "scale", "shift"))
     table: Keys = {"model.time_basis": lambda defaults: f"table:{defaults[_N]}"}
-    frozen: Keys = {**table, "optimizer.role_multipliers": (("time_embedding", 0.0),)}
-    models: dict[str, tuple[str, Keys]] = {
-        "baseline": ("baseline", {}),
-        "frozen e": ("baseline", {"model.weights": "time_dependent", **frozen}),
-        "ode": ("ode", {}),
-        "constant e": ("ode", {"model.time_basis": "legendre:1"}),
-        "table": ("ode", table),
-        "frozen table": ("ode", frozen),
+    frozen: Keys = {**table, factors: (("time_embedding", 0.0),)}
+    of_variants: dict[str, dict[str, Keys]] = {
+        "baseline": {
+            "": {},
+            "decay 0.5": {decay: 0.5},
+            "large embeddings": large,
+            "slow kernels": slow,
+            "fast vectors": {factors: vectors},
+            "Euler": euler,
+            "all but fast vectors": {decay: 0.5, **large, **slow, **euler},
+            "frozen e": {"model.weights": "time_dependent", **frozen},
+        },
+        "compact": {
+            "": {},
+            "common rate": {factors: ()},
+            "decay 0.1": {decay: 0.1},
+            "Lie-Trotter": {"model.scheme": "lie_trotter", "model.step_size": "1"},
+        },
+        "ode": {
+            "": {},
+            "constant e": {"model.time_basis": "legendre:1"},
+            "table": table,
+            "frozen table": frozen,
+        },
     }
-    rates = {"baseline": baseline, "ode": ode}
     return Sweep(
         trainings=tuple(
-            Training(variant, keys, name, config, rates[variant])
-            for name, (variant, keys) in models.items()
+            Training(variant + size, keys, ", ".join(filter(None, (variant, name))), config, rates)
+            for variant, controls in of_variants.items()
+            for name, keys in controls.items()
         ),
         seeds=seeds,
     )

@@ -50,7 +50,7 @@ LAPTOP: dict[str, Experiment] = {
         ),
     ),
     "ladder": Ladder(),
-    "controls": sweep_controls(baseline=(1e-3, 2e-3, 4e-3), ode=(2e-3, 4e-3)),
+    "controls": sweep_controls("ladder.py", (2e-3, 4e-3), "-32"),
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
         follow_up=ask_own_tasks,

@@ -71,7 +71,7 @@ PAPER: dict[str, Experiment] = {
         seeds=1,
     ),  # not in the paper
     "ladder": Ladder(),  # not in the paper
-    "controls": sweep_controls(_RATES, _RATES, _SMALL, seeds=1),  # not in the paper
+    "controls": sweep_controls(_SMALL, _RATES, seeds=1),  # not in the paper
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,

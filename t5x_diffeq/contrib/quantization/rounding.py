@@ -1,0 +1,110 @@
+"""Kernels rounded to integers with a scale for each output, and the loss that a run has with them.
+
+Every scale is the largest entry of an output's column over the largest integer, without zero
+points; embeddings, biases and norms stay as they are.
+"""
+
+from dataclasses import replace
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float
+
+from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.layers.array_types import Weights
+from t5x_diffeq.layers.parameter import SEPARATE, Parameter, flatten_parameters
+from t5x_diffeq.models.sub_fields import declared_leaves
+from t5x_diffeq.runs.load import Run, discretise
+from t5x_diffeq.training.placed_model import place_model
+from t5x_diffeq.training.state import declared_params
+
+
+def round_to_bits(
+    kernel: Float[Array, "..."], bits: int, inputs: tuple[int, ...]
+) -> Float[Array, "..."]:
+    """The kernel with entries that are integers of `bits` bits times a scale for each output.
+
+    Args:
+      kernel: the kernel, perhaps with leading axes of nodes or of T.
+      bits: number of bits of the integers, which are symmetric: -127 to 127 for 8.
+      inputs: the axes that are summed over.
+    """
+    largest = 2 ** (bits - 1) - 1
+    scale = jnp.max(jnp.abs(kernel), axis=inputs, keepdims=True) / largest
+    return jnp.where(scale > 0, jnp.round(kernel / jnp.where(scale > 0, scale, 1)) * scale, 0)
+
+
+def _input_axes(parameter: Parameter, leading: int) -> tuple[int, ...]:
+    """The axes that a kernel of the block sums over, counted behind `leading` other axes."""
+    shape, names = parameter.value.shape, parameter.names
+    axes = [axis for axis, name in enumerate(names) if name not in SEPARATE]
+    for count in range(len(axes) + 1):
+        if prod(shape[axis] for axis in axes[:count]) == parameter.fan_in:
+            return tuple(axis + leading for axis in axes[:count])
+    raise ValueError(f"no dimensions of {shape} ({names}) make up {parameter.fan_in} inputs")
+
+
+def with_rounded_weights(run: Run, bits: int) -> Run:
+    """The run with the weights of a pass written out as layers, and rounded."""
+    placed = run.placed
+    config = placed.config.with_values(
+        {"model.weights": "per_layer", "model.attention_time_embed_dim": None}
+    )
+    with placed.context():
+        weights = jax.jit(discretise, static_argnums=0)(placed.model.config, run.params)
+        rounded = _round_layers(weights, declared_leaves(placed.model.config), bits)
+    layers = place_model(config, placed.model.config.vocab_size, placed.mesh)
+    return replace(run, placed=layers, params={**run.params, "source": {"weights": rounded}})
+
+
+def _round_layers(weights: Weights, declared: dict, bits: int) -> Weights:
+    rounded = {
+        path: round_to_bits(leaf, bits, _input_axes(declared[path], leading=1))
+        if declared[path].role == "kernel"
+        else leaf
+        for path, leaf in flatten_dict(weights).items()
+    }
+    return unflatten_dict(rounded)
+
+
+def with_rounded_params(run: Run, bits: int) -> Run:
+    """The run with rounded parameters: W0 and each of the T matrices of P, or layers."""
+    declared = flatten_parameters(declared_params(run.placed.model)["source"])
+    rounded = {}
+    for path, leaf in flatten_dict(run.params["source"]).items():
+        box = declared[path]
+        if box.role == "kernel":
+            leading = int(box.names[:1] in (("time_embed",), ("steps",)))
+            of_layer = box.replace(
+                value=jax.ShapeDtypeStruct(leaf.shape[leading:], leaf.dtype),
+                names=box.names[leading:],
+            )
+            leaf = round_to_bits(leaf, bits, _input_axes(of_layer, leading))
+        rounded[path] = leaf
+    return replace(run, params={**run.params, "source": unflatten_dict(rounded)})
+
+
+def evaluate_rounded(
+    run: Run, corpus: Corpus, bits: list[int], batch_size: int, limit: int | None
+) -> dict[str, float]:
+    """The validation loss as it is; and with rounded weights and parameters, by name.
+
+    Args:
+      run: the trained run.
+      corpus: its data.
+      bits: the numbers of bits to try.
+      batch_size: sequences per batch.
+      limit: only the first `limit` batches; None for the whole split.
+    """
+
+    def loss(of: Run) -> float:
+        return evaluate_split(of, corpus, batch_size, limit)["loss"]
+
+    losses = {"loss": loss(run)}
+    for each in bits:
+        losses[f"weights, {each} bits"] = loss(with_rounded_weights(run, each))
+        losses[f"parameters, {each} bits"] = loss(with_rounded_params(run, each))
+    return losses
