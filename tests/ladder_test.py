@@ -1,11 +1,19 @@
-"""The ladder of sizes: which runs it asks for, its rule for rates, leads, and phi."""
+"""The ladder of sizes: which runs it asks for, its rule for rates, leads, slopes, and phi."""
 
 import json
+from math import inf, log
 
 import numpy as np
 import pytest
 
-from t5x_diffeq.experiments.ladder import MODELS, WIDTHS, Ladder, Size, fit_phi, rate_by_rule
+from t5x_diffeq.experiments.ladder import BASELINES, MODELS, WIDTHS, Ladder, rate_by_rule
+from t5x_diffeq.experiments.ladder_fits import (
+    RungRun,
+    fit_phi,
+    lead_at_equal_parameters,
+    phi_by_layers,
+    slope,
+)
 from t5x_diffeq.runtime.config_files import load_config
 
 LADDER = Ladder()
@@ -15,10 +23,11 @@ BEST = {"baseline": (4e-3, 2e-3)}  # on the first two rungs; others: 4e-3 on bot
 
 def loss_of(labels):
     """The lead of `shared` is negative, of the others 0.1 per rung; the best rate is a valley."""
-    rung = WIDTHS.index(labels["width"])
-    best = BEST.get(labels["model"], (4e-3, 4e-3))
-    rate = rate_by_rule(*best, labels["width"])
-    lead = {"baseline": 0.0, "shared": -0.2}.get(labels["model"], 0.1 * rung)
+    rung, model = WIDTHS.index(labels["width"]), labels["model"].partition(",")[0]
+    rate = rate_by_rule(*BEST.get(model, (4e-3, 4e-3)), labels["width"])
+    lead = {"baseline": 0.0, "shared": -0.2}.get(model, 0.1 * rung)
+    if "layers" in labels["model"]:
+        lead = 0.1 * log(labels["num_steps"] / 6)
     off = abs(np.log2(labels["learning_rate"] / rate))
     return 2.0 - 0.1 * rung + 0.01 * labels["seed"] - lead + off
 
@@ -31,9 +40,15 @@ def carry_out_all(folder=None):
         for run in missing:
             done[run.name] = {"run": run.name, **run.labels, "loss": loss_of(run.labels)}
             if folder:
-                keys = load_config(run.arguments[0].partition("=")[2]).flat()
+                words = dict(word.partition("=")[::2] for word in run.arguments)
+                keys = load_config(words["--config"]).flat()
+                keys["model.num_steps"] = int(
+                    words.get("--config.model.num_steps", keys["model.num_steps"])
+                )
                 (folder / run.name).mkdir()
                 (folder / run.name / "hyperparameters.json").write_text(json.dumps(keys))
+                count = 12 * keys["model.embed_dim"] ** 2 * keys["model.num_steps"]
+                (folder / run.name / "parameters.txt").write_text(f"Total: {count:,} -- bytes\n")
     return list(done.values()), sizes
 
 
@@ -45,44 +60,98 @@ def test_rounds_go_from_the_smallest_size():
     largest = [each for each in outcomes if each["width"] == 768]
     assert {each["model"] for each in largest} == set(MODELS)
     assert {each["seed"] for each in largest} == {0}
-    of_second = [e for e in outcomes if e["width"] == 96 and e["model"] == "compact"]
+    of_second = [e for e in outcomes if e["width"] == WIDTHS[1] and e["model"] == "compact"]
     assert sorted((e["learning_rate"], e["seed"]) for e in of_second) == [
         (2e-3, 0),
         *((4e-3, seed) for seed in range(3)),
         (8e-3, 0),
     ]
+    of_layers = [e for e in outcomes if e["model"] in BASELINES]
+    assert len(of_layers) == 2 * 3 * len(BASELINES)  # on two rungs, at the baseline's rate
+    assert {(e["width"], e["learning_rate"]) for e in of_layers} == {(32, 4e-3), (48, 2e-3)}
     rates = [e["learning_rate"] for e in largest if e["model"] == "baseline"]
-    assert rates == [pytest.approx(2e-3 * 96 / 768, rel=0.01)]  # no faster than 1 / width
+    assert rates == [pytest.approx(2e-3 * 48 / 768, rel=0.01)]  # no faster than 1 / width
 
 
-def test_leads_are_paired_and_phi_needs_enough_runs(tmp_path):
+def test_tables_show_the_rungs_that_are_done(tmp_path):
     outcomes, _ = carry_out_all(tmp_path)
-    leads, phi = LADDER.notes(outcomes, tmp_path)
-    line = next(line for line in leads.splitlines() if "stdlib, compact |" in line)
-    assert line.split("|")[2:5] == [" 0.0000 ± 0.0000 ", " 0.1000 ± 0.0000 ", " 0.2000 "]
-    assert "stdlib, shared" in phi
-    few = [each for each in outcomes if each["width"] == 64]
-    assert "too few runs" in LADDER.notes(few, tmp_path)[1]
+    leads, at_equal_parameters, by_layers, by_law, slopes = (
+        {row.split("|")[1].strip(): row.split("|")[2:-1] for row in note.splitlines()[2:]}
+        for note in LADDER.notes(outcomes, tmp_path)
+    )
+    compact, shared = "stdlib, compact", "stdlib, shared"
+    assert leads[compact][:3] == [" 0.000 ± 0.000 ", " 0.100 ± 0.000 ", " 0.200 ± 0.000 "]
+    assert leads[compact][3] == " 0.300 "
+    assert at_equal_parameters[compact][:2] == leads[compact][:2]  # it has as many here
+    # 0.2 behind 6 layers, where a factor of two costs 0.07: less than the baseline of one layer.
+    assert by_layers[compact][0] == " 1.000 ± 0.000 "
+    assert by_layers[shared][0] == " less than any "
+    assert "too few" not in by_law[shared][0]
+    assert float(slopes[compact][2].partition("±")[0]) > 0
+    few = [each for each in outcomes if each["width"] == 32]
+    assert "too few runs" in LADDER.notes(few, tmp_path)[3]
+
+
+def rung_run(loss, steps, width=32, model="baseline", tokens=1e6, **rest):
+    parameters = int(12 * width**2 * steps)
+    values = {"text": "a", "seed": 0, "parameters": parameters, **rest}
+    return RungRun(model=model, width=width, loss=loss, steps=steps, tokens=tokens, **values)
+
+
+RUNG = [rung_run(2.4, 1), rung_run(2.2, 3), rung_run(2.0, 6), rung_run(1.9, 12)]
+
+
+def test_phi_is_the_layers_that_have_the_loss():
+    for loss, layers in ((2.4, 1), (2.2, 3), (2.1, 3 * 2**0.5), (2.0, 6), (1.9, 12)):
+        run = rung_run(loss, 6, model="shared")
+        assert phi_by_layers(RUNG, run) == pytest.approx(log(layers) / log(6))
+    assert phi_by_layers(RUNG, rung_run(2.5, 6, model="shared")) == -inf
+    assert phi_by_layers(RUNG, rung_run(1.8, 6, model="shared")) == inf
+    assert phi_by_layers(RUNG[:1], rung_run(2.0, 6, model="shared")) is None
+    assert phi_by_layers(RUNG, rung_run(2.0, 6, model="shared", seed=1)) is None
+
+
+def test_the_lead_at_equal_parameters():
+    run = rung_run(2.0, 6, model="compact", parameters=12 * 32**2 * 3)
+    assert lead_at_equal_parameters(RUNG, run) == pytest.approx(0.2)
+    assert lead_at_equal_parameters(RUNG, run._replace(parameters=10**9)) is None
 
 
 @pytest.mark.parametrize("phi", [0.1, 0.46, 0.9])
 def test_phi_of_losses_that_follow_the_law(phi):
-    rng, runs = np.random.default_rng(0), ([], [])
-    for width, steps in ((64, 6), (96, 8), (144, 10), (192, 12), (384, 12)):
-        for number, exponent in enumerate((1, phi)):
-            size = Size(12.0 * width**2, steps, 240.0 * width**2 * steps)
-            law = 60 * (size.layer * steps**exponent) ** -0.4 + 90 * size.tokens**-0.4
-            runs[number].append((size, 1.2 + law + 1e-4 * rng.normal()))
-    value, error = map(float, fit_phi(*runs).split(" ± "))
+    rng = np.random.default_rng(0)
+
+    def run(width, layers, tokens, exponent=1.0):
+        law = 60 * (12 * width**2 * layers**exponent) ** -0.4 + 90 * tokens**-0.4
+        return rung_run(1.2 + law + 1e-4 * rng.normal(), layers, width, tokens=tokens)
+
+    rungs = [(width, 6, 240.0 * width**2 * 6) for width in (32, 48, 64, 96)]
+    unique = [run(w, layers, D) for w, n, D in rungs for layers in (1, 2, 3, n, 12)]
+    shared = [run(w, n, D, phi) for w, n, D in rungs]
+    value, error = map(float, fit_phi(unique, shared).split(" ± "))
     assert abs(value - phi) < max(3 * error, 0.02)
     assert error < 0.1
-    assert fit_phi(runs[0][:2], runs[1]) == "too few runs"
+    assert fit_phi(unique[:2], shared[:2]) == "too few runs"
+    line = [x for x in unique if x.steps == 6]
+    assert fit_phi(line, shared) == "all baselines have the same tokens per parameter"
 
 
 def test_a_model_ahead_of_any_number_of_layers_has_no_phi():
-    sizes = [Size(12.0 * w**2, 6, 2e3 * w**2) for w in (64, 96, 144, 192)]
-    unique = [(size, 1 + 40 * (6 * size.layer) ** -0.4) for size in sizes]
-    assert fit_phi(unique, [(size, loss - 0.3) for size, loss in unique]).startswith("beyond 2")
+    unique = [
+        rung_run(1 + 40 * (layers * w**2) ** -0.4, layers, w, tokens=2e3 * w**2)
+        for w in (64, 96)
+        for layers in (3, 6, 12)
+    ]
+    ahead = [run._replace(loss=run.loss - 0.5) for run in unique if run.steps == 6]
+    assert fit_phi(unique, ahead).startswith("beyond 2")
+
+
+def test_the_slope_and_its_error():
+    x = list(map(float, range(8)))
+    value, error = slope(x, [2 * each + 1 + 0.1 * (-1) ** each for each in x])
+    assert value == pytest.approx(2, abs=3 * error)
+    assert 0.005 < error < 0.05
+    assert slope([1, 1, 1], [1, 2, 3]) is None
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -92,3 +161,4 @@ def test_every_rung_is_a_config(model, width):
     kernels = 12 * config.model.num_steps * width**2
     tokens = config.train.total_steps * config.train.batch_size * config.data.sequence_length
     assert tokens == pytest.approx(20 * kernels, rel=0.01)
+    assert config.train.batch_size % config.train.microbatches == 0

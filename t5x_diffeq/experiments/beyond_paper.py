@@ -58,6 +58,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
         fast vectors          30 times the learning rate for the biases and the norms
         Euler                 Euler's scheme instead of Lie-Trotter's
         all but fast vectors  the four others together
+        Muon                  Muon instead of Adam; `:compact` and the ODE have it, too
 
     `:compact` without it, and the models between it and the paper's ODE:
 
@@ -79,6 +80,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
     large: Keys = {"model.embedding_scale": 3.0, "model.position_scale": 3.0}
     slow: Keys = {factors: (("kernel", 0.5),)}
     vectors = tuple((role, 30.0) for role in ("bias", "scale", "shift"))
+    muon: Keys = {"optimizer.name": "muon"}
     table: Keys = {"model.time_basis": lambda defaults: f"table:{defaults[_N]}"}
     frozen: Keys = {**table, factors: (("time_embedding", 0.0),)}
     of_variants: dict[str, dict[str, Keys]] = {
@@ -90,6 +92,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
             "fast vectors": {factors: vectors},
             "Euler": euler,
             "all but fast vectors": {decay: 0.5, **large, **slow, **euler},
+            "Muon": muon,
             "frozen e": {"model.weights": "time_dependent", **frozen},
         },
         "compact": {
@@ -97,9 +100,11 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
             "common rate": {factors: ()},
             "decay 0.1": {decay: 0.1},
             "Lie-Trotter": {"model.scheme": "lie_trotter", "model.step_size": "1"},
+            "Muon": muon,
         },
         "ode": {
             "": {},
+            "Muon": muon,
             "constant e": {"model.time_basis": "legendre:1"},
             "table": table,
             "frozen table": frozen,

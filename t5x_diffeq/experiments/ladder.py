@@ -73,14 +73,14 @@ class Ladder(Sweep):
         }
         runs += [run for by_rate in tried.values() for run in by_rate.values()]
         if any(run.name not in done for run in runs):
-            return runs
+            return _unique(runs)
         best = {
             choice: (rate, min(tried[choice], key=lambda r: _loss(done, tried[choice][r])))
             for choice, rate in first.items()
         }
         for width in WIDTHS[1:]:
             runs += self._rung(texts, seeds, width, best)
-        return list({run.name: run for run in runs}.values())
+        return _unique(runs)
 
     def _rung(
         self,
@@ -113,6 +113,10 @@ class Ladder(Sweep):
         """Leads over the baseline, fits, and phi, on each text."""
         runs = [_read_run(each, output) for each in at_best_rate(outcomes)]
         return format_notes(runs)
+
+
+def _unique(runs: Sequence[ExperimentRun]) -> list[ExperimentRun]:
+    return list({run.name: run for run in runs}.values())
 
 
 def _labelled(run: ExperimentRun, width: int) -> ExperimentRun:
