@@ -10,7 +10,14 @@ from helpers import call
 from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq.analysis import clustering_section, plots, prompt_plots, report
+from t5x_diffeq.analysis import (
+    clustering_plots,
+    clustering_section,
+    depth_plots,
+    figures,
+    prompt_plots,
+    report,
+)
 from t5x_diffeq.analysis.clustering import Clustering, measure_state, outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.cli import analyze
@@ -194,9 +201,9 @@ def test_the_last_token_sets_no_shade():
 
 
 def test_black_takes_the_colour_of_the_page():
-    figure = plots.make_figure(1.0)
+    figure = figures.make_figure(1.0)
     figure.subplots().plot([0.001, 0.002], color="black", label="$x^2$")
-    svg, other = (plots.render_svg(figure, name) for name in ("a", "b"))
+    svg, other = (figures.render_svg(figure, name) for name in ("a", "b"))
     assert svg.startswith("<svg") and "currentColor" in svg
     assert ">0.0010</text>" in svg  # its digits stay
     assert "#000000" not in svg and "<style" not in svg and "<metadata" not in svg
@@ -205,8 +212,10 @@ def test_black_takes_the_colour_of_the_page():
 
 def test_narrow_figures_have_fewer_panels_in_a_row():
     values = np.ones((3, 4, 2), complex)
-    for width, columns in ((plots.WIDTH, 4), (plots.NARROW, 2)):
-        figure = plots.eigenvalues_over_depth(np.arange(3.0), values, "real", "x", width=width)
+    for width, columns in ((figures.WIDTH, 4), (figures.NARROW, 2)):
+        figure = depth_plots.eigenvalues_over_depth(
+            np.arange(3.0), values, "real", "x", width=width
+        )
         assert figure.axes[0].get_gridspec().ncols == columns
         assert {line.get_linestyle() for line in figure.axes[0].lines[:2]} == {":"}
 
@@ -215,8 +224,8 @@ def test_one_cluster_and_no_distance():
     """All particles in one place: the singular, and nothing on the logarithmic axis."""
     states = np.zeros((1, 2, 4, 3))
     one = Clustering(np.arange(2.0), states, *np.stack([measure_state(x) for x in states], 1))
-    assert plots.trajectories({"t^2": one}).axes[0].get_title() == "$t^2$: 1 cluster"
-    distance = plots.clustering_over_time({"t^2": one}).axes[2]
+    assert clustering_plots.trajectories({"t^2": one}).axes[0].get_title() == "$t^2$: 1 cluster"
+    distance = clustering_plots.clustering_over_time({"t^2": one}).axes[2]
     assert np.isnan(distance.lines[0].get_ydata()).all() and distance.get_yscale() == "log"
 
 
@@ -224,7 +233,7 @@ def test_the_trained_grid_is_marked_and_the_axis_has_ticks():
     rows = [("euler", 2, 30.0), ("euler", 4, 21.0), ("heun", 4, 25.0)]
     names = ("scheme", "num_steps", "eval/perplexity")
     results = [dict(zip(names, row, strict=True)) | {"flops_per_token": row[1]} for row in rows]
-    figure = plots.perplexity_over_depth(results, ("euler", 4))
+    figure = depth_plots.perplexity_over_depth(results, ("euler", 4))
     figure.canvas.draw()
     for axes in figure.axes:
         (ring,) = [line for line in axes.lines if line.get_label() == "trained grid"]

@@ -170,9 +170,9 @@ def test_the_figure_has_a_line_for_each_choice_of_the_other_axes(monkeypatch, tm
         {**OUTCOMES[0.001, run.labels["seed"]], "run": run.name, **run.labels} for run in runs
     ]
     drawn = []
-    plots = pytest.importorskip("t5x_diffeq.analysis.plots")
+    plots = pytest.importorskip("t5x_diffeq.analysis.mean_plots")
     monkeypatch.setattr(plots, "means_with_errors", lambda *given: drawn.append(given))
-    monkeypatch.setattr(plots, "render_image", lambda *given: b"")
+    monkeypatch.setattr("t5x_diffeq.analysis.figures.render_image", lambda *given: b"")
     draw(outcomes, figure_spec(plan.axes), tmp_path / "sweep", tmp_path)
     ((panels, across, up, log, ticks),) = drawn
     assert (across, up, log) == ("optimizer.learning_rate", "loss", True)

@@ -9,7 +9,7 @@ from helpers import auto_mesh, rules_of, small_config
 from matplotlib.figure import Figure
 from small_models import LLAMA, random_params, small
 
-from t5x_diffeq.analysis import plots, weight_paths
+from t5x_diffeq.analysis import depth_plots, weight_paths
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.analysis.weight_paths import (
     cosines,
@@ -77,10 +77,10 @@ def test_large_ones_are_sampled(sampled):
 
 def test_figures_have_a_line_per_kernel(sampled):
     found = sampled
-    plane, size, turn = plots.weight_paths(found).axes
+    plane, size, turn = depth_plots.weight_paths(found).axes
     assert len(size.lines) == len(turn.lines) == len(found.inner)
     assert len(plane.lines) == 2 * len(found.inner)
     assert turn.lines[0].get_ydata()[0] == pytest.approx(1, abs=1e-5)
-    assert isinstance(plots.product_spectra(found, "qk"), Figure)
-    titles = [axes.get_title() for axes in plots.product_spectra(found, "qk").axes]
+    assert isinstance(depth_plots.product_spectra(found, "qk"), Figure)
+    titles = [axes.get_title() for axes in depth_plots.product_spectra(found, "qk").axes]
     assert titles[:3] == ["head 1", "head 3", "head 4"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import fisher_exact
 
-from t5x_diffeq.analysis import clustering, plots
-from t5x_diffeq.analysis.plots import make_drawing
+from t5x_diffeq.analysis import clustering, clustering_plots
+from t5x_diffeq.analysis.figures import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Section, Table
 from t5x_diffeq.runtime.console import Progress
 
@@ -97,14 +97,14 @@ def _clustering_drawings(
     }
     drawings = {
         name: make_drawing(
-            partial(plots.trajectories, runs),
+            partial(clustering_plots.trajectories, runs),
             f"Trajectories of 40 particles up to horizon {horizon} for constant and growing "
             "weights, seed 0; each panel has its own scale.",
         )
         for name, (runs, horizon) in shown.items()
     }
     drawings["over_time"] = make_drawing(
-        partial(plots.clustering_over_time, longer),
+        partial(clustering_plots.clustering_over_time, longer),
         "Number of clusters, mean pairwise distance over the root mean square of |x| (spread) and "
         f"over its initial value (distance): medians and middle half of {seeds} draws, up to "
         f"horizon {_LONG:g}. "

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from t5x_diffeq.analysis.figures import make_drawing, render_image
 from t5x_diffeq.analysis.lyapunov import Exponents, lyapunov_exponents
-from t5x_diffeq.analysis.plots import make_drawing, render_image
 from t5x_diffeq.analysis.prompt_plots import (
     escape_piece,
     exponents_over_depth,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from t5x_diffeq.analysis.plots import SHADES, WIDTH, make_figure
+from t5x_diffeq.analysis.figures import SHADES, WIDTH, make_figure
 from t5x_diffeq.analysis.report import RETURN
 
 _FONT, _LINE = 7.5, 0.17  # a prompt's font size in points, its line height in inches

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from t5x_diffeq.analysis.plots import make_figure
+from t5x_diffeq.analysis.figures import make_figure
 from t5x_diffeq.analysis.prompt_plots import escape_piece
 
 _MOST_NAMES = 12  # of tokens in a legend

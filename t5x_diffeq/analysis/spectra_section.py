@@ -8,8 +8,8 @@ import numpy as np
 from flax import linen as nn
 from matplotlib.figure import Figure
 
-from t5x_diffeq.analysis import plots, spectra
-from t5x_diffeq.analysis.plots import make_drawing
+from t5x_diffeq.analysis import depth_plots, spectra
+from t5x_diffeq.analysis.figures import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
@@ -205,14 +205,14 @@ def _spectra_drawings(
     heads = spectra.by_head(own)
     drawings = {
         "means": make_drawing(
-            partial(plots.mean_magnitudes, own, t if layers else at, depth),
+            partial(depth_plots.mean_magnitudes, own, t if layers else at, depth),
             f"Mean |lambda| of each product at the {nodes} (dots), and of each head (grey lines).",
         )
     }
     if heads:
         labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
         drawings["heads"] = make_drawing(
-            partial(plots.heat_maps, heads, labels, depth),
+            partial(depth_plots.heat_maps, heads, labels, depth),
             "Of each head, mean |lambda| and the share of eigenvalues with positive real part "
             "(blue: it copies; red: it repels).",
         )
@@ -241,5 +241,5 @@ def _draw_product(
     depth: str,
     width: float,
 ) -> Figure:
-    tex = f"${plots.tex(name)}$"
-    return plots.eigenvalues_over_depth(t, values, part, tex, nodes, depth, width=width)
+    tex = f"${depth_plots.tex(name)}$"
+    return depth_plots.eigenvalues_over_depth(t, values, part, tex, nodes, depth, width=width)

@@ -38,7 +38,7 @@ def draw(
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
     try:
-        from t5x_diffeq.analysis import plots
+        from t5x_diffeq.analysis import figures, mean_plots
     except ImportError:
         say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
@@ -48,9 +48,9 @@ def draw(
         lines = [line for each in panels.values() for line in each.values()] if is_table else []
         ticks = sorted({x for line in lines for x, *_ in line if not isinstance(x, str)})
         log = table.log and is_table
-        figure = plots.means_with_errors(panels, across, up + caveat, log, ticks)
+        figure = mean_plots.means_with_errors(panels, across, up + caveat, log, ticks)
         for kind in ("png", "pdf"):
-            write_whole(path.with_name(f"{name}.{kind}"), plots.render_image(figure, kind))
+            write_whole(path.with_name(f"{name}.{kind}"), figures.render_image(figure, kind))
 
     caveat = "" if comparable else " (not comparable with the paper's)"
     if panels := _panels_of_table(outcomes, table):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun
 
 
-def import_plots(asked: str, module: str = "plots") -> ModuleType:
+def import_plots(asked: str, module: str) -> ModuleType:
     """A module of `analysis` that draws.
 
     Args:
@@ -47,7 +47,7 @@ class Figures:
 
     def weights(self) -> "Figure":
         """W(t) at the grid's nodes: the path of each kernel, its norm, and its direction."""
-        plots, placed = import_plots("run.plot.weights()"), self._run.run.placed
+        plots, placed = import_plots("run.plot.weights()", "depth_plots"), self._run.run.placed
         with placed.context():
             paths = make_weight_paths(placed.model, placed.mesh)(self._run.run.params)
         return _shown_in_notebooks(plots.weight_paths(paths))
@@ -78,7 +78,7 @@ class Figures:
         Raises:
           InputError: if the weights don't exist on one of the grids.
         """
-        plots, model = import_plots("run.plot.depths()"), self._run.config.model
+        plots, model = import_plots("run.plot.depths()", "depth_plots"), self._run.config.model
         own = model.num_steps
         counts = num_steps or sorted({max(own // 2, 1), own, 2 * own, 4 * own})
         results = []
@@ -93,6 +93,6 @@ class Figures:
 
 def _shown_in_notebooks(figure: "Figure") -> "Figure":
     """The figure, which IPython shows without pyplot."""
-    render_image = import_plots("a figure").render_image
+    render_image = import_plots("a figure", "figures").render_image
     figure._repr_png_ = partial(render_image, figure)  # type: ignore[attr-defined]
     return figure

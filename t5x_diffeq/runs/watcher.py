@@ -149,8 +149,8 @@ class WeightFigures(Hook):
 
 
 def _draw_weights(name: str, paths: WeightPaths, *arguments: str) -> "Figure":
-    """A figure of `analysis.plots`, imported here because that takes a second."""
-    from t5x_diffeq.analysis import plots
+    """A figure of `analysis.depth_plots`, imported here because that takes a second."""
+    from t5x_diffeq.analysis import depth_plots
 
-    make: Callable[..., Figure] = getattr(plots, name)
+    make: Callable[..., Figure] = getattr(depth_plots, name)
     return make(paths, *arguments)

@@ -86,11 +86,11 @@ def _show_table(results: list[dict], plot: str | None, trained: Config) -> None:
         )
     if plot:
         path = parse_path(plot, "--plot")
-        plots = import_plots("--plot")
-        figure = plots.perplexity_over_depth(
+        figure = import_plots("--plot", "depth_plots").perplexity_over_depth(
             results, (trained.model.scheme, trained.model.num_steps)
         )
-        write_whole(path, plots.render_image(figure, path.suffix[1:]))
+        image = import_plots("--plot", "figures").render_image(figure, path.suffix[1:])
+        write_whole(path, image)
         say(f"figure in {path}")
 
 
@@ -119,7 +119,7 @@ def evaluate_tasks(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
 def evaluate_grids(workdir: AnyPath, grids: Grids, flags: FlagValues) -> None:
     """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
     if flags.plot:
-        import_plots("--plot")
+        import_plots("--plot", "depth_plots")
     corpus = load_corpus(workdir)
     run = _load_run(workdir, corpus.tokenizer, grids, flags)
     results = []

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from t5x_diffeq.analysis.plots import make_drawing, make_figure
+from t5x_diffeq.analysis.figures import make_drawing, make_figure
 from t5x_diffeq.analysis.report import Row, Section, Table, write_report
 from t5x_diffeq.contrib.parareal.comparison import (
     Comparison,
