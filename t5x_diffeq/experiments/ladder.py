@@ -19,7 +19,7 @@ from t5x_diffeq.runtime.files import AnyPath
 
 WIDTHS = (32, 48, 64, 96, 144, 192, 384, 768)  # of configs/ladder.py
 LAYERS = (1, 2, 3, 12)  # of baselines beside that of N layers
-_CONFIG, _RATES = "ladder.py", (2e-3, 4e-3)
+_CONFIG, _RATES = "ladder.py", (8e-3, 1.6e-2)
 _SEEDED_RUNGS = 3  # rungs on which all seeds run
 _RUNGS_OF_PHI = 2  # rungs that have MODELS_OF_PHI and the baselines of LAYERS
 _Choice = tuple[str, str]  # text, model

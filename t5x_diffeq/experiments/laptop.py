@@ -50,7 +50,7 @@ LAPTOP: dict[str, Experiment] = {
         ),
     ),
     "ladder": Ladder(),
-    "controls": sweep_controls("ladder.py", (2e-3, 4e-3), "-32"),
+    "controls": sweep_controls("ladder.py", (8e-3, 1.6e-2), "-32"),
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
         follow_up=ask_own_tasks,
